@@ -1,0 +1,1 @@
+"""Where a plan runs: one package a backend, imported only when it is used."""

@@ -1,0 +1,108 @@
+"""What every backend tells about a run: states, statuses, and the calls behind the CLI's verbs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from launcher.plan.models import Plan
+
+
+class State(StrEnum):
+    """The state of a run or of one task."""
+
+    PENDING = "pending"  # not started, or waiting for peers
+    RUNNING = "running"
+    RESTARTING = "restarting"  # waiting out its back-off
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"  # by the user, after a checkpoint
+    INTERRUPTED = "interrupted"  # the launcher that kept the run is gone
+
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.INTERRUPTED})
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One restart: when (seconds since the epoch), which attempt ended, how and why."""
+
+    time: float
+    attempt: int
+    exit_code: int | None
+    cause: str
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """One task as `launcher status` shows it."""
+
+    name: str
+    state: State
+    reason: str = ""
+    address: str = ""
+    pid: int | None = None
+    restarts: tuple[Restart, ...] = ()
+    exit_code: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    # The task's own last progress, if it reports any.
+    step: int | None = None
+    local_step: int | None = None
+    examples_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run as `launcher status` shows it."""
+
+    name: str
+    backend: str
+    state: State
+    reason: str = ""
+    run_dir: str = ""
+    spec_digest: str = ""
+    strategy: str = ""
+    started: float | None = None
+    ended: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation, else of training
+    examples_per_second: float | None = None
+    seconds_per_step: float | None = None
+    eta: float | None = None  # seconds
+    checkpoint: str | None = None
+    checkpoint_step: int | None = None
+    tasks: tuple[TaskStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of one task's output; `time` in seconds since the epoch."""
+
+    time: float
+    task: str
+    text: str
+
+
+class Backend(Protocol):
+    """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
+
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
+        """Start the run and return as soon as it is on its way; detached, it outlives this process."""
+
+    def status(self, name: str) -> RunStatus:
+        """Tell how the run is. Never blocks on the run itself."""
+
+    def runs(self) -> list[RunStatus]:
+        """Tell of every run that is known, newest first."""
+
+    def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None, tail: int | None) -> Iterator[LogLine]:
+        """Yield lines of the tasks in order of time; with `follow` until the run has ended."""
+
+    def stop(self, name: str, *, now: bool = False) -> None:
+        """Ask every task to save and stop; `now` kills. Returns when nothing of the run is left. Idempotent."""
+
+    def delete(self, name: str) -> None:
+        """Delete what the run stored. Refuses while it runs."""

@@ -1,0 +1,48 @@
+"""What the launcher raises when it cannot do what was asked.
+
+LauncherError            exit code 1: something outside the spec went wrong
+    SpecError            exit code 2: the spec is wrong; carries every problem
+    UsageError           exit code 2: the command line asks for what cannot be
+"""
+
+from dataclasses import dataclass
+
+
+class LauncherError(Exception):
+    """Names the thing, what is wrong and what to do next. `remedy` is one sentence for the user."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class UsageError(LauncherError):
+    """The command line asks for something that cannot be done as it is."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a spec. `line` and `column` count from 1; `path` is such as `roles.worker.replicas`."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str  # what is wrong, with the value
+    expected: str = ""
+    remedy: str = ""
+
+
+class SpecError(LauncherError):
+    """The spec is wrong; nothing was started or written."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in the spec")
+        self.problems = problems

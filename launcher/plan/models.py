@@ -1,0 +1,63 @@
+"""The plan as data: what every backend and renderer starts from."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+RoleName = Literal["chief", "worker", "ps", "evaluator"]
+Target = Literal["local", "docker", "kubernetes"]
+
+# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers notice, exit 75
+# and every one restores from the last checkpoint. Source: docs/architecture.md, "Who restarts what".
+Scope = Literal["alone", "all"]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one task gets. cpu in cores, memory in bytes; None is no limit."""
+
+    cpu: float | None = None
+    memory: int | None = None
+    gpus: int = 0
+    gpu_type: str | None = None
+
+
+@dataclass(frozen=True)
+class RestartRule:
+    """What happens when the task ends before its work is done."""
+
+    scope: Scope
+    max_restarts: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of the cluster."""
+
+    name: str  # chief, evaluator, worker-0, ps-1
+    role: RoleName
+    index: int
+    address: str  # host:port
+    tf_config: dict[str, Any]  # {"cluster": {role: [address]}, "task": {"type", "index"}}
+    command: tuple[str, ...]
+    env: dict[str, str]  # without TF_CONFIG
+    resources: Resources
+    restart: RestartRule
+    mounts_run_dir: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run on one target. Times in seconds."""
+
+    name: str
+    target: Target
+    strategy: str
+    spec_digest: str
+    tasks: tuple[Task, ...]
+    run_dir: str
+    start_timeout: float
+    grace_period: float
+    deadline: float | None
+    # Tasks whose success is the run's: the chief (or worker-0) and the evaluator. The others end with them.
+    decisive: tuple[str, ...]
+    notices: tuple[str, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""A spec file becomes a validated ClusterSpec, or a list of problems that names every one."""

@@ -1,0 +1,103 @@
+"""Progress events: one JSON object a line on stdout for machines, or a readable line for people.
+
+Every event has `event` (its kind), `time` (seconds since the epoch) and `task` (`chief`, `worker-0`).
+FIELDS lists what each kind adds. The launcher reads the same lines back with `parse`.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+Event = dict[str, Any]
+
+# kind -> what the event carries besides event, time and task.
+FIELDS: dict[str, str] = {
+    "started": "attempt (int, from 1), role, pid: a training process was started",
+    "waiting": "missing ([{task, address, reason}]), seconds (waited so far), timeout: peers are not there yet",
+    "ready": "seconds: every peer answers and the model is built; training starts",
+    "restored": "step, path: training goes on from a checkpoint",
+    "progress": "step, steps, loss, metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step",
+    "evaluated": "step, metrics ({name: float}), seconds",
+    "checkpoint": "step, path, seconds: a checkpoint is complete on disk",
+    "notice": "message: something a person should know",
+    "restarting": "attempt (the next), restarts (counted so far), exit_code, cause, delay (seconds)",
+    "stopping": "reason: asked to stop; a checkpoint is saved first",
+    "done": "step, seconds, metrics: the task's work is complete",
+    "failed": "exit_code, cause, detail (the last error line): the task gives up",
+}
+
+FORMATS = ("json", "text")
+
+
+def stream_format(stream: TextIO | None = None) -> str:
+    """Return how events are written: TRAINER_EVENTS if set, else text on a terminal and json in a pipe."""
+    chosen = os.environ.get("TRAINER_EVENTS", "")
+    if chosen in FORMATS:
+        return chosen
+    return "text" if (stream or sys.stdout).isatty() else "json"
+
+
+class Reporter:
+    """Writes the events of one task to a stream, each line at once and whole."""
+
+    def __init__(self, task: str, stream: TextIO | None = None) -> None:
+        self.task = task
+        self._stream = stream or sys.stdout
+        self._format = stream_format(self._stream)
+
+    def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
+        """Write one event; `task` names another task than the reporter's own (the chief speaks for ps workers)."""
+        event = {"event": kind, "time": round(time.time(), 3), "task": task or self.task, **fields}
+        line = json.dumps(event, separators=(",", ":")) if self._format == "json" else render(event)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def parse(line: str) -> Event | None:
+    """Return the event in a line of output, or None when the line is ordinary output."""
+    if not line.startswith('{"event":'):
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and event.get("event") in FIELDS else None
+
+
+def _numbers(values: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def render(event: Event) -> str:
+    """Return the readable line for an event, without time and task."""
+    kind = event["event"]
+    if kind == "progress":
+        local = f" (local {event['local_step']})" if "local_step" in event else ""
+        parts = [f"step {event['step']}/{event['steps']}{local}"]
+        if event.get("loss") is not None:
+            parts.append(f"loss {event['loss']:.4g}")
+        if event.get("metrics"):
+            parts.append(_numbers(event["metrics"]))
+        if event.get("examples_per_second") is not None:
+            parts.append(f"{event['examples_per_second']:,.0f} examples/s")
+        return "  ".join(parts)
+    if kind == "waiting":
+        missing = ", ".join(f"{m['task']} ({m['address']}: {m['reason']})" for m in event["missing"])
+        return f"waiting for {missing}: {event['seconds']:.0f} s of {event['timeout']:.0f} s"
+    templates = {
+        "started": "attempt {attempt} started as {role}, pid {pid}",
+        "ready": "ready after {seconds:.1f} s",
+        "restored": "going on from step {step} ({path})",
+        "checkpoint": "checkpoint at step {step}: {path}",
+        "notice": "{message}",
+        "restarting": "starting again in {delay:.1f} s (attempt {attempt}): {cause}",
+        "stopping": "stopping: {reason}",
+        "failed": "failed: {cause}: {detail}",
+    }
+    if kind == "evaluated":
+        return f"evaluated step {event['step']}: {_numbers(event['metrics'])}"
+    if kind == "done":
+        return f"done at step {event['step']} after {event['seconds']:.1f} s  {_numbers(event.get('metrics') or {})}".rstrip()
+    return templates[kind].format(**event)

@@ -1,0 +1,40 @@
+"""The exit codes of every trainer task: one table for trainer, launcher and docs.
+
+Source: docs/architecture.md, "Exit codes". 75 is EX_TEMPFAIL of sysexits(3), 143 is 128 + SIGTERM,
+2 is what command-line programs return for wrong usage.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Why a task ended. Every other number is a failure, and counts against the restart limit."""
+
+    DONE = 0
+    FAILURE = 1
+    WRONG_CONFIGURATION = 2
+    PEER_LOST = 75
+    STOPPED = 143
+
+
+MEANING: dict[int, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.WRONG_CONFIGURATION: "the configuration is wrong; never started again",
+    ExitCode.PEER_LOST: "a peer was lost or not there; started again",
+    ExitCode.STOPPED: "asked to stop, checkpoint saved; started again without counting",
+}
+
+
+def describe(code: int) -> str:
+    """Say in words why a task ended with `code`; negative numbers are signals, as in `subprocess`."""
+    if code in MEANING:
+        return MEANING[code]
+    signal_number = -code if code < 0 else code - 128
+    if code < 0 or 128 < code < 160:
+        import signal
+
+        try:
+            return f"killed by {signal.Signals(signal_number).name}"
+        except ValueError:
+            return f"killed by signal {signal_number}"
+    return f"failed with exit code {code}"

@@ -1,0 +1,89 @@
+"""What the trainer is told: the models behind a spec's `train` section and the TRAINER_SETTINGS variable.
+
+Imports no TensorFlow: the launcher validates with these models too. Field descriptions end up in the
+JSON Schema and in docs/spec.md.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server"]
+
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys are errors, values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Sync(Settings):
+    """Synchronous parameter-server training with back-up workers."""
+
+    replicas_to_aggregate: int = Field(ge=1, description="Gradients that make one step; workers beyond it are back-ups.")
+
+
+class Checkpoints(Settings):
+    """When the chief saves, and how many checkpoints it keeps."""
+
+    every_steps: Steps | None = Field(None, description="Save each time this many steps are done.")
+    every_seconds: float | None = Field(None, gt=0, description="Save when this many seconds have passed since the last save.")
+    keep: int = Field(3, ge=1, le=1000, description="How many of the newest checkpoints stay on disk.")
+
+
+class Evaluation(Settings):
+    """When the chief evaluates on the held-out set, into `logs/eval`."""
+
+    every_steps: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Evaluate each time this many steps are done; 0 evaluates at the end alone."
+    )
+    batch_size: int = Field(1000, ge=1, description="Examples in one evaluation batch.")
+
+
+class Summaries(Settings):
+    """What the chief writes for TensorBoard, into `logs/train`."""
+
+    every_steps: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Write summaries each time this many steps are done; 0 writes none."
+    )
+    profile_every_steps: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Record a profile of one step each time this many steps are done; 0 records none."
+    )
+
+
+class Train(Settings):
+    """The `train` section: what the built-in trainer trains. What is left out, the workload decides."""
+
+    workload: str = Field(min_length=1, description="A built-in name (mnist, mnist_mlp) or package.module:Class of the user's code.")
+    steps: Steps | None = Field(None, description="Global steps to train for.")
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(None, description="Examples a replica takes in one step.")
+    params: dict[str, Any] = Field(default_factory=dict, description="The workload's own parameters; docs/workloads.md lists them.")
+    data: str = Field("synthetic", min_length=1, description="`synthetic`, `download`, or a directory with the published files.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of start weights, shuffling and dropout.")
+    sync: Sync | None = Field(None, description="Synchronous updates on parameter_server; without it they are asynchronous.")
+    steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="Steps run by one call into TensorFlow; chosen by measurement when left out."
+    )
+    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="When to save and how many checkpoints to keep.")
+    evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
+    summaries: Summaries = Field(default_factory=Summaries, description="What to write for TensorBoard and how often.")
+
+
+class TrainerSettings(Settings):
+    """The whole of TRAINER_SETTINGS: the `train` section and what the launcher derives for a task.
+
+    Paths are paths on the task's own machine or container; times are seconds.
+    """
+
+    run: str = Field(description="The run's name.")
+    strategy: Strategy = Field("single", description="How the replicas work together.")
+    run_dir: str = Field(description="The shared run directory: checkpoints/, logs/, run.json.")
+    scratch_dir: str = Field(description="A directory of the machine's own, where servers find their stop files.")
+    spec_digest: str = Field("", description="Digest of the spec, recorded in run.json.")
+    local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")
+    max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task gives up.")
+    start_timeout: float = Field(600, gt=0, description="Seconds to wait for peers.")
+    orphan_timeout: float = Field(600, gt=0, description="Seconds a ps or worker serves without its chief.")
+    train: Train | None = Field(None, description="What to train; none for a user's own command.")

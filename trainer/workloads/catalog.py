@@ -1,0 +1,91 @@
+"""The built-in workloads by name: their code, defaults and parameters. Imports no TensorFlow."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from pydantic import Field
+
+from trainer.settings import Checkpoints, Evaluation, Settings, Strategy, Summaries, Train
+
+
+class MnistMlpParams(Settings):
+    """Parameters of mnist_mlp."""
+
+    hidden_units: int = Field(100, ge=1, le=65536, description="Units of the hidden layer.")
+    learning_rate: float = Field(0.01, gt=0, description="Adam's learning rate.")
+
+
+class MnistParams(Settings):
+    """Parameters of mnist."""
+
+    hidden_units: int = Field(500, ge=1, le=65536, description="Units of the hidden layer.")
+    learning_rate: float = Field(0.001, gt=0, description="Adam's learning rate.")
+    dropout_keep: float = Field(0.9, gt=0, le=1, description="Probability that dropout keeps a unit.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One built-in workload: where its class is, what it is, and what a spec may leave out."""
+
+    target: str
+    summary: str
+    params: type[Settings]
+    defaults: Train
+    strategies: tuple[str, ...] = get_args(Strategy)
+
+
+CATALOG: dict[str, Entry] = {
+    "mnist_mlp": Entry(
+        target="trainer.workloads.mnist_mlp:MnistMlp",
+        summary="MLP 784-100-10, the distributed benchmark",
+        params=MnistMlpParams,
+        defaults=Train(
+            workload="mnist_mlp",
+            steps=2000,
+            batch_size=100,
+            checkpoint=Checkpoints(every_seconds=30),
+            evaluate=Evaluation(every_steps=500),
+            summaries=Summaries(every_steps=100, profile_every_steps=0),
+        ),
+    ),
+    "mnist": Entry(
+        target="trainer.workloads.mnist:Mnist",
+        summary="MLP 784-500-10 with dropout and everything TensorBoard shows",
+        params=MnistParams,
+        defaults=Train(
+            workload="mnist",
+            steps=1000,
+            batch_size=100,
+            checkpoint=Checkpoints(every_steps=100),
+            evaluate=Evaluation(every_steps=10),
+            summaries=Summaries(every_steps=10, profile_every_steps=100),
+        ),
+    ),
+}
+
+
+def with_defaults(train: Train) -> Train:
+    """Fill in what a spec's `train` left out from its workload's defaults; a user's own class has general ones."""
+    entry = CATALOG.get(train.workload)
+    base = entry.defaults if entry else GENERAL
+    merged = _merge(base.model_dump(), train.model_dump(exclude_unset=True))
+    return Train.model_validate(merged)
+
+
+GENERAL = Train(
+    workload="user.code:Class",
+    steps=1000,
+    batch_size=32,
+    checkpoint=Checkpoints(every_seconds=60),
+    evaluate=Evaluation(every_steps=0),
+    summaries=Summaries(every_steps=100, profile_every_steps=0),
+)
+
+
+def _merge(base: dict[str, object], over: dict[str, object]) -> dict[str, object]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        # A section is merged key by key; `params` belongs to the workload as a whole.
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) and key != "params" else value
+    return merged

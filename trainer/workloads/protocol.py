@@ -1,0 +1,68 @@
+"""What a workload gives the training engine. The engine owns the loop, the strategy and the files.
+
+A workload says what to compute, never where: the same object trains on every strategy.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of the endless stream of training batches that one reader takes.
+
+    A reader takes batch `start`, `start + 1`, ... of its own stream. With the same seed and index the
+    stream is the same, so training resumes where it stopped. `index` of `count` readers: their streams
+    differ, and together visit each example once an epoch.
+    """
+
+    batch_size: int
+    seed: int
+    index: int = 0
+    count: int = 1
+    start: int = 0
+
+
+class Workload(Protocol):
+    """A model, how it learns and from what. Built as `Class(params, data, seed)`.
+
+    `inputs`, `targets` and `outputs` are tensors, or nests of them, with the batch as first dimension.
+    """
+
+    def model(self) -> "keras.Model":
+        """Return the model, built: its weights exist."""
+
+    def optimizer(self) -> "keras.optimizers.Optimizer":
+        """Return a new optimizer."""
+
+    def loss(self, targets: Any, outputs: Any) -> "tf.Tensor":
+        """Return the scalar loss, a mean over the batch."""
+
+    def metrics(self, targets: Any, outputs: Any) -> "dict[str, tf.Tensor]":
+        """Return scalar metrics by name, each a mean over the batch."""
+
+    def train_data(self, shard: Shard) -> "tf.data.Dataset":
+        """Return endless (inputs, targets) batches of `shard.batch_size` examples.
+
+        Must be plain TensorFlow operations: on parameter_server it runs on workers, which run no Python.
+        """
+
+    def eval_data(self, batch_size: int) -> "tf.data.Dataset":
+        """Return the held-out set once, in (inputs, targets) batches; the last may be smaller."""
+
+
+class Summarizing(Protocol):
+    """What a workload adds to be seen in TensorBoard beyond loss, metrics and speed."""
+
+    def write_summaries(self, model: "keras.Model", step: int) -> None:
+        """Write summaries with `tf.summary`; a writer for `logs/train` is the default, its step is set.
+
+        Called on the chief alone every `summaries.every_steps`, with a model that holds the current weights.
+        """
+
+    def write_start_summaries(self, model: "keras.Model", logdir: str) -> None:
+        """Write what is written once, before the first step: the graph, the projector's configuration."""
