@@ -1,0 +1,311 @@
+"""TF_CONFIG read strictly: which task this is, and where all the others are.
+
+TF_CONFIG is TensorFlow's own: {"cluster": {role: [address]}, "task": {"type", "index"}}. TensorFlow takes much that
+cannot work and hangs later; here every problem is found before anything is started.
+"""
+
+import difflib
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+ROLES = ("chief", "worker", "ps", "evaluator")
+CLUSTER_ROLES = ("chief", "worker", "ps")
+
+# What people write for a role, where the nearest spelling would not find it.
+_ALIASES = {
+    "master": "chief",
+    "coordinator": "chief",
+    "leader": "chief",
+    "parameter_server": "ps",
+    "parameterserver": "ps",
+    "server": "ps",
+    "eval": "evaluator",
+    "replica": "worker",
+}
+_TOP_KEYS = ("cluster", "task")
+_TOLERATED_KEYS = ("environment", "rpc_layer")  # written by other launchers, read by TensorFlow, of no use here
+_HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
+
+
+class TfConfigError(ValueError):
+    """TF_CONFIG cannot be used; `problems` has one sentence for each thing that is wrong with it."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """One task and the cluster it is in. An empty cluster is a task that works alone."""
+
+    cluster: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    role: str = "chief"
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        """The task's name: `chief`, `evaluator`, `worker-0`, `ps-1`."""
+        return task_name(self.role, self.index)
+
+    @property
+    def address(self) -> str | None:
+        """The task's own host:port; None for the evaluator and for a task that works alone."""
+        addresses = self.cluster.get(self.role, ())
+        return addresses[self.index] if self.index < len(addresses) else None
+
+    def tasks(self) -> dict[str, str]:
+        """Every task in the cluster: name -> address, chief first, then workers and ps by index."""
+        return {task_name(role, index): address for role in CLUSTER_ROLES for index, address in enumerate(self.cluster.get(role, ()))}
+
+    def peers(self) -> dict[str, str]:
+        """Every other task in the cluster: name -> address."""
+        return {name: address for name, address in self.tasks().items() if name != self.name}
+
+    @property
+    def chief_name(self) -> str:
+        """Name of the task that leads: the chief, or worker-0 in a cluster of workers alone."""
+        return "worker-0" if "chief" not in self.cluster and self.cluster.get("worker") else "chief"
+
+    @property
+    def chief_address(self) -> str | None:
+        """Address of the task that leads; None where there is no cluster."""
+        return self.tasks().get(self.chief_name)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this task leads: saves checkpoints, evaluates, writes summaries."""
+        return self.name == self.chief_name
+
+
+def task_name(role: str, index: int) -> str:
+    """Return how a task is called: roles of which there is one go without an index."""
+    return role if role in {"chief", "evaluator"} else f"{role}-{index}"
+
+
+def parse(text: str | None) -> TaskConfig:
+    """Return the task that TF_CONFIG describes; None or an empty text is a chief that works alone.
+
+    Raises TfConfigError with every problem at once.
+    """
+    if text is None or not text.strip():
+        return TaskConfig()
+    document = _load(text)
+    problems: list[str] = []
+    _check_keys(document, problems)
+    cluster: dict[str, tuple[str, ...]] | None = None
+    if "cluster" in document:
+        cluster = _cluster(document["cluster"], problems)
+    if "task" in document:
+        role, index = _task(document["task"], problems)
+        _check_place(role, index, document.get("cluster"), problems)
+    if problems or cluster is None:
+        raise TfConfigError(problems)
+    return TaskConfig(cluster=cluster, role=role, index=index)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port`, also `[IPv6]:port`, in host and port. Raises ValueError which says what is wrong."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port:
+        raise ValueError("is not host:port; expected such as worker-0:2222")
+    if not (_HOST.fullmatch(host) or _IPV6.fullmatch(host)) or len(host) > 253:
+        hint = "; an IPv6 address stands in brackets: [::1]:2222" if host.count(":") > 1 else ""
+        raise ValueError(f"has {host!r} for a host; expected a host name or an IP address before the colon, no scheme and no path{hint}")
+    if not (port.isascii() and port.isdigit()) or not 1 <= int(port[:9]) <= 65535:
+        raise ValueError(f"has {port!r} for a port; expected a number from 1 to 65535")
+    return host.strip("[]"), int(port)
+
+
+def _load(text: str) -> dict[str, Any]:
+    repeated: list[str] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated.extend(key for key, count in Counter(key for key, _ in items).items() if count > 1)
+        return dict(items)
+
+    try:
+        document = json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20]
+        remedy = (
+            "a $(NAME) was not replaced: declare that variable before TF_CONFIG in the pod"
+            if re.search(r"\$\(\w+\)", text)
+            else "correct it there; names and texts stand in double quotes"
+        )
+        message = f"TF_CONFIG is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}, near {near!r}; {remedy}"
+        raise TfConfigError([message]) from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
+        raise TfConfigError([f"TF_CONFIG is not usable JSON: {error}; write it anew"]) from None
+    if not isinstance(document, dict):
+        raise TfConfigError([f"TF_CONFIG is {_kind(document)}; expected an object with the keys cluster and task"])
+    if repeated:
+        raise TfConfigError([f"TF_CONFIG has the key {key!r} more than once in one object; merge them" for key in repeated])
+    return document
+
+
+def _check_keys(document: dict[str, Any], problems: list[str]) -> None:
+    problems.extend(
+        f"TF_CONFIG.{key} is missing; expected {what}"
+        for key, what in (
+            ("cluster", '{"chief": ["host:port"], "worker": [...]}'),
+            ("task", '{"type": "worker", "index": 0}, what this process is'),
+        )
+        if key not in document
+    )
+    _unknown_keys("TF_CONFIG", document, (*_TOP_KEYS, *_TOLERATED_KEYS), problems)
+
+
+def _unknown_keys(place: str, value: dict[str, Any], known: tuple[str, ...], problems: list[str]) -> None:
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(key.lower(), known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+            problems.append(f"{place} has an unknown key {key!r}; expected {', '.join(known)}; {remedy}")
+
+
+def _cluster(value: Any, problems: list[str]) -> dict[str, tuple[str, ...]]:
+    place = "TF_CONFIG.cluster"
+    if not isinstance(value, dict):
+        problems.append(f'{place} is {_kind(value)}; expected an object {{"worker": ["host:port", ...]}}')
+        return {}
+    cluster: dict[str, tuple[str, ...]] = {}
+    for role, listed in value.items():
+        if role == "evaluator":
+            problems.append(
+                f"{place}.evaluator must not be there: the evaluator is no member of the cluster; remove it and keep it in task alone"
+            )
+            continue
+        if role not in CLUSTER_ROLES:
+            problems.append(f"{place} has an unknown task type {role!r}; expected {', '.join(CLUSTER_ROLES)}; {_role_remedy(role)}")
+            continue
+        cluster[role] = _addresses(f"{place}.{role}", listed, problems)
+    _check_shape(value, problems)
+    _check_shared(cluster, problems)
+    return cluster
+
+
+def _addresses(place: str, listed: Any, problems: list[str]) -> tuple[str, ...]:
+    """Return a job's addresses; what is no address is reported and left as an empty text, so that indexes hold."""
+    if isinstance(listed, dict):  # TensorFlow takes {index: address} too
+        expected = [str(index) for index in range(len(listed))]
+        if sorted(listed) != sorted(expected):
+            problems.append(f"{place} has the indexes {', '.join(listed)}; expected {', '.join(expected)} without gaps; give every address")
+            return ()
+        listed = [listed[index] for index in expected]
+    if not isinstance(listed, list):
+        problems.append(f'{place} is {_kind(listed)}; expected a list of addresses ["host:port", ...]')
+        return ()
+    if not listed:
+        problems.append(
+            f"{place} is empty; expected at least one address; give one or remove {place.rpartition('.')[2]!r} from the cluster"
+        )
+    checked = []
+    for index, address in enumerate(listed):
+        if not isinstance(address, str):
+            problems.append(f'{place}[{index}] is {_kind(address)}; expected a text "host:port"')
+            checked.append("")
+            continue
+        try:
+            split_address(address)
+        except ValueError as error:
+            problems.append(f"{place}[{index}]: {address!r} {error}")
+        checked.append(address)
+    return tuple(checked)
+
+
+def _check_shape(cluster: dict[str, Any], problems: list[str]) -> None:
+    """Report clusters that no strategy can use."""
+    chiefs = cluster.get("chief")
+    if isinstance(chiefs, list | dict) and len(chiefs) > 1:
+        problems.append(
+            f"TF_CONFIG.cluster.chief has {len(chiefs)} addresses; expected one: a cluster has one chief; make the others workers"
+        )
+    if "ps" in cluster and "chief" not in cluster and "master" not in cluster:
+        problems.append(
+            "TF_CONFIG.cluster has ps but no chief; expected one chief, which coordinates ps and workers; add chief: [host:port]"
+        )
+
+
+def _check_shared(cluster: dict[str, tuple[str, ...]], problems: list[str]) -> None:
+    owners: dict[str, list[str]] = {}
+    for role, addresses in cluster.items():
+        for index, address in enumerate(addresses):
+            if address:
+                owners.setdefault(address.lower(), []).append(task_name(role, index))
+    for address, names in owners.items():
+        if len(names) > 1:
+            problems.append(
+                f"TF_CONFIG.cluster: {' and '.join(names)} are on one address, {address}; expected one address a task; change all but one"
+            )
+
+
+def _task(value: Any, problems: list[str]) -> tuple[str, int]:
+    """Return the task's role and index; an empty role or -1 stands for what was reported as wrong."""
+    place = "TF_CONFIG.task"
+    if not isinstance(value, dict):
+        problems.append(f'{place} is {_kind(value)}; expected an object {{"type": "worker", "index": 0}}')
+        return "", -1
+    _unknown_keys(place, value, ("type", "index"), problems)
+    role, index = value.get("type"), value.get("index")
+    if "type" not in value:
+        problems.append(f"{place}.type is missing; expected one of {', '.join(ROLES)}")
+    elif not isinstance(role, str):
+        problems.append(f"{place}.type is {_kind(role)}; expected one of {', '.join(ROLES)}, in quotes")
+    elif role not in ROLES:
+        problems.append(f"{place}.type: unknown task type {role!r}; expected one of {', '.join(ROLES)}; {_role_remedy(role)}")
+    if "index" not in value:
+        problems.append(f"{place}.index is missing; expected the task's place in its list of addresses, from 0")
+    elif isinstance(index, bool) or not isinstance(index, int):
+        remedy = "; remove the quotes" if isinstance(index, str) and index.isdecimal() else ""
+        problems.append(f"{place}.index is {_kind(index)}; expected an integer, from 0{remedy}")
+    elif index < 0:
+        problems.append(f"{place}.index is {index}; expected 0 or more")
+    return (
+        role if isinstance(role, str) and role in ROLES else "",
+        index if isinstance(index, int) and not isinstance(index, bool) and index >= 0 else -1,
+    )
+
+
+def _check_place(role: str, index: int, cluster: Any, problems: list[str]) -> None:
+    """Report a task that is not in its cluster. What was reported before is not reported again."""
+    if role == "evaluator":
+        if index > 0:
+            problems.append(f"TF_CONFIG.task.index is {index}; expected 0: a run has one evaluator")
+        return
+    if not role or index < 0 or not isinstance(cluster, dict):
+        return
+    listed = cluster.get(role)
+    if role not in cluster:
+        if cluster or role != "chief":  # {} and chief: a task that works alone
+            there = ", ".join(cluster) or "nothing"
+            problems.append(
+                f"TF_CONFIG.task.type is {role!r}, which TF_CONFIG.cluster does not have; expected one of: {there}; add its address there"
+            )
+        elif index > 0:
+            problems.append(f"TF_CONFIG.task.index is {index}; expected 0: the cluster is empty, so this is its only task")
+    elif isinstance(listed, list | dict) and index >= len(listed) > 0:
+        problems.append(
+            f"TF_CONFIG.task.index is {index}, but the cluster has {len(listed)} {role}; expected 0 to {len(listed) - 1}; "
+            f"correct the index or add the address to TF_CONFIG.cluster.{role}"
+        )
+
+
+def _role_remedy(role: str) -> str:
+    alias = _ALIASES.get(role.lower().replace("-", "_"))
+    near = [alias] if alias else difflib.get_close_matches(role.lower(), ROLES, n=1)
+    if alias == "chief" and role.lower() == "master":
+        return "TensorFlow 1's master is the chief now: write 'chief'"
+    return f"did you mean {near[0]!r}?" if near else "use one of those"
+
+
+def _kind(value: Any) -> str:
+    shown = json.dumps(value)
+    shown = shown if len(shown) <= 40 else shown[:37] + "..."
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
+    name = names[type(value)]
+    return name if value is None else f"{name}, {shown}"
