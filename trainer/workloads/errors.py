@@ -1,0 +1,13 @@
+"""Errors of a workload's configuration. All of them end a task with exit code 2: a retry cannot help.
+
+WorkloadError      the workload cannot be loaded or built as the settings ask
+└── DataError      its data is missing or is not what the format demands
+"""
+
+
+class WorkloadError(ValueError):
+    """The workload that the settings name cannot be made. The message says what to change."""
+
+
+class DataError(WorkloadError):
+    """A data file is missing or wrong. The message names the file, what was found, what was expected and the remedy."""

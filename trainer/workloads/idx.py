@@ -1,0 +1,99 @@
+"""MNIST's published files: IDX, big-endian, optionally compressed with gzip.
+
+An IDX file: two zero bytes, one byte of element type (0x08 is unsigned byte), one byte with the number of
+dimensions, each dimension as a 4-byte unsigned integer, then the elements in row-major order. Type 0x08 with
+three dimensions is the images' magic number 2051, with one the labels' 2049.
+"""
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from trainer.workloads.errors import DataError
+
+UNSIGNED_BYTE = 0x08
+IMAGE_SHAPE = (28, 28)
+CLASSES = 10
+GZIP_MAGIC = b"\x1f\x8b"
+REMEDY = "Copy the published file there again."
+
+
+def read_pair(directory: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return images uint8 [n, 28, 28] and labels uint8 [n] of `split`, `train` or `t10k`, under their published names.
+
+    Raises DataError if the directory or a file is missing, or a file is not what it should be.
+    """
+    images_path = _published(Path(directory), f"{split}-images-idx3-ubyte")
+    labels_path = _published(Path(directory), f"{split}-labels-idx1-ubyte")
+    images, labels = read(images_path, 3), read(labels_path, 1)
+    if images.shape[1:] != IMAGE_SHAPE:
+        raise _wrong(images_path, f"images of {images.shape[1]}x{images.shape[2]} pixels", "28x28", REMEDY)
+    if len(images) == 0:
+        raise _wrong(images_path, "no images", "at least one", REMEDY)
+    if len(images) != len(labels):
+        found, expected = f"{len(labels)} labels", f"{len(images)}, one for each image of {images_path.name}"
+        raise _wrong(labels_path, found, expected, "Both files must be of the same published set.")
+    if labels.max() >= CLASSES:
+        at = int(np.argmax(labels >= CLASSES))
+        raise _wrong(labels_path, f"label {labels[at]} at position {at}", f"labels from 0 to {CLASSES - 1}", REMEDY)
+    return images, labels
+
+
+def read(path: Path, dimensions: int) -> np.ndarray:
+    """Return an IDX file of unsigned bytes as an array with that many dimensions.
+
+    Raises DataError if the file cannot be read, is no IDX file of unsigned bytes with so many dimensions, or is
+    shorter or longer than its header says.
+    """
+    content = _content(path)
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise _wrong(path, f"{len(content)} bytes", f"a header of {start} bytes", REMEDY)
+    if content[:2] != b"\0\0":
+        raise _wrong(path, f"first bytes {content[:4].hex(' ')}", f"00 00 08 {dimensions:02x}, an IDX file", REMEDY)
+    if content[2] != UNSIGNED_BYTE:
+        raise _wrong(path, f"element type 0x{content[2]:02x}", "0x08, unsigned bytes", REMEDY)
+    if content[3] != dimensions:
+        raise _wrong(path, f"{content[3]} dimensions", str(dimensions), "Images and labels may have been exchanged.")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
+    expected = int(np.prod(shape, dtype=object))
+    if len(content) - start != expected:
+        found = f"{len(content) - start} bytes of elements"
+        raise _wrong(path, found, f"{expected}, as its header {'x'.join(map(str, shape))} says", REMEDY)
+    return np.frombuffer(content, np.uint8, expected, start).reshape(shape)
+
+
+def _published(directory: Path, name: str) -> Path:
+    if not directory.is_dir():
+        message = (
+            f"train.data {directory}: no such directory on this machine. "
+            "Expected `synthetic`, `download`, or a directory with MNIST's four IDX files, readable by every task."
+        )
+        raise DataError(message)
+    for path in (directory / name, directory / f"{name}.gz"):
+        if path.is_file():
+            return path
+    found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
+    raise _wrong(
+        directory / name, f"no such file, with or without .gz (the directory holds {found})", "it", "Copy MNIST's four files there."
+    )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        if path.suffix != ".gz":
+            return raw
+        if not raw.startswith(GZIP_MAGIC):
+            raise _wrong(path, f"first bytes {raw[:2].hex(' ')}", "1f 8b, gzip", "Drop .gz from its name if it is not compressed.")
+        return gzip.decompress(raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _wrong(path, f"damaged gzip data ({error})", "a whole gzip file", REMEDY) from error
+    except OSError as error:
+        raise _wrong(path, f"it cannot be read ({error.strerror})", "a readable file", "Check its owner and mode.") from error
+
+
+def _wrong(path: Path, found: str, expected: str, remedy: str) -> DataError:
+    return DataError(f"{path}: found {found}; expected {expected}. {remedy}")

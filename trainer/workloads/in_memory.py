@@ -1,0 +1,96 @@
+"""Batches of examples that fit in memory: endless and shuffled for training, once and in order for evaluation.
+
+Training batches are a pure function of (seed, index, count, batch number), so a reader that starts at batch
+`start` sees exactly what an uninterrupted one would have seen from there.
+
+One epoch is one permutation of the examples. The readers deal its positions out batch by batch: batch b of
+reader i of n takes positions (b*n + i)*size ... +size of the endless row of epochs. A batch may span two epochs,
+so nothing is dropped: n readers together see each example exactly once an epoch.
+
+Why blocks: a call into a dataset's function costs about as much as a batch itself, so one call draws many
+batches and `unbatch` deals them out. Measured with 28x28 uint8 images and batch 100 on one core, a batch costs
+75 us in blocks, 130 us one by one, and 290 us through `from_tensor_slices(...).shuffle(...).batch(...)`, of which
+40 us are the call of the iterator. Images stay uint8, a quarter of float32, until the model scales them.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.workloads.protocol import Shard
+
+# About what stays in a core's cache together with the model's own tensors.
+BLOCK_BYTES = 2_500_000
+MAX_BLOCK = 64
+
+# Any number far above the steps of a run; blocks are added to it without overflow.
+ENDLESS = 2**62
+
+
+def batches(inputs: np.ndarray, targets: np.ndarray, shard: Shard) -> tf.data.Dataset:
+    """Return endless (inputs, targets) batches of `shard.batch_size` examples, shuffled anew each epoch.
+
+    `inputs` is [examples, ...], `targets` [examples, ...]; their dtypes are kept. `shard.index` and `shard.start`
+    may be integer tensors, as they are where a parameter-server coordinator traces the dataset for its workers.
+
+    Raises ValueError if the two arrays are empty or differ in length.
+    """
+    examples = _count(inputs, targets)
+    block = _batches_per_block(inputs, targets, shard.batch_size)
+    all_inputs, all_targets = tf.constant(inputs), tf.constant(targets)
+    seed, index, readers = (tf.cast(value, tf.int64) for value in (shard.seed, shard.index, shard.count))
+
+    def draw(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        batch = first + tf.range(block, dtype=tf.int64)
+        place = ((batch * readers + index) * shard.batch_size)[:, tf.newaxis] + tf.range(shard.batch_size, dtype=tf.int64)
+        picked = _shuffled(place, examples, seed)
+        return tf.gather(all_inputs, picked), tf.gather(all_targets, picked)
+
+    start = tf.cast(shard.start, tf.int64)
+    return tf.data.Dataset.range(start, ENDLESS, block).map(draw).unbatch().with_options(_options())
+
+
+def once(inputs: np.ndarray, targets: np.ndarray, batch_size: int) -> tf.data.Dataset:
+    """Return the examples once and in order, in (inputs, targets) batches; the last may be smaller.
+
+    Raises ValueError if the two arrays are empty or differ in length.
+    """
+    _count(inputs, targets)
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(batch_size).with_options(_options())
+
+
+def _shuffled(place: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
+    """Map places in the endless row of epochs to examples; each epoch is a permutation of its own."""
+    flat = tf.reshape(place, [-1])
+    epoch, position = flat // examples, flat % examples
+    keys = tf.stack([tf.fill(tf.shape(flat), seed), epoch, tf.zeros_like(flat)], axis=1)
+    # The raw operation, because tf.random.experimental.index_shuffle cannot take one seed an index (TensorFlow 2.21).
+    picked = tf.raw_ops.RandomIndexShuffle(
+        index=position,
+        seed=tf.cast(keys, tf.int32),
+        max_index=tf.fill(tf.shape(flat), tf.constant(examples - 1, tf.int64)),
+        rounds=4,
+    )
+    return tf.ensure_shape(tf.reshape(picked, tf.shape(place)), place.shape)
+
+
+def _batches_per_block(inputs: np.ndarray, targets: np.ndarray, batch_size: int) -> int:
+    batch_bytes = batch_size * (inputs.nbytes + targets.nbytes) // len(inputs)
+    return max(1, min(MAX_BLOCK, BLOCK_BYTES // max(1, batch_bytes)))
+
+
+def _count(inputs: np.ndarray, targets: np.ndarray) -> int:
+    if len(inputs) != len(targets) or len(inputs) == 0:
+        message = f"{len(inputs)} inputs and {len(targets)} targets: expected as many of the one as of the other, at least one."
+        raise ValueError(message)
+    return len(inputs)
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = True
+    # The pipeline is one thread by design: the cores belong to the training step.
+    options.autotune.enabled = False
+    options.threading.max_intra_op_parallelism = 1
+    options.experimental_optimization.apply_default_optimizations = False
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options

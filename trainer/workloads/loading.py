@@ -1,0 +1,88 @@
+"""From `train.workload` to a workload: a built-in by its name, or `package.module:Class` of the user's code."""
+
+import importlib
+import traceback
+from typing import cast
+
+from trainer.settings import Train
+from trainer.workloads.catalog import CATALOG
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Workload
+
+REQUIRED = ("model", "optimizer", "loss", "metrics", "train_data", "eval_data")
+
+
+def load_workload(train: Train) -> Workload:
+    """Return the workload that `train` names, made as `Class(params=..., data=..., seed=...)`.
+
+    Raises WorkloadError if there is no such workload, its code cannot be imported, it cannot be made from its
+    `params`, or methods of the protocol are missing; DataError if its data is missing or wrong.
+    """
+    entry = CATALOG.get(train.workload)
+    target = entry.target if entry else train.workload
+    make = _find(target)
+    try:
+        workload = make(params=train.params, data=train.data, seed=train.seed)
+    except WorkloadError:
+        raise
+    except Exception as error:
+        message = (
+            f"train.workload {train.workload}: {target}(params={train.params!r}, data={train.data!r}, seed={train.seed}) failed: "
+            f"{_in_words(error)}. Expected a class that takes `params`, `data` and `seed`."
+        )
+        raise WorkloadError(message) from error
+    missing = [name for name in REQUIRED if not callable(getattr(workload, name, None))]
+    if missing:
+        message = (
+            f"train.workload {train.workload}: {target} has no method {', '.join(missing)}. "
+            "Add what is missing; docs/workloads.md shows a whole workload."
+        )
+        raise WorkloadError(message)
+    return cast("Workload", workload)
+
+
+def _find(target: str) -> type:
+    module_name, colon, class_name = target.partition(":")
+    if not colon or not module_name or not class_name:
+        message = (
+            f"train.workload {target!r}: no such workload. Expected {', '.join(sorted(CATALOG))}, or package.module:Class of your code."
+        )
+        raise WorkloadError(message)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise WorkloadError(_not_found(target, module_name, error)) from error
+    except Exception as error:
+        message = f"train.workload {target}: importing {module_name} failed: {_in_words(error)}. Correct it there."
+        raise WorkloadError(message) from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        what = "is not a class" if hasattr(module, class_name) else "is not there"
+        classes = sorted(name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name)
+        message = f"train.workload {target}: {class_name} {what} in {module.__file__}. Its classes: {', '.join(classes) or 'none'}."
+        raise WorkloadError(message)
+    return found
+
+
+def _not_found(target: str, module_name: str, error: ModuleNotFoundError) -> str:
+    absent = error.name or module_name
+    if f"{module_name}.".startswith(f"{absent}."):
+        return (
+            f"train.workload {target}: no module {absent} on Python's path. "
+            "Put its directory in the spec's `code`, or install it in the task's environment."
+        )
+    return (
+        f"train.workload {target}: {module_name} imports {absent}, which is not installed here ({_in_words(error)}). "
+        "Install it in the task's environment or image."
+    )
+
+
+def _in_words(error: BaseException) -> str:
+    """Say what was raised, and where in which file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f" ({error.filename}:{error.lineno})"
+    else:
+        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}{where}"
