@@ -43,6 +43,7 @@ class Task:
     resources: Resources
     restart: RestartRule
     mounts_run_dir: bool
+    cwd: str | None = None  # where the command starts; None is the target's own default
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""Where each task listens, on each target, and what TF_CONFIG makes of it.
+
+Every task listens on 2222 where it has a host of its own; on one machine each has its own port.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.plan.models import Plan, RoleName, Target, Task
+
+PORT = 2222
+LOOPBACK = "127.0.0.1"
+
+# Linux refuses one argument or environment string longer than this (MAX_ARG_STRLEN, 32 pages), its NUL included.
+ENVIRONMENT_LIMIT = 128 * 1024
+
+# run name, task name, the task's place among those of the cluster -> address.
+_ADDRESS: dict[Target, Callable[[str, str, int], str]] = {
+    "local": lambda _run, _task, place: f"{LOOPBACK}:{PORT + place}",
+    "docker": lambda _run, task, _place: f"{task}:{PORT}",
+    "kubernetes": lambda run, task, _place: f"{run}-{task}.{run}:{PORT}",
+}
+
+
+def addresses(target: Target, run: str, names: Iterable[str]) -> dict[str, str]:
+    """Return name -> host:port of each task in the cluster. Local ports stand in for those that a backend will hold."""
+    return {name: _ADDRESS[target](run, name, place) for place, name in enumerate(names)}
+
+
+def cluster(members: Iterable[tuple[RoleName, str]]) -> dict[str, list[str]]:
+    """Return TF_CONFIG's `cluster` from (role, address) in order; the evaluator is never in it."""
+    by_role: dict[str, list[str]] = {}
+    for role, address in members:
+        if role != "evaluator":
+            by_role.setdefault(role, []).append(address)
+    return by_role
+
+
+def tf_config_text(tf_config: Mapping[str, Any]) -> str:
+    """Return TF_CONFIG as the environment holds it: JSON without spaces."""
+    return json.dumps(tf_config, separators=(",", ":"))
+
+
+def check_size(members: Mapping[str, list[str]]) -> None:
+    """Raise LauncherError when TF_CONFIG of this cluster does not fit in one environment string; says what would."""
+    task = {"type": "evaluator", "index": 0}
+    total = sum(map(len, members.values()))
+    around = len("TF_CONFIG=") + 1 + len(str(total))
+    size = around + len(tf_config_text({"cluster": members, "task": task}))
+    if size <= ENVIRONMENT_LIMIT:
+        return
+    used = around + len(tf_config_text({"cluster": {role: [] for role in members}, "task": task}))
+    fit = 0
+    for address in (address for listed in members.values() for address in listed):
+        used += len(address) + 3  # quotes and comma
+        if used > ENVIRONMENT_LIMIT:
+            break
+        fit += 1
+    raise LauncherError(
+        f"the addresses of {total} tasks make a TF_CONFIG of {size} bytes; one environment variable holds {ENVIRONMENT_LIMIT}",
+        f"ask for at most {fit} tasks in chief, worker and ps together, or shorten the run's name where it is part of every address",
+    )
+
+
+def readdress(plan: Plan, held: Mapping[str, str]) -> Plan:
+    """Return the plan with other addresses, every TF_CONFIG included. `held` has one for each task of the cluster."""
+    moved = {task.name: held.get(task.name, task.address) for task in plan.tasks}
+    members = cluster((task.role, moved[task.name]) for task in plan.tasks)
+
+    def at(task: Task) -> Task:
+        return dataclasses.replace(task, address=moved[task.name], tf_config={"cluster": members, "task": task.tf_config["task"]})
+
+    return dataclasses.replace(plan, tasks=tuple(at(task) for task in plan.tasks))

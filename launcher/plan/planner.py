@@ -1,0 +1,209 @@
+"""Makes the plan: a valid spec and a target become tasks with addresses, TF_CONFIG, environment and rules. Pure.
+
+What a local plan takes from the machine comes in as a Machine, so the same input always gives the same plan.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from launcher.plan import machine as machines
+from launcher.plan import rules, shares
+from launcher.plan.addresses import addresses as addresses_on
+from launcher.plan.addresses import check_size, cluster
+from launcher.plan.machine import Machine
+from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Target, Task
+from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.quantities import parse_duration, parse_memory
+from trainer.settings import TrainerSettings
+from trainer.workloads.catalog import with_defaults
+
+# Where containers keep what is the machine's own, and where they find the user's code.
+CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is an emptyDir of the pod's own
+CONTAINER_CODE = "/code"
+
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One task before it has an address."""
+
+    name: str
+    role: RoleName
+    index: int
+    resources: Resources
+
+
+def plan(
+    spec: ClusterSpec,
+    target: Target,
+    *,
+    run_dir: str | PurePath,
+    digest: str = "",
+    addresses: Mapping[str, str] | None = None,
+    spec_dir: str | PurePath | None = None,
+    machine: Machine | None = None,
+) -> Plan:
+    """Return the plan of `spec` on `target`.
+
+    `run_dir` is the run directory as the tasks see it. `addresses` (task name -> host:port) replace the target's own,
+    local ports for which stand in until a backend holds real ones. `spec_dir` is what a relative `code` is relative
+    to, and where local tasks start; the current directory when left out. `machine` is this one when left out.
+
+    Raises LauncherError when TF_CONFIG would not fit in an environment variable.
+    """
+    members = list(_members(spec))
+    names = [member.name for member in members if member.role != "evaluator"]
+    where = addresses_on(target, spec.name, names) | dict(addresses or {})
+    by_role = cluster((member.role, where[member.name]) for member in members if member.role != "evaluator")
+    check_size(by_role)
+    settings = _settings(spec, target, str(run_dir), digest)
+    common = _Common(spec, target, str(run_dir), settings, Path(spec_dir or os.curdir).absolute())
+    notices: tuple[str, ...] = ()
+    extra: dict[str, dict[str, str]] = {}
+    command = common.container_command()
+    if target == "local":
+        machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
+        extra, notices = _local_environments(members, machine)
+        command = common.local_command(machine)
+    leads = rules.leader(names)
+    limits = spec.limits
+    tasks = tuple(
+        Task(
+            name=member.name,
+            role=member.role,
+            index=member.index,
+            address=where.get(member.name, ""),
+            tf_config={"cluster": by_role, "task": {"type": member.role, "index": member.index}},
+            command=command,
+            env=common.environment(machine, extra.get(member.name, {})),
+            resources=member.resources,
+            restart=RestartRule(rules.restart_scope(spec.strategy, member.role), limits.max_restarts),
+            mounts_run_dir=rules.mounts_run_dir(member.name, leads=leads, is_command=spec.command is not None),
+            cwd=common.cwd(),
+        )
+        for member in members
+    )
+    return Plan(
+        name=spec.name,
+        target=target,
+        strategy=spec.strategy,
+        spec_digest=digest,
+        tasks=tasks,
+        run_dir=str(run_dir),
+        start_timeout=parse_duration(limits.start_timeout),
+        grace_period=parse_duration(limits.grace_period),
+        deadline=parse_duration(limits.deadline) if limits.deadline else None,
+        decisive=rules.decisive(member.name for member in members),
+        notices=notices,
+    )
+
+
+def _members(spec: ClusterSpec) -> Iterator[_Member]:
+    for role_name in rules.ROLE_ORDER:
+        role: Role | None = getattr(spec.roles, role_name)
+        if role is None:
+            continue
+        memory = parse_memory(role.memory) if role.memory is not None else None
+        resources = Resources(cpu=role.cpu, memory=memory, gpus=role.gpus, gpu_type=role.gpu_type)
+        for index in range(1 if role_name in rules.SINGULAR else role.replicas):
+            yield _Member(rules.task_name(role_name, index), role_name, index, resources)
+
+
+def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> TrainerSettings:
+    chief = spec.roles.chief
+    limits = spec.limits
+    return TrainerSettings(
+        run=spec.name,
+        strategy=spec.strategy,
+        run_dir=run_dir,
+        scratch_dir=f"{run_dir}/launcher/scratch" if target == "local" else CONTAINER_SCRATCH,
+        spec_digest=digest,
+        # Without GPUs, `mirrored` shows itself on two logical CPU devices.
+        local_replicas=((chief.gpus if chief else 0) or 2) if spec.strategy == "mirrored" else 1,
+        has_evaluator=spec.roles.evaluator is not None,
+        max_restarts=limits.max_restarts,
+        start_timeout=parse_duration(limits.start_timeout),
+        orphan_timeout=parse_duration(limits.orphan_timeout),
+        train=with_defaults(spec.train) if spec.train else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What all tasks of a run have in common."""
+
+    spec: ClusterSpec
+    target: Target
+    run_dir: str
+    settings: TrainerSettings
+    spec_dir: Path
+
+    def local_command(self, machine: Machine) -> tuple[str, ...]:
+        """Return the trainer's parent process, with the user's command behind `--`.
+
+        -P keeps the directory it starts in off the path: a user's own `logging.py` or `trainer/` must not be taken for ours.
+        """
+        parent = (machine.python, "-P", "-m", "trainer")
+        return (*parent, "--", *self.spec.command) if self.spec.command else parent
+
+    def container_command(self) -> tuple[str, ...]:
+        """Return the same inside an image; another image than ours need not have the trainer, so it runs the command itself."""
+        if self.spec.command and self.spec.image:
+            return tuple(self.spec.command)
+        parent = ("python", "-P", "-m", "trainer")
+        return (*parent, "--", *self.spec.command) if self.spec.command else parent
+
+    def code(self) -> str | None:
+        if self.spec.code is None:
+            return None
+        return os.path.normpath(self.spec_dir / self.spec.code) if self.target == "local" else CONTAINER_CODE
+
+    def cwd(self) -> str | None:
+        return self.code() or (str(self.spec_dir) if self.target == "local" else None)
+
+    def environment(self, machine: Machine | None, shares_of_task: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of one task. The user's `env` may change ours, but not what says which task this is."""
+        user = self.spec.env
+        environment = {"GRPC_FAIL_FAST": "use_caller", **shares_of_task, **user}
+        environment |= {
+            "RUN_DIR": self.run_dir,
+            "RUN_NAME": self.spec.name,
+            "TRAINER_SETTINGS": self.settings.model_dump_json(exclude_none=True),
+        }
+        import_path = [self.code(), user.get("PYTHONPATH")]
+        if machine is not None and self.target == "local":
+            environment |= {"TRAINER_EVENTS": "json", "PYTHONUNBUFFERED": "1"}
+            # `python` in a command is the launcher's own, which has TensorFlow.
+            environment["PATH"] = _joined([os.path.dirname(machine.python), user.get("PATH", machine.path)])  # noqa: PTH120
+            import_path += [machine.python_path if "PYTHONPATH" not in user else None, machine.source]
+        if any(import_path):
+            environment["PYTHONPATH"] = _joined(import_path)
+        return environment
+
+
+def _joined(parts: list[str | None]) -> str:
+    """Return the directories of several search paths in order, each once."""
+    directories = [directory for part in parts if part for directory in part.split(os.pathsep) if directory]
+    return os.pathsep.join(dict.fromkeys(directories))
+
+
+def _local_environments(members: list[_Member], machine: Machine) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
+    """Return each task's share of the machine as environment variables, and what a person should know about it."""
+    counts = shares.threads({member.name: member.resources.cpu for member in members}, machine.cores)
+    gpus = shares.gpus({member.name: member.resources for member in members}, machine.gpus)
+    environments = {
+        member.name: {
+            **dict.fromkeys(THREAD_VARIABLES, str(counts[member.name])),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name]),
+        }
+        for member in members
+    }
+    if not gpus.short:
+        return environments, ()
+    asked = sum(member.resources.gpus for member in members)
+    there = len(machine.gpus)
+    who = ", ".join(gpus.short[:5]) + (f" and {len(gpus.short) - 5} more" if len(gpus.short) > 5 else "")
+    return environments, (f"the spec asks for {asked} GPUs, this machine has {there}: without a GPU run {who}",)

@@ -1,0 +1,47 @@
+"""What follows from strategy and role alone: restart rules, who mounts the run directory, whose success is the run's.
+
+Source: docs/architecture.md, "Who restarts what", and the storage contract: only the chief writes.
+"""
+
+from collections.abc import Iterable
+
+from launcher.plan.models import RoleName, Scope
+
+# The order in which tasks are listed, numbered and given their share of scarce things.
+ROLE_ORDER: tuple[RoleName, ...] = ("chief", "worker", "ps", "evaluator")
+
+# Roles of which there is one, whose task goes without an index.
+SINGULAR: frozenset[RoleName] = frozenset({"chief", "evaluator"})
+
+RESTART_SCOPE: dict[str, dict[RoleName, Scope]] = {
+    "single": {"chief": "alone", "evaluator": "alone"},
+    "mirrored": {"chief": "alone", "evaluator": "alone"},
+    "multi_worker_mirrored": {"chief": "all", "worker": "all", "evaluator": "alone"},
+    "parameter_server": {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"},
+}
+
+
+def task_name(role: RoleName, index: int) -> str:
+    """Return how a task is called: `chief`, `evaluator`, `worker-0`, `ps-1`."""
+    return role if role in SINGULAR else f"{role}-{index}"
+
+
+def restart_scope(strategy: str, role: RoleName) -> Scope:
+    """Return who is started again when a task of `role` ends early; `alone` where the table has no row."""
+    return RESTART_SCOPE.get(strategy, {}).get(role, "alone")
+
+
+def leader(names: Iterable[str]) -> str:
+    """Return the task that leads: the chief, or worker-0 in a cluster of workers alone."""
+    return "chief" if "chief" in set(names) else "worker-0"
+
+
+def mounts_run_dir(name: str, *, leads: str, is_command: bool) -> bool:
+    """Tell whether a task needs the run directory: who leads and the evaluator; a user's own program on every task."""
+    return is_command or name in {leads, "evaluator"}
+
+
+def decisive(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the tasks whose success is the run's: who leads, and the evaluator if there is one."""
+    known = list(names)
+    return tuple(name for name in (leader(known), "evaluator") if name in known)

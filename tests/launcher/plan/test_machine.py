@@ -1,0 +1,30 @@
+"""What is found out about this machine."""
+
+import os
+from pathlib import Path
+
+from launcher.plan import machine
+
+
+def test_the_users_choice_of_gpus_is_kept() -> None:
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-9f"}) == ("2", "GPU-9f")
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+
+
+def test_this_machine_has_the_cores_that_this_process_may_use() -> None:
+    found = machine.detect(look_for_gpus=False)
+    assert 1 <= found.cores <= (os.cpu_count() or 1)
+    assert found.gpus == ()
+
+
+def test_gpus_are_counted_from_what_nvidia_smi_lists(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: H100 (UUID: GPU-1)'\necho 'GPU 1: H100 (UUID: GPU-2)'\n")
+    tool.chmod(0o755)
+    assert machine._from_nvidia_smi((str(tool),)) == ("0", "1")
+    assert machine._from_nvidia_smi((str(tmp_path / "missing"),)) == ()
+
+
+def test_tasks_are_told_where_a_checkout_has_the_trainer() -> None:
+    assert (Path(machine.source_directory()) / "trainer" / "settings.py").is_file()

@@ -1,0 +1,203 @@
+"""The planner: what a valid spec becomes on each target."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import LauncherError
+from launcher.plan.addresses import ENVIRONMENT_LIMIT, readdress, tf_config_text
+from launcher.plan.document import from_document, to_document
+from launcher.plan.machine import Machine
+from launcher.plan.models import Plan, Target
+from launcher.plan.planner import plan
+from launcher.spec.models import ClusterSpec
+from trainer.settings import TrainerSettings
+
+MACHINE = Machine(cores=8, python="/venv/bin/python", path="/usr/bin:/bin")
+PS_ROLES = {"chief": {}, "worker": {"replicas": 2}, "ps": {"replicas": 2}, "evaluator": {}}
+
+
+def spec(**fields: Any) -> ClusterSpec:
+    document = {"version": 1, "name": "digits", **fields}
+    if "command" not in document:
+        document.setdefault("train", {"workload": "mnist_mlp"})
+    return ClusterSpec.model_validate(document)
+
+
+def planned(target: Target = "local", *, machine: Machine = MACHINE, **fields: Any) -> Plan:
+    return plan(spec(**fields), target, run_dir="/runs/digits", digest="d1", spec_dir="/home/me", machine=machine)
+
+
+def settings(made: Plan, task: int = 0) -> TrainerSettings:
+    return TrainerSettings.model_validate_json(made.tasks[task].env["TRAINER_SETTINGS"])
+
+
+@pytest.mark.parametrize(
+    "target, chief, worker",
+    [
+        ("local", "127.0.0.1:2222", "127.0.0.1:2224"),
+        ("docker", "chief:2222", "worker-1:2222"),
+        ("kubernetes", "digits-chief.digits:2222", "digits-worker-1.digits:2222"),
+    ],
+)
+def test_every_target_has_its_own_addresses(target: Target, chief: str, worker: str) -> None:
+    made = planned(target, strategy="parameter_server", roles=PS_ROLES)
+    where = {task.name: task.address for task in made.tasks}
+    assert list(where) == ["chief", "worker-0", "worker-1", "ps-0", "ps-1", "evaluator"]
+    assert (where["chief"], where["worker-1"], where["evaluator"]) == (chief, worker, "")
+
+
+def test_the_evaluator_is_told_of_the_cluster_but_is_not_in_it() -> None:
+    made = planned(strategy="parameter_server", roles=PS_ROLES)
+    for task in made.tasks:
+        assert set(task.tf_config["cluster"]) == {"chief", "worker", "ps"}
+        assert task.tf_config["task"] == {"type": task.role, "index": task.index}
+    assert made.tasks[-1].tf_config["task"] == {"type": "evaluator", "index": 0}
+
+
+def test_given_addresses_are_used_everywhere() -> None:
+    made = plan(
+        spec(strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}),
+        "local",
+        run_dir="r",
+        addresses={"worker-0": "127.0.0.1:7", "worker-1": "127.0.0.1:9"},
+        machine=MACHINE,
+    )
+    assert [task.address for task in made.tasks] == ["127.0.0.1:7", "127.0.0.1:9"]
+    assert all(task.tf_config["cluster"] == {"worker": ["127.0.0.1:7", "127.0.0.1:9"]} for task in made.tasks)
+
+
+def test_readdress_is_the_same_as_planning_with_the_addresses() -> None:
+    fields = {"strategy": "parameter_server", "roles": PS_ROLES}
+    held = {name: f"127.0.0.1:{40000 + place}" for place, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
+    direct = plan(spec(**fields), "local", run_dir="/runs/digits", digest="d1", spec_dir="/home/me", machine=MACHINE, addresses=held)
+    assert readdress(planned(**fields), held) == direct
+
+
+@pytest.mark.parametrize(
+    "strategy, roles, mounts, decisive",
+    [
+        ("single", {"chief": {}}, {"chief"}, ("chief",)),
+        ("single", {"chief": {}, "evaluator": {}}, {"chief", "evaluator"}, ("chief", "evaluator")),
+        ("parameter_server", PS_ROLES, {"chief", "evaluator"}, ("chief", "evaluator")),
+        ("multi_worker_mirrored", {"chief": {}, "worker": {"replicas": 2}}, {"chief"}, ("chief",)),
+        ("multi_worker_mirrored", {"worker": {"replicas": 2}}, {"worker-0"}, ("worker-0",)),
+    ],
+)
+def test_who_leads_alone_has_the_run_directory(strategy: str, roles: dict[str, Any], mounts: set[str], decisive: tuple[str, ...]) -> None:
+    made = planned(strategy=strategy, roles=roles)
+    assert {task.name for task in made.tasks if task.mounts_run_dir} == mounts
+    assert made.decisive == decisive
+
+
+def test_a_users_own_program_has_the_run_directory_on_every_task() -> None:
+    made = planned(strategy="parameter_server", roles=PS_ROLES, command=["python", "train.py"])
+    assert all(task.mounts_run_dir for task in made.tasks)
+
+
+def test_restart_rules_follow_strategy_and_role() -> None:
+    made = planned(strategy="parameter_server", roles=PS_ROLES, limits={"max_restarts": 4})
+    assert {task.name: task.restart.scope for task in made.tasks if task.index == 0} == {
+        "chief": "alone", "worker-0": "alone", "ps-0": "all", "evaluator": "alone",
+    }  # fmt: skip
+    assert {task.restart.max_restarts for task in made.tasks} == {4}
+    mirrored = planned(strategy="multi_worker_mirrored", roles={"chief": {}, "worker": {}})
+    assert [task.restart.scope for task in mirrored.tasks] == ["all", "all"]
+
+
+def test_settings_carry_the_defaults_of_the_workload_and_the_limits() -> None:
+    made = planned(limits={"max_restarts": 3, "start_timeout": "90s", "grace_period": "5s", "deadline": "2h"})
+    told = settings(made)
+    assert told.train is not None
+    assert (told.train.steps, told.train.checkpoint.every_seconds) == (2000, 30)
+    assert (told.run, told.run_dir, told.scratch_dir) == ("digits", "/runs/digits", "/runs/digits/launcher/scratch")
+    assert (told.max_restarts, told.start_timeout, told.spec_digest) == (3, 90, "d1")
+    assert (made.start_timeout, made.grace_period, made.deadline) == (90, 5, 7200)
+
+
+@pytest.mark.parametrize("gpus, replicas", [(0, 2), (4, 4)])
+def test_mirrored_uses_the_chiefs_gpus_or_two_devices(gpus: int, replicas: int) -> None:
+    assert settings(planned(strategy="mirrored", roles={"chief": {"gpus": gpus}})).local_replicas == replicas
+
+
+def test_settings_know_whether_there_is_an_evaluator() -> None:
+    assert settings(planned(roles={"chief": {}, "evaluator": {}})).has_evaluator
+    assert not settings(planned()).has_evaluator
+
+
+def test_a_local_command_runs_under_the_trainer_in_the_code_directory_with_the_launchers_python() -> None:
+    (task,) = planned(command=["python", "train.py"], code="./src", env={"LEVEL": "3"}).tasks
+    assert task.command == ("/venv/bin/python", "-P", "-m", "trainer", "--", "python", "train.py")
+    assert task.cwd == "/home/me/src"
+    assert task.env["PATH"] == "/venv/bin:/usr/bin:/bin"
+    assert task.env["PYTHONPATH"].split(os.pathsep)[0] == "/home/me/src"
+    assert task.env["LEVEL"] == "3"
+    assert (task.env["RUN_DIR"], task.env["RUN_NAME"]) == ("/runs/digits", "digits")
+    assert settings(planned(command=["python", "train.py"])).train is None
+
+
+def test_without_code_local_tasks_start_where_the_spec_is() -> None:
+    assert planned(command=["./run.sh"]).tasks[0].cwd == "/home/me"
+
+
+def test_user_environment_may_change_ours_but_not_what_a_task_is() -> None:
+    env = planned(env={"OMP_NUM_THREADS": "3", "TRAINER_SETTINGS": "{}", "PATH": "/opt/bin", "PYTHONPATH": "/lib/mine"}).tasks[0].env
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert json.loads(env["TRAINER_SETTINGS"])["run"] == "digits"
+    assert env["PATH"] == "/venv/bin:/opt/bin"
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == "/lib/mine"
+
+
+def test_containers_run_the_trainer_of_our_image_and_the_command_alone_of_another() -> None:
+    command = ["python", "train.py"]
+    assert planned("docker", command=command).tasks[0].command == ("python", "-P", "-m", "trainer", "--", *command)
+    assert planned("docker", command=command, image="tensorflow/tensorflow:2.21.0").tasks[0].command == tuple(command)
+    told = settings(planned("kubernetes"))
+    assert told.scratch_dir == "/tmp/trainer"
+    env = planned("docker", command=command, code="src").tasks[0].env
+    assert env["PYTHONPATH"] == "/code"
+    assert "OMP_NUM_THREADS" not in env
+
+
+def test_cores_are_shared_and_cpu_is_honoured() -> None:
+    made = planned(
+        strategy="parameter_server", roles={"chief": {"cpu": 2.0}, "worker": {"replicas": 2}, "ps": {}}, machine=Machine(cores=8)
+    )
+    threads = {task.name: task.env["TF_NUM_INTRAOP_THREADS"] for task in made.tasks}
+    assert threads == {"chief": "2", "worker-0": "2", "worker-1": "2", "ps-0": "2"}
+    for task in made.tasks:
+        assert task.env["OMP_NUM_THREADS"] == task.env["TF_NUM_INTEROP_THREADS"] == threads[task.name]
+
+
+def test_gpus_are_shared_out_and_a_lack_of_them_is_said() -> None:
+    roles = {"chief": {}, "worker": {"replicas": 3, "gpus": 1}}
+    made = planned(strategy="multi_worker_mirrored", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))
+    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in made.tasks] == ["", "0", "1", ""]
+    assert made.notices == ("the spec asks for 3 GPUs, this machine has 2: without a GPU run worker-2",)
+    assert planned(machine=MACHINE).notices == ()
+
+
+def test_a_tf_config_that_cannot_fit_is_refused_with_the_size_that_would() -> None:
+    def cluster_of(tasks: int) -> Plan:
+        return planned("kubernetes", strategy="multi_worker_mirrored", roles={"worker": {"replicas": tasks}})
+
+    with pytest.raises(LauncherError) as error:
+        cluster_of(9000)
+    most = int("".join(filter(str.isdigit, error.value.remedy.split("tasks")[0])))
+    assert "9000 tasks" in error.value.message
+    assert max(len("TF_CONFIG=") + len(tf_config_text(task.tf_config)) + 1 for task in cluster_of(most).tasks) <= ENVIRONMENT_LIMIT
+    with pytest.raises(LauncherError):
+        cluster_of(most + 10)
+
+
+def test_a_plan_survives_being_a_json_document() -> None:
+    made = planned(strategy="parameter_server", roles=PS_ROLES, limits={"deadline": "1h"})
+    assert from_document(json.loads(json.dumps(to_document(made)))) == made
+
+
+def test_planning_changes_nothing_on_disk(tmp_path: Path) -> None:
+    plan(spec(), "local", run_dir=tmp_path / "digits", spec_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
