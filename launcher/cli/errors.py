@@ -1,0 +1,65 @@
+"""How errors reach the user: `error:` and what to do next on stderr, or one JSON object with --json."""
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from launcher.errors import LauncherError, SpecError
+
+WRONG_USAGE = 2
+INTERRUPTED = 130
+
+
+def report(error: Exception, *, as_json: bool) -> int:
+    """Tell the user about `error` on stderr and return the exit code."""
+    if os.environ.get("LAUNCHER_DEBUG"):
+        traceback.print_exception(error)
+    told = _tell(error)
+    if as_json:
+        print(json.dumps(told), file=sys.stderr)
+    else:
+        _print(error, told)
+    return int(told["exit_code"])
+
+
+def _tell(error: Exception) -> dict[str, Any]:
+    match error:
+        case SpecError():
+            return _told(error.message, error.remedy, error.exit_code, [asdict(problem) for problem in error.problems])
+        case LauncherError():
+            return _told(error.message, error.remedy, error.exit_code)
+        case typer.Abort():
+            return _told("given up at the prompt; nothing was changed", "", INTERRUPTED)
+    # Errors of the command line itself: typer's and click's classes differ between versions, not their shape.
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "launcher"
+        return _told(format_message().rstrip("."), f"`{path} --help` shows what there is", WRONG_USAGE)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return _told(message, "set LAUNCHER_DEBUG=1 to see where it happened", 1)
+    return _told(f"unexpected {message}", "set LAUNCHER_DEBUG=1 to see the traceback, and report it", 1)
+
+
+def _told(message: str, remedy: str, exit_code: int, problems: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"error": message, "remedy": remedy, "exit_code": exit_code, "problems": problems or []}
+
+
+def _print(error: Exception, told: dict[str, Any]) -> None:
+    # Colour by hand: rich would cost every wrong command line a tenth of a second.
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    red, cyan, end = ("\033[1;31m", "\033[36m", "\033[0m") if colour else ("", "", "")
+    if isinstance(error, SpecError):
+        from launcher.spec.problems import render
+
+        print(render(error.problems), file=sys.stderr)
+    print(f"{red}error:{end} {told['error']}", file=sys.stderr)
+    if told["remedy"]:
+        print(f"{cyan}remedy:{end} {told['remedy']}", file=sys.stderr)

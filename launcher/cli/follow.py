@@ -1,0 +1,140 @@
+"""Follow a run in the foreground: lines and status to a view, Ctrl-C to the backend, until the run has ended.
+
+A run in the foreground never outlives this: however it is left, the run is stopped first.
+"""
+
+import threading
+import time
+from typing import Protocol
+
+from launcher.backend.model import ENDED, Backend, LogLine, RunStatus
+from launcher.cli.interrupts import Interrupts
+from launcher.cli.pump import LogPump
+from trainer.events import Event, parse
+
+STATUS_EVERY = 0.25
+# After a run has ended its last lines are on disk; this long is waited for a reader that has not seen the end.
+LAST_LINES_WITHIN = 5.0
+
+STOPPING = "stopping: saving a checkpoint; press Ctrl-C again to stop at once"
+STOPPING_NOW = "stopping at once"
+
+
+class View(Protocol):
+    """What a run in the foreground is shown on. Entered while the run is followed, as a context manager."""
+
+    def event(self, event: Event) -> None:
+        """Show a progress event."""
+
+    def output(self, line: LogLine) -> None:
+        """Show a line that a task's program wrote."""
+
+    def status(self, status: RunStatus) -> None:
+        """Show how the run is now."""
+
+    def say(self, message: str) -> None:
+        """Show a line of the launcher's own."""
+
+
+def follow(backend: Backend, name: str, tasks: list[str], view: View, interrupts: Interrupts, *, since: float) -> RunStatus:
+    """Return the run's last status once it has ended and every line is shown."""
+    try:
+        return _follow(backend, name, view, Stopper(backend, name, view, interrupts), LogPump(backend, name, tasks, since))
+    except BaseException:
+        # The terminal is gone, the pipe is closed, or we are wrong: nobody watches any more.
+        backend.stop(name)
+        raise
+
+
+def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: LogPump) -> RunStatus:
+    restarts = RestartNotices(view)
+    next_status = over_since = 0.0
+    while True:
+        stopper.check()
+        for line in pump.take(0.1) if not pump.ended else _nothing():
+            _show(line, view, restarts)
+        now = time.monotonic()
+        if now < next_status and not pump.ended:
+            continue
+        next_status = now + STATUS_EVERY
+        status = backend.status(name)
+        restarts.check(status)
+        view.status(status)
+        if status.state not in ENDED or stopper.busy():
+            over_since = 0.0
+            continue
+        over_since = over_since or now
+        if pump.ended or now - over_since > LAST_LINES_WITHIN:
+            return status
+
+
+def _nothing() -> tuple[LogLine, ...]:
+    time.sleep(0.1)
+    return ()
+
+
+def _show(line: LogLine, view: View, restarts: "RestartNotices") -> None:
+    event = parse(line.text)
+    if event is None:
+        view.output(line)
+        return
+    restarts.seen(event)
+    view.event(event)
+
+
+class RestartNotices:
+    """Makes events of the restarts that the backend did itself: a user's own program does not tell of them."""
+
+    # The trainer tells of its restarts in its output; that long its line has to come before it is told here.
+    PATIENCE = 1.5
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._told: dict[str, int] = {}
+        self._begun = time.time()
+
+    def seen(self, event: Event) -> None:
+        """Note that a task told of a restart by itself."""
+        if event["event"] == "restarting":
+            self._told[event["task"]] = self._told.get(event["task"], 0) + 1
+
+    def check(self, status: RunStatus) -> None:
+        """Tell of restarts that are in the status for a while and that no task told of."""
+        for task in status.tasks:
+            due = [restart for restart in task.restarts if self._begun <= restart.time < time.time() - self.PATIENCE]
+            for restart in due[self._told.get(task.name, 0) :]:
+                event = {"event": "restarting", "time": restart.time, "task": task.name, "attempt": restart.attempt + 1}
+                event |= {"restarts": len(task.restarts), "exit_code": restart.exit_code, "cause": restart.cause, "delay": 0.0}
+                self.seen(event)
+                self._view.event(event)
+
+
+class Stopper:
+    """Turns the first signal into a graceful stop and the second into one at once, each on a thread of its own."""
+
+    def __init__(self, backend: Backend, name: str, view: View, interrupts: Interrupts) -> None:
+        self._backend, self._name, self._view, self._interrupts = backend, name, view, interrupts
+        self._threads: list[threading.Thread] = []
+        self._errors: list[Exception] = []
+
+    def check(self) -> None:
+        """Start what the signals so far ask for. Raises what stopping raised."""
+        if self._errors:
+            raise self._errors[0]
+        stage = len(self._threads)
+        if stage >= min(self._interrupts.count, 2):
+            return
+        self._view.say((STOPPING, STOPPING_NOW)[stage])
+        thread = threading.Thread(target=self._stop, kwargs={"now": stage == 1}, name="stop", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def busy(self) -> bool:
+        """Tell whether something of the run may still be there."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _stop(self, *, now: bool) -> None:
+        try:
+            self._backend.stop(self._name, now=now)
+        except Exception as error:  # noqa: BLE001  raised by check, on the thread that follows
+            self._errors.append(error)

@@ -1,0 +1,85 @@
+"""Times, sizes and counts as people read them."""
+
+import time
+from datetime import UTC, datetime
+
+from launcher.errors import UsageError
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in its two largest units: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`, `3 d 04 h`."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    whole = round(seconds)
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} min {whole % MINUTE:02} s"
+    if whole < DAY:
+        return f"{whole // HOUR} h {whole % HOUR // MINUTE:02} min"
+    return f"{whole // DAY} d {whole % DAY // HOUR:02} h"
+
+
+def ago(moment: float, now: float | None = None) -> str:
+    """Write how long ago a time (seconds since the epoch) was."""
+    seconds = (time.time() if now is None else now) - moment
+    return "just now" if seconds < 1 else f"{duration(round(seconds)).replace('.0', '')} ago"
+
+
+def memory(size: int) -> str:
+    """Write bytes in the largest binary unit that leaves at least one: `4 GiB`, `1.5 GiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number with its noun: `1 worker`, `2 workers`; ps is its own plural."""
+    return f"{number:,} {noun}{'' if number == 1 or noun == 'ps' else 's'}"
+
+
+def seconds_each(seconds: float) -> str:
+    """Write the time of one step with a unit that fits: `1.3 ms`, `2.1 s`."""
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def metrics(values: dict[str, float], between: str = "  ") -> str:
+    """Write metrics by name: `accuracy 0.973  loss 0.09`."""
+    return between.join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def moment(text: str, now: float | None = None) -> float:
+    """Return seconds since the epoch from `10m` (that long ago) or an RFC 3339 time; one without a zone is local time."""
+    from launcher.spec.quantities import parse_duration
+
+    try:
+        return (time.time() if now is None else now) - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageError(f"{text!r} is no time", "write how long ago, such as 10m, or a time, such as 2026-01-31T12:00:00Z") from None
+
+
+def timeout(text: str) -> float:
+    """Return seconds from a duration such as `90s`. Raises UsageError for anything else."""
+    from launcher.spec.quantities import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}", "write a duration with its unit, such as 90s or 10m") from None
+
+
+def clock(moment: float) -> str:
+    """Write a time in RFC 3339, UTC, with milliseconds, as log files have it."""
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,57 @@
+"""`launcher init`: a commented starter spec."""
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from launcher.errors import UsageError
+from trainer.settings import Strategy
+
+EXAMPLES = (
+    ("launcher init", "cluster.yaml: a parameter-server cluster that trains mnist_mlp"),
+    ("launcher init --strategy multi_worker_mirrored --workload mnist", "another strategy and workload"),
+    ("launcher init runs/big.yaml --name big", "another file and name"),
+)
+
+
+def _strategies(incomplete: str) -> list[str]:
+    return [name for name in get_args(Strategy) if name.startswith(incomplete)]
+
+
+def _workloads(incomplete: str) -> list[str]:
+    from trainer.workloads.catalog import CATALOG
+
+    return [name for name in CATALOG if name.startswith(incomplete)]
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec to write.")] = Path("cluster.yaml"),
+    *,
+    workload: Annotated[
+        str, typer.Option(help="What it trains: a built-in workload, or package.module:Class of your code.", autocompletion=_workloads)
+    ] = "mnist_mlp",
+    strategy: Annotated[
+        str, typer.Option(help="How its tasks work together.", autocompletion=_strategies, metavar="|".join(get_args(Strategy)))
+    ] = "parameter_server",
+    name: Annotated[str | None, typer.Option(help="The run's name; the workload's when left out.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+) -> None:
+    """Write a commented starter spec."""
+    from launcher.spec.starter import starter
+
+    if strategy not in get_args(Strategy):
+        raise UsageError(f"there is no strategy {strategy!r}", f"use one of: {', '.join(get_args(Strategy))}")
+    text = starter(name or workload.partition(":")[0].rpartition(".")[2].replace("_", "-").lower(), workload, strategy)
+    _write(file, text, force=force)
+    print(f"wrote {file}: edit it, then run it with `launcher up {file}`")
+
+
+def _write(file: Path, text: str, *, force: bool) -> None:
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file} is there already", "give another file, or --force to overwrite it") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{file}: there is no directory {file.parent}", f"make it first: mkdir -p {file.parent}") from None

@@ -1,0 +1,30 @@
+"""Ctrl-C once and twice: signals become stages, while this object is entered."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Counts the signals that ask to stop. The handlers that were there before come back on leaving."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in _ASKING:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.count += 1
+        self.first = self.first or number

@@ -1,0 +1,95 @@
+"""`launcher logs`: what the tasks write."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from launcher.backend.model import LogLine, TaskStatus
+from launcher.cli.options import ROLES, Json, Name, On, Runs, complete_index, complete_role
+from launcher.cli.runs import DEFAULT_RUNS, find_run
+from launcher.errors import UsageError
+
+EXAMPLES = (
+    ("launcher logs", "everything the only run wrote"),
+    ("launcher logs -f mnist", "and what it writes from now on, until it has ended"),
+    ("launcher logs mnist --role worker --index 0 --since 10m", "one task, the last ten minutes"),
+    ("launcher logs mnist --role ps --tail 20", "the last lines"),
+)
+
+
+def logs(
+    name: Name = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help="Only tasks of this role; may be given more than once.", autocompletion=complete_role, metavar="|".join(ROLES)),
+    ] = None,
+    index: Annotated[
+        list[int] | None, typer.Option(help="Only tasks of this index; may be given more than once.", autocompletion=complete_index, min=0)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-01-31T12:00:00Z.", show_default=False)
+    ] = None,
+    tail: Annotated[int | None, typer.Option(help="Only the last lines, so many.", min=0, show_default=False)] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show progress events as they were written, not as readable lines.")] = False,
+    on: On = "local",
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> None:
+    """Show what the tasks write."""
+    from launcher.cli import formats
+    from launcher.cli.backends import open_backend
+
+    started_after = formats.moment(since) if since else None
+    backend = open_backend(on, runs)
+    run = find_run(name, backend, runs)
+    tasks = _chosen(run, backend.status(run).tasks, role or [], index or [])
+    write = _json if as_json else _writer(tasks, timestamps=timestamps, raw=raw)
+    for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
+        write(line)
+
+
+def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: list[int]) -> list[str]:
+    chosen = []
+    for task in tasks:
+        role, _, index = task.name.partition("-")
+        if (not roles or role in roles) and (not indices or int(index or 0) in indices):
+            chosen.append(task.name)
+    if not chosen:
+        raise UsageError(f"{run} has no such task", f"its tasks are: {', '.join(task.name for task in tasks)}")
+    return chosen
+
+
+def _json(line: LogLine) -> None:
+    from trainer.events import parse
+
+    event = parse(line.text)
+    print(json.dumps(asdict(line) | ({"event": event} if event else {})), flush=True)
+
+
+def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLine], None]:
+    from rich.console import Console
+
+    from launcher.cli.formats import clock
+    from launcher.cli.prefixes import Prefixes
+    from trainer.events import parse, render
+
+    console = Console(highlight=False)
+    prefixes = Prefixes(tasks)
+
+    def write(line: LogLine) -> None:
+        event = None if raw else parse(line.text)
+        # The chief speaks for the workers of parameter_server: the line belongs to whom it tells of.
+        task = event["task"] if event else line.task
+        text = (f"{clock(line.time)} " if timestamps else "") + (render(event) if event else line.text)
+        if console.is_terminal:
+            console.print(prefixes.line(task, text), soft_wrap=True)
+        else:
+            print(prefixes.plain(task) + text, flush=True)
+
+    return write

@@ -1,0 +1,104 @@
+"""The `launcher` program: its group of verbs, and how whatever goes wrong is told."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import launcher
+from launcher.cli.errors import report
+from launcher.cli.verbs import VERBS
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+INTERRUPTED = 130
+
+
+class VerbGroup(TyperGroup):
+    """The verbs of VERBS. Listing them imports none; the one that is used is imported when it is resolved."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs in the order of the table."""
+        del ctx
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what help and completion need to know of a verb, or None for no verb."""
+        del ctx
+        verb = VERBS.get(cmd_name)
+        return verb and TyperCommand(cmd_name, help=verb.summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the verb that the command line names, imported. Raises a usage error when it names none."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(str(name)), rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs for the help, a section a panel."""
+        del ctx
+        width = max(map(len, VERBS))
+        for panel in dict.fromkeys(verb.panel for verb in VERBS.values()):
+            with formatter.section(panel):
+                formatter.write_dl([(name.ljust(width), verb.summary) for name, verb in VERBS.items() if verb.panel == panel])
+
+
+def load(name: str) -> Any:
+    """Import one verb and return it as a command."""
+    module = importlib.import_module(VERBS[name].module)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, context_settings=CONTEXT, epilog=_examples(module.EXAMPLES))(getattr(module, name))
+    return typer.main.get_command(single)
+
+
+def _examples(examples: Sequence[tuple[str, str]]) -> str:
+    # The \b keeps the lines as they are, where paragraphs would be filled.
+    return "\b\nExamples:\n" + "\n".join(f"  {line}\n      {what}" for line, what in examples)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"launcher {launcher.__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="launcher",
+    cls=VerbGroup,
+    context_settings=CONTEXT,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def describe(
+    *,
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    """Run distributed TensorFlow from one YAML file.
+
+    launcher init && launcher up cluster.yaml
+    """
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command line `argv` (without the program's name) and return the exit code. Never raises, unless LAUNCHER_DEBUG is set."""
+    try:
+        result = typer.main.get_command(app).main(list(argv) or ["--help"], prog_name="launcher", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  the last place where anything can be told without a traceback
+        return report(error, as_json="--json" in argv)
+    return result if isinstance(result, int) else 0
+
+
+def _discard_stdout() -> None:
+    # Whoever read our output has left; what is still buffered would raise again when the interpreter exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,84 @@
+"""The options that verbs share, with their completion."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launcher.cli.runs import DEFAULT_RUNS, run_names, stored
+
+ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+def _runs_of(context: Any) -> Path:
+    return Path(context.params.get("runs") or os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS)
+
+
+def _tasks_of(context: Any) -> list[dict[str, Any]]:
+    runs = _runs_of(context)
+    names = [context.params["name"]] if context.params.get("name") else run_names(runs)
+    plans = (stored(runs, name, "plan") for name in names)
+    return [task for plan in plans if plan for task in plan.get("tasks", ())]
+
+
+def _matching(candidates: Iterable[str], incomplete: str) -> list[str]:
+    return [candidate for candidate in dict.fromkeys(candidates) if candidate.startswith(incomplete)]
+
+
+def complete_name(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the runs, then the spec files of the working directory."""
+    files = sorted(str(path) for path in Path().glob("*.y*ml"))
+    return _matching([*run_names(_runs_of(ctx)), *files], incomplete)
+
+
+def complete_role(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the roles that the run has."""
+    return _matching((task["role"] for task in _tasks_of(ctx)), incomplete)
+
+
+def complete_index(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the indices that the chosen roles have."""
+    roles = ctx.params.get("role") or ROLES
+    return _matching((str(task["index"]) for task in _tasks_of(ctx) if task["role"] in roles), incomplete)
+
+
+def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the tasks of the spec that stands before on the command line."""
+    from launcher.errors import LauncherError
+    from launcher.plan.planner import plan
+    from launcher.spec.loader import load
+
+    try:
+        spec = load(Path(ctx.params["file"]), [])
+        tasks = plan(spec, "local", run_dir="", digest="").tasks
+    except (LauncherError, KeyError, TypeError):
+        return []
+    return _matching((task.name for task in tasks), incomplete)
+
+
+def complete_backend(incomplete: str) -> list[str]:
+    """Offer the backends."""
+    from launcher.cli.backends import BACKENDS
+
+    return _matching(BACKENDS, incomplete)
+
+
+SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="The spec.", show_default=False)]
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="The run, or its spec file. May be left out when there is exactly one run.",
+        autocompletion=complete_name,
+        show_default=False,
+    ),
+]
+Runs = Annotated[Path, typer.Option("--runs", envvar="LAUNCHER_RUNS", metavar="DIR", help="The directory that holds the runs.")]
+On = Annotated[str, typer.Option("--on", metavar="BACKEND", help="Where the run is.", autocompletion=complete_backend)]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the spec, such as train.steps=500. May be given more than once."),
+]

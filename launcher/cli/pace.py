@@ -1,0 +1,39 @@
+"""Which of a run's many progress events are worth a line: about one a second."""
+
+import time
+
+from trainer.events import Event
+
+EVERY = 1.0
+# Workers repeat what the chief says from their side: together about one line in so many seconds.
+WORKERS_EVERY = 5.0
+# A task that waits for its peers says so again and again.
+WAITING_EVERY = 10.0
+
+
+class Pace:
+    """Remembers what was shown when. The last step of a run is always shown."""
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[str, str], float] = {}
+        self._workers: set[str] = set()
+
+    def admits(self, event: Event) -> bool:
+        """Tell whether an event is to be shown now."""
+        kind, task = event["event"], event["task"]
+        interval = self._interval(kind, event)
+        if interval == 0:
+            return True
+        now = time.monotonic()
+        last = self._shown.get((kind, task))
+        final = kind == "progress" and "local_step" not in event and event["step"] >= event["steps"]
+        if last is not None and now - last < interval and not final:
+            return False
+        self._shown[kind, task] = now
+        return True
+
+    def _interval(self, kind: str, event: Event) -> float:
+        if kind == "progress" and "local_step" in event:
+            self._workers.add(event["task"])
+            return WORKERS_EVERY * len(self._workers)
+        return {"progress": EVERY, "evaluated": EVERY, "checkpoint": EVERY, "waiting": WAITING_EVERY}.get(kind, 0)

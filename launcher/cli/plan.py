@@ -1,0 +1,107 @@
+"""`launcher plan`: what a spec becomes, before anything is started."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from launcher.cli.formats import memory
+from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
+from launcher.cli.runs import DEFAULT_RUNS
+from launcher.errors import UsageError
+from launcher.plan.models import Plan, Task
+
+EXAMPLES = (
+    ("launcher plan cluster.yaml", "a table of the tasks"),
+    ("launcher plan cluster.yaml --task worker-1", "one task's TF_CONFIG and environment"),
+    ("launcher plan cluster.yaml --json | jq .tasks[0].tf_config", "for scripts"),
+)
+_HEADERS = ("TASK", "ROLE", "ADDRESS", "CPU", "MEMORY", "GPUS", "RESTARTS", "COMMAND")
+
+
+def plan(
+    file: SpecFile,
+    *,
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="Show this task alone, whole.", autocompletion=complete_task, show_default=False)
+    ] = None,
+    overrides: Set = None,
+    on: On = "local",
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> None:
+    """Show what a spec becomes: tasks, addresses, resources, TF_CONFIG."""
+    from launcher.cli.backends import check_backend
+    from launcher.plan import planner
+    from launcher.spec.loader import digest, load
+
+    check_backend(on)
+    spec = load(file, overrides or [])
+    planned = planner.plan(spec, "local", run_dir=runs.absolute() / spec.name, digest=digest(spec), spec_dir=file.parent)
+    if task is not None:
+        _show_task(_find(planned, task), as_json=as_json)
+    elif as_json:
+        print(json.dumps(asdict(planned), indent=2))
+    else:
+        _show(planned)
+
+
+def _find(planned: Plan, name: str) -> Task:
+    for task in planned.tasks:
+        if task.name == name:
+            return task
+    raise UsageError(f"{planned.name} has no task {name!r}", f"its tasks are: {', '.join(task.name for task in planned.tasks)}")
+
+
+def _show(planned: Plan) -> None:
+    from rich.console import Console
+
+    from launcher.cli.tables import Cell, show
+
+    rows: list[tuple[Cell, ...]] = []
+    for task in planned.tasks:
+        size = task.resources
+        rows.append(
+            (
+                task.name,
+                task.role,
+                task.address,
+                "" if size.cpu is None else f"{size.cpu:g}",
+                "" if size.memory is None else memory(size.memory),
+                f"{size.gpus} x {size.gpu_type}" if size.gpu_type else str(size.gpus or ""),
+                f"{task.restart.scope}, at most {task.restart.max_restarts}",
+                " ".join(task.command),
+            )
+        )
+    console = Console(highlight=False)
+    show(console, _HEADERS, rows, right=("CPU", "MEMORY", "GPUS"))
+    console.print(f"\n{planned.name}: {planned.strategy}, run directory {planned.run_dir}", soft_wrap=True)
+    for notice in planned.notices:
+        console.print(f"notice: {notice}", soft_wrap=True, markup=False)
+
+
+def _show_task(task: Task, *, as_json: bool) -> None:
+    shown = asdict(task)
+    if not as_json:
+        # The settings are JSON in a string: spread out, they can be read.
+        shown["env"] = {name: _spread(value) for name, value in task.env.items()}
+    text = json.dumps(shown, indent=2)
+    if as_json:
+        print(text)
+    else:
+        from rich.console import Console
+
+        console = Console()
+        if console.is_terminal:
+            console.print_json(text)
+        else:
+            print(text)
+
+
+def _spread(value: str) -> object:
+    try:
+        content = json.loads(value)
+    except ValueError:
+        return value
+    return content if isinstance(content, dict) else value

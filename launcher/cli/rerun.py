@@ -1,0 +1,87 @@
+"""What `up` does when a run of that name is there already: go on, ask, refuse, or start anew with the old one moved aside."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.backend.model import ENDED, Backend, RunStatus, State
+from launcher.cli.runs import command, stored
+from launcher.errors import LauncherError, UsageError
+
+# One value of the spec that is not what it was: its path, the old value, the new one.
+Change = tuple[str, Any, Any]
+Decision = Literal["start", "resume", "fresh", "complete"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for by itself."""
+
+    fresh: bool
+    resume: bool
+    may_prompt: bool
+
+
+def before(backend: Backend, runs: Path, name: str) -> RunStatus | None:
+    """Return the status of the run of that name that is there already, or None."""
+    return backend.status(name) if stored(runs, name, "spec") is not None else None
+
+
+def decide(old: RunStatus | None, changes: Sequence[Change], asked: Asked, runs: Path) -> Decision:
+    """Return what `up` is to do. Raises UsageError when the run still runs, or when only the user can decide and cannot be asked."""
+    if old is None:
+        return "start"
+    if old.state not in ENDED:
+        raise UsageError(
+            f"{old.name} runs already ({old.state})",
+            f"follow it with `{command(runs, 'logs', '-f', old.name)}`, or stop it with `{command(runs, 'down', old.name)}`",
+        )
+    if asked.fresh:
+        return "fresh"
+    if asked.resume or only_longer(changes):
+        return "resume"
+    if not changes:
+        return "complete" if old.state is State.SUCCEEDED else "resume"
+    return _ask(old.name, changes, asked)
+
+
+def only_longer(changes: Sequence[Change]) -> bool:
+    """Tell whether all that changed is that there are more steps to train: nothing but going on can be meant."""
+    if len(changes) != 1:
+        return False
+    path, old, new = changes[0]
+    return path == "train.steps" and isinstance(old, int) and isinstance(new, int) and new > old
+
+
+def _ask(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
+    from launcher.cli.tables import plain
+
+    rows = [(path, _shown(old), _shown(new)) for path, old, new in changes]
+    print(f"the spec of {name} has changed since it ran last:\n\n{plain(('PATH', 'WAS', 'IS'), rows)}\n", file=sys.stderr)
+    remedy = "say --resume to go on from its last checkpoint, or --fresh to start anew (the old run is kept aside)"
+    if not asked.may_prompt:
+        raise UsageError(f"the spec of {name} has changed since it ran last: {', '.join(path for path, _, _ in changes)}", remedy)
+    import typer
+
+    answers: dict[str, Decision] = {"resume": "resume", "r": "resume", "fresh": "fresh", "f": "fresh"}
+    print("resume goes on from its last checkpoint; fresh starts anew, the old run is kept aside", file=sys.stderr)
+    answer = typer.prompt("resume, fresh or quit?", default="quit", err=True)
+    if answer not in answers:
+        raise UsageError("nothing was started", remedy)
+    return answers[answer]
+
+
+def _shown(value: Any) -> str:
+    return "(not set)" if value is None else str(value)
+
+
+def move_aside(runs: Path, name: str) -> Path:
+    """Move a run's directory to `<name>.<time>` beside it, and return where it is now."""
+    aside = runs / f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}"
+    try:
+        return (runs / name).rename(aside)
+    except OSError as error:
+        raise LauncherError(f"{runs / name} cannot be moved aside: {error.strerror}", "see who owns it and who uses it") from error

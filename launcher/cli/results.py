@@ -1,0 +1,128 @@
+"""What a run came to: the exit code for it, and its summary for people and for programs."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from launcher.backend.model import Backend, RunStatus, State, TaskStatus
+from launcher.cli import formats
+from launcher.cli.runs import command
+from launcher.cli.task_rows import MARKS
+from launcher.errors import LauncherError
+from trainer.events import parse
+from trainer.exit_codes import ExitCode, describe
+
+# The exit codes of `up` and `wait`; docs/cli.md has the same table.
+EXIT_CODES: dict[State, int] = {State.SUCCEEDED: 0, State.FAILED: 1, State.INTERRUPTED: 1, State.STOPPED: int(ExitCode.STOPPED)}
+
+_ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b")
+_LAST_LINES = 50
+
+
+def summary(status: RunStatus, code: int) -> dict[str, Any]:
+    """Return the summary event: what `up --json` and `wait --json` write last."""
+    return {
+        "event": "summary",
+        "name": status.name,
+        "state": status.state,
+        "reason": status.reason,
+        "exit_code": code,
+        "step": status.step,
+        "steps": status.steps,
+        "loss": status.loss,
+        "metrics": status.metrics,
+        "seconds": _seconds(status),
+        "examples_per_second": status.examples_per_second,
+        "seconds_per_step": status.seconds_per_step,
+        "restarts": {task.name: len(task.restarts) for task in status.tasks if task.restarts},
+        "checkpoint": status.checkpoint,
+        "checkpoint_step": status.checkpoint_step,
+        "run_dir": status.run_dir,
+    }
+
+
+def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path) -> None:
+    """Print what the run came to, why it failed if it did, and what the user may do next."""
+    mark, colour = MARKS[status.state]
+    seconds = _seconds(status)
+    took = f" after {formats.duration(seconds)}" if seconds is not None else ""
+    head = f"{status.name} {_WORDS[status.state]}{took}"
+    console.print()
+    console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
+    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs)]
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        console.print(Text.assemble((f"  {name:<{width}}  ", "bright_black"), value), soft_wrap=True)
+
+
+_WORDS = {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.STOPPED: "stopped", State.INTERRUPTED: "was interrupted"}
+
+
+def _seconds(status: RunStatus) -> float | None:
+    return None if status.started is None or status.ended is None else round(status.ended - status.started, 3)
+
+
+def _facts(status: RunStatus) -> list[tuple[str, str]]:
+    facts = []
+    if status.step is not None:
+        facts.append(("steps", f"{status.step:,} of {status.steps:,}" if status.steps else f"{status.step:,}"))
+    speed = []
+    if status.examples_per_second is not None:
+        speed.append(f"{status.examples_per_second:,.0f} examples/s")
+    if status.seconds_per_step is not None:
+        speed.append(f"{formats.seconds_each(status.seconds_per_step)} a step")
+    facts += [("speed", ", ".join(speed))] * bool(speed)
+    if status.loss is not None:
+        facts.append(("loss", f"{status.loss:.4g}"))
+    facts += [("metrics", formats.metrics(status.metrics))] * bool(status.metrics)
+    restarts = [f"{task.name} {len(task.restarts)} (last: {task.restarts[-1].cause})" for task in status.tasks if task.restarts]
+    facts.append(("restarts", ", ".join(restarts) or "none"))
+    return facts
+
+
+def _next(status: RunStatus, runs: Path) -> list[tuple[str, str]]:
+    steps = [("run", status.run_dir)]
+    if status.checkpoint is not None:
+        steps.append(("checkpoint", status.checkpoint))
+    if (Path(status.run_dir) / "logs").is_dir():
+        steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
+    return steps
+
+
+def failed_task(status: RunStatus) -> TaskStatus | None:
+    """Return the task that the run failed by: the one that ended first of those that failed."""
+    failed = [task for task in status.tasks if task.state is State.FAILED]
+    return min(failed, key=lambda task: task.ended or 0.0, default=None)
+
+
+def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str, str]]:
+    if status.state not in (State.FAILED, State.INTERRUPTED):
+        return []
+    facts = [("reason", status.reason)] * bool(status.reason)
+    task = failed_task(status)
+    if task is None:
+        return [*facts, ("log", command(runs, "logs", status.name))]
+    how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
+    facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
+    last = last_error_line(backend, status.name, task.name)
+    facts += [("last error", last)] * bool(last)
+    role, _, index = task.name.partition("-")
+    where = ["--role", role] + ["--index", index] * bool(index)
+    return [*facts, ("log", command(runs, "logs", status.name, *where))]
+
+
+def last_error_line(backend: Backend, name: str, task: str) -> str:
+    """Return the line that says why a task failed: its `failed` event, the last that names an exception, or the last of all."""
+    try:
+        lines = [line.text for line in backend.logs(name, tasks=[task], follow=False, since=None, tail=_LAST_LINES)]
+    except LauncherError:
+        return ""
+    events = [event for event in map(parse, lines) if event and event["event"] == "failed"]
+    if events and events[-1].get("detail"):
+        return str(events[-1]["detail"])
+    written = [line.strip() for line in lines if line.strip() and parse(line) is None]
+    errors = [line for line in written if _ERROR_LINE.match(line)]
+    return (errors or written or [""])[-1]

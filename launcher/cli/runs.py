@@ -1,0 +1,64 @@
+"""Which run a NAME on the command line means, and where a run keeps what the command line reads itself."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from launcher.backend.model import Backend
+from launcher.errors import UsageError
+
+DEFAULT_RUNS = Path("runs")
+SPEC_FILES = (".yaml", ".yml")
+_RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
+
+
+def looks_like_file(name: str) -> bool:
+    """Tell whether a NAME is the path of a spec; a run's name has neither a slash nor a suffix."""
+    return name.endswith(SPEC_FILES) or os.sep in name
+
+
+def find_run(name: str | None, backend: Backend, runs: Path) -> str:
+    """Return the name of the run that NAME means: itself, the name in a spec file, or the only run when it is left out.
+
+    Raises UsageError when it is left out and there is not exactly one run, SpecError for a file that is no spec.
+    """
+    if name and looks_like_file(name):
+        from launcher.spec.loader import load
+
+        return load(Path(name), []).name
+    if name:
+        # A name becomes a path, also of what is deleted: `..` must never get that far.
+        if not _RUN_NAME.match(name):
+            raise UsageError(f"{name!r} is no run's name", "names have lower-case letters, digits and dashes; `launcher ls` lists the runs")
+        return name
+    known = backend.runs()
+    if len(known) == 1:
+        return known[0].name
+    if not known:
+        raise UsageError(f"there are no runs under {runs}", "start one with `launcher up FILE`, or say with --runs where they are")
+    names = ", ".join(run.name for run in known)
+    raise UsageError(f"there are {len(known)} runs under {runs}", f"say which one: {names}")
+
+
+def command(runs: Path, verb: str, *rest: str) -> str:
+    """Return the command line a user types next, with --runs where the runs are not where a verb looks by itself."""
+    words = ["launcher", verb, *rest]
+    if runs != Path(os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS):
+        words += ["--runs", str(runs)]
+    return " ".join(words)
+
+
+def stored(runs: Path, name: str, document: str) -> dict[str, Any] | None:
+    """Return `spec` or `plan` as it was when the run was started last, or None when there is none that can be read."""
+    try:
+        content = json.loads((runs / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def run_names(runs: Path) -> list[str]:
+    """Return the names of the runs under a directory, without asking a backend: completion must be quick."""
+    return sorted(path.parent.name for path in runs.glob("*/launcher") if "." not in path.parent.name)

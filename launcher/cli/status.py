@@ -1,0 +1,132 @@
+"""`launcher status`: how a run and each of its tasks are."""
+
+import json
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from launcher.backend.model import ENDED, Backend, RunStatus
+from launcher.cli import formats, task_rows
+from launcher.cli.options import Json, Name, On, Runs
+from launcher.cli.prefixes import Prefixes
+from launcher.cli.runs import DEFAULT_RUNS, find_run
+from launcher.cli.tables import grid, plain
+
+EXAMPLES = (
+    ("launcher status", "of the only run"),
+    ("launcher status mnist --watch", "again every second, until it has ended"),
+    ("launcher status mnist --json | jq -r '.tasks[] | select(.restarts != []) | .name'", "the tasks that were restarted"),
+)
+WATCH_EVERY = 1.0
+
+
+def status(
+    name: Name = None,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second until the run has ended.")] = False,
+    on: On = "local",
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> None:
+    """Show how a run and each of its tasks are."""
+    from launcher.cli.backends import open_backend
+
+    backend = open_backend(on, runs)
+    run = find_run(name, backend, runs)
+    console = Console(highlight=False)
+    if watch and console.is_terminal and not as_json:
+        _watch(backend, run, console)
+        return
+    while True:
+        current = backend.status(run)
+        _print(console, current, as_json=as_json)
+        if not watch or current.state in ENDED:
+            return
+        time.sleep(WATCH_EVERY)
+
+
+def _watch(backend: Backend, run: str, console: Console) -> None:
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            current = backend.status(run)
+            live.update(_rendered(current, console.height), refresh=True)
+            if current.state in ENDED:
+                return
+            time.sleep(WATCH_EVERY)
+
+
+def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(current)), flush=True)
+    elif console.is_terminal:
+        console.print(_rendered(current, None))
+    else:
+        width = max(len(fact) for fact, _ in _facts(current))
+        print("\n".join(f"{fact:<{width}}  {value}" for fact, value in _facts(current)))
+        rows = [task_rows.row(task, Prefixes([]), marked=False) for task in current.tasks]
+        print("\n" + plain(task_rows.HEADERS, rows, right=task_rows.RIGHT) + "\n", flush=True)
+
+
+def _rendered(current: RunStatus, height: int | None) -> RenderableType:
+    facts = _facts(current)
+    width = max(len(fact) for fact, _ in facts)
+    parts: list[RenderableType] = []
+    for fact, value in facts:
+        style = f"bold {task_rows.MARKS[current.state][1]}" if fact == "state" else ""
+        parts.append(Text.assemble((f"{fact:<{width}}  ", "bright_black"), (value, style)))
+    most = len(current.tasks) if height is None else height - len(facts) - 4
+    shown, left_out = task_rows.most_telling(current, most)
+    prefixes = Prefixes(task.name for task in current.tasks)
+    rows = [task_rows.row(task, prefixes, marked=True) for task in shown]
+    parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT)]
+    if left_out:
+        parts.append(Text(f"and {formats.count(left_out, 'more task')}", style="bright_black"))
+    return Group(*parts)
+
+
+def _facts(current: RunStatus) -> list[tuple[str, str]]:
+    facts = {
+        "run": f"{current.name} on {current.backend}" + (f", {current.strategy}" if current.strategy else ""),
+        "state": f"{current.state}: {current.reason}" if current.reason else str(current.state),
+        "started": _times(current),
+        "step": _step(current),
+        "loss": "" if current.loss is None else f"{current.loss:.4g}",
+        "metrics": formats.metrics(current.metrics),
+        "speed": _speed(current),
+        "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),
+        "checkpoint": _checkpoint(current),
+        "run directory": current.run_dir,
+    }
+    return [(fact, value) for fact, value in facts.items() if value]
+
+
+def _times(current: RunStatus) -> str:
+    if current.started is None:
+        return ""
+    took = "" if current.ended is None else f", took {formats.duration(current.ended - current.started)}"
+    return formats.ago(current.started) + took
+
+
+def _step(current: RunStatus) -> str:
+    if current.step is None:
+        return ""
+    return f"{current.step:,} of {current.steps:,} ({current.step / current.steps:.0%})" if current.steps else f"{current.step:,}"
+
+
+def _speed(current: RunStatus) -> str:
+    parts = [] if current.examples_per_second is None else [f"{current.examples_per_second:,.0f} examples/s"]
+    if current.seconds_per_step is not None:
+        parts.append(f"{formats.seconds_each(current.seconds_per_step)} a step")
+    return ", ".join(parts)
+
+
+def _checkpoint(current: RunStatus) -> str:
+    if current.checkpoint is None:
+        return ""
+    return current.checkpoint if current.checkpoint_step is None else f"step {current.checkpoint_step:,}: {current.checkpoint}"

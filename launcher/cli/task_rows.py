@@ -1,0 +1,56 @@
+"""The rows that tell of each task, the same in `status` and in the live display of `up`."""
+
+from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
+from launcher.cli.prefixes import Prefixes
+from launcher.cli.tables import Cell
+
+HEADERS = ("TASK", "STATE", "STEP", "SPEED", "RESTARTS", "EXIT", "REASON")
+RIGHT = ("STEP", "SPEED", "RESTARTS", "EXIT")
+
+MARKS: dict[State, tuple[str, str]] = {
+    State.PENDING: ("…", "bright_black"),
+    State.RUNNING: ("●", "green"),
+    State.RESTARTING: ("↻", "yellow"),
+    State.SUCCEEDED: ("✔", "green"),
+    State.FAILED: ("✘", "red"),
+    State.STOPPED: ("■", "yellow"),
+    State.INTERRUPTED: ("✘", "red"),
+}
+
+
+def state_cell(state: State, *, marked: bool) -> Cell:
+    """Return a state with its colour, and before it its mark where there is a terminal to show it."""
+    mark, colour = MARKS[state]
+    return (f"{mark} {state}" if marked else str(state)), colour
+
+
+def row(task: TaskStatus, prefixes: Prefixes, *, marked: bool) -> tuple[Cell, ...]:
+    """Return the cells of one task."""
+    step = task.step if task.local_step is None else task.local_step
+    speed = "" if task.examples_per_second is None else f"{task.examples_per_second:,.0f}/s"
+    restarts: Cell = (str(len(task.restarts)), "yellow") if task.restarts else ""
+    failed = task.exit_code not in (None, 0)
+    return (
+        (task.name, prefixes.colour(task.name)),
+        state_cell(task.state, marked=marked),
+        "" if step is None else f"{step:,}",
+        speed,
+        restarts,
+        "" if task.exit_code is None else (str(task.exit_code), "red" if failed else ""),
+        (_reason(task), "red" if task.state is State.FAILED else ""),
+    )
+
+
+def _reason(task: TaskStatus) -> str:
+    if task.reason or not task.restarts or task.state in ENDED:
+        return task.reason
+    return f"restarted: {task.restarts[-1].cause}"
+
+
+def most_telling(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int]:
+    """Return up to `most` tasks, those in trouble first where not all fit, and how many were left out."""
+    if len(status.tasks) <= most:
+        return status.tasks, 0
+    trouble = {State.FAILED: 0, State.INTERRUPTED: 0, State.RESTARTING: 1, State.PENDING: 2}
+    kept = sorted(status.tasks, key=lambda task: trouble.get(task.state, 3))[: max(most, 1)]
+    return tuple(task for task in status.tasks if task in kept), len(status.tasks) - len(kept)

@@ -1,0 +1,76 @@
+"""`launcher tensorboard`: TensorBoard on a run's logs."""
+
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import Name, On, Runs
+from launcher.cli.runs import DEFAULT_RUNS, find_run, stored
+from launcher.errors import LauncherError, UsageError
+
+EXAMPLES = (
+    ("launcher tensorboard mnist", "on http://127.0.0.1:6006 unless the spec says otherwise; Ctrl-C ends it"),
+    ("launcher tensorboard mnist --port 0", "on any free port"),
+)
+# As many ports after the spec's own are tried as TensorBoard itself would try.
+_PORTS_TRIED = 10
+
+
+def tensorboard(
+    name: Name = None,
+    *,
+    port: Annotated[
+        int | None, typer.Option(help="The port; the spec's when left out, or the next free one.", min=0, max=65535, show_default=False)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="The address to listen on; the spec's when left out: loopback.", show_default=False)
+    ] = None,
+    on: On = "local",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Open TensorBoard on a run's logs."""
+    from launcher.cli.backends import open_backend
+
+    if importlib.util.find_spec("tensorboard") is None:
+        raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
+    backend = open_backend(on, runs)
+    run = find_run(name, backend, runs)
+    directory = Path(backend.status(run).run_dir) / "logs"
+    if not directory.is_dir():
+        raise UsageError(
+            f"{run} has no logs for TensorBoard: {directory} is not there",
+            "it writes them while it trains; a command of yours writes them to $RUN_DIR/logs",
+        )
+    wanted = (stored(runs, run, "spec") or {}).get("tensorboard") or {}
+    host = host or wanted.get("host") or "127.0.0.1"
+    port = _free_port(host, wanted.get("port") or 6006) if port is None else _checked(host, port)
+    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(directory), "--host", host, "--port", str(port)]
+    sys.stdout.flush()
+    # In place of this process: Ctrl-C and signals reach TensorBoard itself, and nothing is left behind.
+    os.execv(sys.executable, words)  # noqa: S606  a shell is what we do not want
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
+
+
+def _checked(host: str, port: int) -> int:
+    if not _is_free(host, port):
+        raise UsageError(f"port {port} of {host} cannot be used", "give another one, or 0 for any that is free")
+    return port
+
+
+def _free_port(host: str, first: int) -> int:
+    for port in range(first, min(first + _PORTS_TRIED, 65536)):
+        if _is_free(host, port):
+            return port
+    raise UsageError(f"no port from {first} on is free on {host}", "give one with --port, or 0 for any that is free")

@@ -1,0 +1,143 @@
+"""`launcher up`: run a spec, and follow it until it is done."""
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launcher.backend.model import Backend, RunStatus, State
+from launcher.cli.options import Json, On, Runs, Set, SpecFile
+from launcher.cli.runs import DEFAULT_RUNS, command, stored
+from launcher.errors import UsageError
+from launcher.plan.models import Plan
+from launcher.spec.models import ClusterSpec
+
+EXAMPLES = (
+    ("launcher up cluster.yaml", "runs it and shows how it goes; Ctrl-C saves a checkpoint and stops it"),
+    ("launcher up cluster.yaml", "again: goes on from the last checkpoint"),
+    ("launcher up cluster.yaml --set train.steps=500 --fresh", "another value, from the first step; the old run is kept aside"),
+    ("launcher up cluster.yaml --detach && launcher logs -f", "in the background"),
+    ("launcher up cluster.yaml --json | tail -1 | jq .metrics", "for scripts"),
+)
+INTERRUPTED = 130
+
+
+def up(
+    file: SpecFile,
+    *,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running in the background.")] = False,
+    overrides: Set = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what the run stored is moved aside.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
+    on: On = "local",
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> int:
+    """Run a spec, and follow it until it is done."""
+    from launcher.cli.backends import open_backend
+    from launcher.cli.rerun import Asked, before, decide, move_aside
+    from launcher.plan import planner
+    from launcher.spec.loader import digest, dump, load
+
+    if fresh and resume:
+        raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
+    backend = open_backend(on, runs)
+    spec = load(file, overrides or [])
+    plan = planner.plan(spec, "local", run_dir=runs.absolute() / spec.name, digest=digest(spec), spec_dir=file.parent)
+    old = before(backend, runs, spec.name)
+    may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    decision = decide(old, _changes(runs, spec), Asked(fresh, resume, may_prompt), runs)
+    say = _sayer(as_json=as_json)
+    if decision == "complete" and old is not None:
+        say(f"{spec.name} is complete: {_where(old)}; `{command(runs, 'up', str(file), '--fresh')}` trains it anew")
+        return _finish(backend, old, runs, as_json=as_json, code=0, quiet=True)
+    if decision == "fresh" and old is not None:
+        say(f"{spec.name} starts anew; the old run is now {move_aside(runs, spec.name)}")
+    if decision == "resume" and old is not None:
+        say(f"{spec.name} goes on: {_where(old)}")
+    for notice in plan.notices:
+        say(f"notice: {notice}")
+    if detach:
+        backend.start(plan, dump(spec), detach=True)
+        return _detached(plan, runs, as_json=as_json)
+    return _foreground(backend, plan, dump(spec), runs, as_json=as_json)
+
+
+def _changes(runs: Path, spec: ClusterSpec) -> list[tuple[str, Any, Any]]:
+    from launcher.spec.loader import changes, dump
+
+    old = stored(runs, spec.name, "spec")
+    return [] if old is None else changes(old, dump(spec))
+
+
+def _sayer(*, as_json: bool) -> Any:
+    # With --json stdout is for the program that reads it.
+    return lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def _where(old: RunStatus) -> str:
+    if old.state is State.SUCCEEDED:
+        return f"{old.step:,} steps done" if old.step is not None else "it has succeeded"
+    return (
+        f"from the checkpoint of step {old.checkpoint_step:,}"
+        if old.checkpoint_step is not None
+        else "there is no checkpoint yet, from the start"
+    )
+
+
+def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"event": "detached", "name": plan.name, "run_dir": plan.run_dir, "tasks": [task.name for task in plan.tasks]}))
+    else:
+        print(
+            f"{plan.name} runs in the background; see `{command(runs, 'status', plan.name)}` and `{command(runs, 'logs', '-f', plan.name)}`"
+        )
+    return 0
+
+
+def _foreground(backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, *, as_json: bool) -> int:
+    from launcher.cli.follow import follow
+    from launcher.cli.interrupts import Interrupts
+    from launcher.cli.results import EXIT_CODES
+
+    tasks = [task.name for task in plan.tasks]
+    with Interrupts() as interrupts:
+        since = time.time()
+        backend.start(plan, spec, detach=False)
+        with _view(plan.name, tasks, as_json=as_json) as view:
+            status = follow(backend, plan.name, tasks, view, interrupts, since=since)
+    code = EXIT_CODES[status.state]
+    if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
+        code = INTERRUPTED
+    return _finish(backend, status, runs, as_json=as_json, code=code)
+
+
+def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
+    from launcher.cli.views import JsonView, PlainView
+
+    if as_json:
+        return JsonView()
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if sys.stdout.isatty() and not console.is_dumb_terminal:
+        from launcher.cli.live import LiveView
+
+        return LiveView(console, name, tasks)
+    return PlainView(tasks)
+
+
+def _finish(backend: Backend, status: RunStatus, runs: Path, *, as_json: bool, code: int, quiet: bool = False) -> int:
+    from launcher.cli.results import show_summary, summary
+
+    if as_json:
+        print(json.dumps(summary(status, code)), flush=True)
+    elif not quiet:
+        from rich.console import Console
+
+        show_summary(Console(highlight=False), backend, status, runs)
+    return code

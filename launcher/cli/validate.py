@@ -1,0 +1,49 @@
+"""`launcher validate`: check specs without running anything."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.formats import count
+from launcher.cli.options import Json, Set
+from launcher.errors import Problem, SpecError
+from launcher.spec.models import ClusterSpec
+
+EXAMPLES = (
+    ("launcher validate cluster.yaml", "says ok, or every problem with its line"),
+    ("launcher validate examples/*.yaml", "many at once"),
+)
+
+
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="The specs.", show_default=False)],
+    *,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Check specs; every problem is reported at once."""
+    from launcher.spec.loader import load
+
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            spec = load(file, overrides or [])
+        except SpecError as error:
+            problems += error.problems
+        else:
+            print(json.dumps({"file": str(file), "ok": True, "name": spec.name, "tasks": _tasks(spec)}) if as_json else _ok(file, spec))
+    if problems:
+        raise SpecError(problems)
+
+
+def _tasks(spec: ClusterSpec) -> dict[str, int]:
+    return {role: getattr(spec.roles, role).replicas for role in ("chief", "ps", "worker", "evaluator") if getattr(spec.roles, role)}
+
+
+def _ok(file: Path, spec: ClusterSpec) -> str:
+    tasks = _tasks(spec)
+    roles = ", ".join(count(number, role) for role, number in tasks.items())
+    work = spec.train.workload if spec.train else " ".join(spec.command or ())
+    return f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {work}"

@@ -1,0 +1,69 @@
+"""A run in the foreground without a terminal: plain lines for people, JSON lines for programs."""
+
+import json
+import sys
+from types import TracebackType
+from typing import Self
+
+from launcher.backend.model import LogLine, RunStatus
+from launcher.cli.pace import Pace
+from launcher.cli.prefixes import Prefixes
+from trainer.events import Event, render
+
+
+class PlainView:
+    """One plain line an event, after the task's name; progress not more than about once a second."""
+
+    def __init__(self, tasks: list[str]) -> None:
+        self._prefixes = Prefixes(tasks)
+        self._pace = Pace()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        """Print the event's readable line."""
+        if self._pace.admits(event):
+            self._print(event["task"], render(event))
+
+    def output(self, line: LogLine) -> None:
+        """Print the line as the program wrote it."""
+        self._print(line.task, line.text)
+
+    def status(self, status: RunStatus) -> None:
+        """Print nothing: what matters comes as events."""
+
+    def say(self, message: str) -> None:
+        """Print a line of the launcher's own."""
+        print(message, flush=True)
+
+    def _print(self, task: str, text: str) -> None:
+        print(self._prefixes.plain(task) + text, flush=True)
+
+
+class JsonView:
+    """Every event as it came, one JSON object a line; other output as events named `output`, our own as `notice`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        """Print the event."""
+        print(json.dumps(event), flush=True)
+
+    def output(self, line: LogLine) -> None:
+        """Print the line as an event."""
+        self.event({"event": "output", "time": line.time, "task": line.task, "text": line.text})
+
+    def status(self, status: RunStatus) -> None:
+        """Print nothing: the summary at the end tells of it."""
+
+    def say(self, message: str) -> None:
+        """Tell people on stderr; stdout is for the program that reads it."""
+        print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,59 @@
+"""`launcher wait`: wait until a run has ended."""
+
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from launcher.backend.model import ENDED
+from launcher.cli.options import Json, Name, On, Runs
+from launcher.cli.runs import DEFAULT_RUNS, find_run
+from launcher.errors import LauncherError
+
+EXAMPLES = (
+    ("launcher wait mnist && ./publish.sh", "does something with a run that succeeded"),
+    ("launcher wait mnist --timeout 30m", "gives up after 30 minutes with exit code 124; the run goes on"),
+)
+LOOK_EVERY = 0.5
+
+
+class WaitedTooLongError(LauncherError):
+    """The run has not ended in time; the exit code is that of timeout(1)."""
+
+    exit_code = 124
+
+
+def wait(
+    name: Name = None,
+    *,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long to wait, such as 10m; for ever when left out.", show_default=False)
+    ] = None,
+    on: On = "local",
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> int:
+    """Wait until a run has ended; its result is the exit code."""
+    from rich.console import Console
+
+    from launcher.cli import formats
+    from launcher.cli.backends import open_backend
+    from launcher.cli.results import EXIT_CODES, show_summary, summary
+
+    seconds = formats.timeout(timeout) if timeout else None
+    backend = open_backend(on, runs)
+    run = find_run(name, backend, runs)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while (status := backend.status(run)).state not in ENDED:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WaitedTooLongError(
+                f"{run} has not ended within {timeout}: it is {status.state}", "it goes on; wait again, or stop it with `launcher down`"
+            )
+        time.sleep(LOOK_EVERY)
+    code = EXIT_CODES[status.state]
+    if as_json:
+        print(json.dumps(summary(status, code)))
+    else:
+        show_summary(Console(highlight=False), backend, status, runs)
+    return code
