@@ -15,14 +15,14 @@ Event = dict[str, Any]
 # kind -> what the event carries besides event, time and task.
 FIELDS: dict[str, str] = {
     "started": "attempt (int, from 1), role, pid: a training process was started",
-    "waiting": "missing ([{task, address, reason}]), seconds (waited so far), timeout: peers are not there yet",
+    "waiting": "missing ([{task, address, reason}]), more (how many besides), seconds (waited so far), timeout: peers are not there yet",
     "ready": "seconds: every peer answers and the model is built; training starts",
     "restored": "step, path: training goes on from a checkpoint",
     "progress": "step, steps, loss, metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step",
     "evaluated": "step, metrics ({name: float}), seconds",
     "checkpoint": "step, path, seconds: a checkpoint is complete on disk",
     "notice": "message: something a person should know",
-    "restarting": "attempt (the next), restarts (counted so far), exit_code, cause, delay (seconds)",
+    "restarting": "attempt (the next), restarts (counted so far), exit_code, cause, detail (the last error line), delay (seconds)",
     "stopping": "reason: asked to stop; a checkpoint is saved first",
     "done": "step, seconds, metrics: the task's work is complete",
     "failed": "exit_code, cause, detail (the last error line): the task gives up",
@@ -85,7 +85,8 @@ def render(event: Event) -> str:
         return "  ".join(parts)
     if kind == "waiting":
         missing = ", ".join(f"{m['task']} ({m['address']}: {m['reason']})" for m in event["missing"])
-        return f"waiting for {missing}: {event['seconds']:.0f} s of {event['timeout']:.0f} s"
+        more = f" and {event['more']} more" if event.get("more") else ""
+        return f"waiting for {missing}{more}: {event['seconds']:.0f} s of {event['timeout']:.0f} s"
     templates = {
         "started": "attempt {attempt} started as {role}, pid {pid}",
         "ready": "ready after {seconds:.1f} s",

@@ -1,0 +1,184 @@
+"""The `trainer` command: checks what the task was told, then supervises its training process or a user's program.
+
+trainer [--settings FILE] [--events json|text] [--check] [-- COMMAND ...]
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import stat
+import sys
+import typing
+
+from trainer import __version__
+from trainer.exit_codes import MEANING, ExitCode
+
+if typing.TYPE_CHECKING:
+    from trainer.settings import Strategy, TrainerSettings
+    from trainer.supervise import Job
+    from trainer.tf_config import TaskConfig
+
+_ENVIRONMENT = {
+    "GRPC_FAIL_FAST": "use_caller",  # TensorFlow waits for peers that are not there yet
+    "PYTHONUNBUFFERED": "1",  # what a killed attempt printed is not lost
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code; docs/architecture.md has the table."""
+    # Process 1 of a container has no default action for a signal: one that comes during the imports below would be lost.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: os._exit(ExitCode.STOPPED))
+    own, command = _split(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    options = parser.parse_args(own)
+    if options.events:
+        os.environ["TRAINER_EVENTS"] = options.events
+    if not (options.settings or os.environ.get("TRAINER_SETTINGS") or command):
+        parser.print_usage(sys.stderr)
+        print(
+            "trainer: there is nothing to run; expected settings (TRAINER_SETTINGS or --settings FILE) or a program after --;"
+            " see trainer --help",
+            file=sys.stderr,
+        )
+        return ExitCode.WRONG_CONFIGURATION
+    return _run(options, command)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Part the trainer's own arguments from the user's command; None where there is no `--`."""
+    if "--" not in arguments:
+        return arguments, None
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    codes = "\n".join(f"  {int(code):>3}  {meaning}" for code, meaning in MEANING.items())
+    parser = argparse.ArgumentParser(
+        prog="trainer",
+        usage="trainer [--settings FILE] [--events json|text] [--check] [--version] [-- COMMAND ...]",
+        description="Becomes chief, worker, ps or evaluator by TF_CONFIG and trains; started again in place after a failure.",
+        epilog=f"exit codes:\n{codes}\n  else a failure; started again, up to max_restarts times",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--settings", metavar="FILE", help="settings as YAML or JSON, - for stdin; default: the variable TRAINER_SETTINGS")
+    parser.add_argument("--events", choices=("json", "text"), help="how progress is written; default: text on a terminal, else json")
+    parser.add_argument("--check", action="store_true", help="check TF_CONFIG and settings, say what is wrong, start nothing")
+    parser.add_argument("--version", action="version", version=f"trainer {__version__}")
+    return parser
+
+
+def _run(options: argparse.Namespace, command: list[str] | None) -> int:
+    from trainer.events import Reporter
+    from trainer.supervise import supervise
+    from trainer.tf_config import TaskConfig, TfConfigError, parse
+
+    problems: list[str] = []
+    task = TaskConfig()
+    name = "trainer"
+    try:
+        task = parse(os.environ.get("TF_CONFIG"))
+        name = task.name
+    except TfConfigError as error:
+        problems += error.problems
+    settings = _settings(options.settings, problems)
+    if not problems:
+        problems += _misuse(task, settings, command)
+    lifeline = _lifeline(problems)
+    if problems:
+        print("\n".join(f"trainer: {problem}" for problem in problems), file=sys.stderr, flush=True)
+        if not options.check:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            Reporter(name)(
+                "failed", exit_code=int(ExitCode.WRONG_CONFIGURATION), cause="the configuration is wrong", detail=problems[0] + more
+            )
+        return ExitCode.WRONG_CONFIGURATION
+    if options.check:
+        print(f"trainer: TF_CONFIG and settings are right; this task is {name}")
+        return ExitCode.DONE
+    code = supervise(_job(task, settings, command, lifeline), Reporter(name))
+    # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _settings(path: str | None, problems: list[str]) -> "TrainerSettings | None":
+    from trainer.configuration import ConfigurationError, from_file, from_json
+
+    try:
+        if path:
+            return from_file("/dev/stdin" if path == "-" else path)
+        text = os.environ.get("TRAINER_SETTINGS")
+        return from_json(text) if text else None
+    except ConfigurationError as error:
+        problems += error.problems
+        return None
+
+
+def _misuse(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None) -> list[str]:
+    """Return why settings and command, each right by itself, cannot be run together or in this cluster."""
+    from trainer.configuration import check_fit
+    from trainer.supervise import missing_program
+
+    problems = check_fit(task, settings) if settings else []
+    if command is None:
+        if settings is not None and settings.train is None:
+            problems.append("the settings have no train section and no program follows --; give one of them")
+        return problems
+    if settings is not None and settings.train is not None:
+        problems.append("the settings have a train section and a program follows --; expected one of them; remove the other")
+    if not command:
+        problems.append("no program follows --; expected such as: trainer -- python train.py")
+    elif missing := missing_program(command):
+        problems.append(missing)
+    return problems
+
+
+def _lifeline(problems: list[str]) -> int | None:
+    """Return the file descriptor in TRAINER_LIFELINE, which must be a pipe or a socket."""
+    text = os.environ.get("TRAINER_LIFELINE")
+    if not text:
+        return None
+    with contextlib.suppress(OSError, OverflowError, ValueError):
+        mode = os.fstat(int(text)).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            return int(text)
+    problems.append(f"TRAINER_LIFELINE is {text!r}; expected the number of an open pipe; pass it on to this process, or unset the variable")
+    return None
+
+
+def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None, lifeline: int | None) -> "Job":
+    from trainer.peers import awaited, watched_chief
+    from trainer.restarts import Policy
+    from trainer.supervise import TRAINING, Job, Patience
+
+    environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
+    if settings is not None:
+        environment["TRAINER_SETTINGS"] = settings.model_dump_json()
+    strategy = settings.strategy if settings else _likely_strategy(task)
+    return Job(
+        command=tuple(command or TRAINING),
+        role=task.role,
+        built_in=not command,
+        environment=environment,
+        awaited=awaited(task, strategy),
+        watched_chief=None if command else watched_chief(task, strategy),
+        lifeline=lifeline,
+        policy=Policy(max_restarts=settings.max_restarts) if settings else Policy(),
+        patience=Patience(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Patience(),
+    )
+
+
+def _likely_strategy(task: "TaskConfig") -> "Strategy":
+    """Guess from the cluster how a user's program works, when no settings say it."""
+    if "ps" in task.cluster:
+        return "parameter_server"
+    return "multi_worker_mirrored" if len(task.tasks()) > 1 else "single"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The trainer's settings, read and checked against the task's cluster before anything is started. No TensorFlow."""
+
+import difflib
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from trainer.settings import Settings, TrainerSettings
+from trainer.tf_config import TaskConfig
+from trainer.workloads.catalog import CATALOG
+
+VARIABLE = "TRAINER_SETTINGS"
+
+
+class ConfigurationError(ValueError):
+    """The settings cannot be used; `problems` has one sentence for each thing that is wrong with them."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def from_json(text: str) -> TrainerSettings:
+    """Return the settings in the text of TRAINER_SETTINGS. Raises ConfigurationError with every problem at once."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError([f"{VARIABLE} is not valid JSON: {error}; correct it there"]) from None
+    return _validated(document, VARIABLE)
+
+
+def from_file(path: str) -> TrainerSettings:
+    """Return the settings in a YAML or JSON file. Raises ConfigurationError, also where the file cannot be read."""
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigurationError([f"the settings file {path!r} cannot be read: {reason}; expected a YAML or JSON file"]) from None
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigurationError([f"{path} is not valid YAML: {' '.join(str(error).split())}; correct it there"]) from None
+    return _validated(document, path)
+
+
+def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
+    """Return what keeps this task from training with these settings in its cluster: one sentence each."""
+    if settings.train is None:
+        return []
+    counts = {role: len(task.cluster.get(role, ())) for role in ("chief", "worker", "ps")}
+    problems = [message for wrong, message in _misfits(settings.strategy, counts) if wrong]
+    sync = settings.train.sync
+    if sync is not None and settings.strategy != "parameter_server":
+        problems.append(f"train.sync is for parameter_server; the strategy is {settings.strategy}; remove train.sync")
+    elif sync is not None and 0 < counts["worker"] < sync.replicas_to_aggregate:
+        problems.append(
+            f"train.sync.replicas_to_aggregate is {sync.replicas_to_aggregate}; expected at most {counts['worker']}, the number of workers"
+        )
+    return problems
+
+
+def _misfits(strategy: str, counts: dict[str, int]) -> list[tuple[bool, str]]:
+    """Return, for one strategy, what a cluster may not be."""
+    total = sum(counts.values())
+    if strategy == "parameter_server":
+        return [
+            (not counts[role], f"strategy parameter_server needs {what} in TF_CONFIG.cluster; there is none; add its address")
+            for role, what in (("chief", "a chief"), ("worker", "at least one worker"), ("ps", "at least one ps"))
+        ]
+    if strategy == "multi_worker_mirrored":
+        return [(counts["ps"] > 0, f"strategy multi_worker_mirrored has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them")]
+    return [(total > 1, f"strategy {strategy} is one task; TF_CONFIG.cluster has {total}; use multi_worker_mirrored or parameter_server")]
+
+
+def _validated(document: Any, origin: str) -> TrainerSettings:
+    if not isinstance(document, dict):
+        raise ConfigurationError(
+            [f"{origin} is {type(document).__name__}; expected an object with the keys run, run_dir, scratch_dir, train"]
+        )
+    try:
+        settings = TrainerSettings.model_validate(document)
+    except ValidationError as error:
+        raise ConfigurationError([_explain(origin, TrainerSettings, problem) for problem in error.errors()]) from None
+    problems = _check_workload(origin, settings)
+    if problems:
+        raise ConfigurationError(problems)
+    return settings
+
+
+def _check_workload(origin: str, settings: TrainerSettings) -> list[str]:
+    train = settings.train
+    if train is None or ":" in train.workload:  # a class of the user's own code: only TensorFlow's process can load it
+        return []
+    entry = CATALOG.get(train.workload)
+    if entry is None:
+        near = difflib.get_close_matches(train.workload, CATALOG, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "give one of these"
+        return [f"{origin}.train.workload is {train.workload!r}; expected {', '.join(sorted(CATALOG))} or package.module:Class; {hint}"]
+    problems = []
+    if settings.strategy not in entry.strategies:
+        problems.append(
+            f"{origin}.strategy is {settings.strategy}; {train.workload} runs on {', '.join(entry.strategies)}; choose one of them"
+        )
+    try:
+        entry.params.model_validate(train.params)
+    except ValidationError as error:
+        problems += [_explain(f"{origin}.train.params", entry.params, problem) for problem in error.errors()]
+    return problems
+
+
+def _explain(origin: str, model: type[Settings], problem: ErrorDetails) -> str:
+    """Say one of pydantic's errors as place, value, expectation and remedy."""
+    *above, last = problem["loc"] or ("",)
+    place = ".".join([origin, *map(str, problem["loc"])])
+    parent = _model_at(model, above)
+    fields = parent.model_fields if parent else {}
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(last), fields, n=1)
+        return f"{place} is an unknown key; expected one of {', '.join(fields)}; {f'did you mean {near[0]!r}?' if near else 'remove it'}"
+    field = fields.get(str(last))
+    about = f" ({field.description.rstrip('.')})" if field and field.description else ""
+    if problem["type"] == "missing":
+        return f"{place} is missing{about}; add it"
+    message = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    shown = repr(problem["input"])
+    return f"{place} is {shown if len(shown) <= 60 else shown[:57] + '...'}; expected {message}{about}; correct it"
+
+
+def _model_at(model: type[BaseModel] | None, path: list[int | str]) -> type[BaseModel] | None:
+    for key in path:
+        field = model.model_fields.get(str(key)) if model else None
+        model = _model_in(field.annotation) if field else None
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in typing.get_args(annotation) if (found := _model_in(part))), None)

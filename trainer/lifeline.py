@@ -1,0 +1,104 @@
+"""No process outlives the one that started it, however that one ends.
+
+The parent gives its child `child_environment`; the child calls `die_with_parent` before anything else. Linux tells a
+child of its parent's death (prctl PR_SET_PDEATHSIG); elsewhere the child reads a pipe whose other end only the
+parent holds. A program that knows nothing of this is started through this file: `python lifeline.py -- COMMAND`.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+PARENT_PID = "TRAINER_PARENT_PID"  # the process that must live
+PARENT_PIPE = "TRAINER_PARENT_PIPE"  # not on Linux: the read end of the pipe that closes with it
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_CANNOT_RUN = 2  # ExitCode.WRONG_CONFIGURATION; this file imports nothing of the package
+
+
+def needs_pipe() -> bool:
+    """Whether the parent has to hold a pipe for its child on this system."""
+    return sys.platform != "linux"
+
+
+def child_environment(pipe: int | None = None) -> dict[str, str]:
+    """Return what the calling process puts into its child's environment; `pipe` is the read end it passes on."""
+    return {PARENT_PID: str(os.getpid())} | ({} if pipe is None else {PARENT_PIPE: str(pipe)})
+
+
+def die_with_parent() -> None:
+    """Make this process be killed (SIGKILL) when its parent is gone; leave at once when it is gone already.
+
+    Does nothing in a process whose parent did not ask for it. What it read is removed from the environment, so that it
+    does not reach this process's own children.
+    """
+    parent = os.environ.pop(PARENT_PID, "")
+    pipe = os.environ.pop(PARENT_PIPE, "")
+    if not parent.isdecimal():
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    elif pipe.isdecimal():
+        os.set_inheritable(int(pipe), False)
+        watch(int(pipe), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    if os.getppid() != int(parent):  # it died before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch(fd: int, on_eof: Callable[[], None]) -> threading.Thread:
+    """Call `on_eof` from a thread of its own once the other end of the pipe `fd` is closed by all that hold it."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(fd, 4096):
+                pass
+        on_eof()
+
+    thread = threading.Thread(target=wait, name="lifeline", daemon=True)
+    thread.start()
+    return thread
+
+
+def wrapped(command: list[str]) -> list[str]:
+    """Return the argv that runs `command` so that it dies with its parent, in the same process and environment."""
+    # -I and -S: nothing in the user's directory or PYTHONPATH can stand in for the standard library here.
+    return [sys.executable, "-I", "-S", __file__, "--", *command]
+
+
+def _guard(pipe: int) -> None:
+    """Fork a process that kills its whole group once the pipe closes: exec takes threads away, not processes."""
+    if (middle := os.fork()) == 0:
+        if os.fork():  # the guard is nobody's child: a program that waits for all its children must not wait for it
+            os._exit(0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(OSError):
+            while os.read(pipe, 4096):
+                pass
+        os.killpg(0, signal.SIGKILL)
+    os.waitpid(middle, 0)
+    os.set_inheritable(pipe, False)
+
+
+def main(arguments: list[str]) -> int:
+    """Bind this process to its parent, then become the command after `--`. Returns only when that cannot be run."""
+    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    if not command:
+        print("expected: lifeline.py -- COMMAND ...", file=sys.stderr)
+        return _CANNOT_RUN
+    if needs_pipe() and os.environ.get(PARENT_PIPE, "").isdecimal():
+        _guard(int(os.environ.pop(PARENT_PIPE)))
+    die_with_parent()
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - a shell would stand between the program and its signals
+    except OSError as error:
+        print(f"{command[0]!r} cannot be run: {error.strerror}; give a program that is there and executable", file=sys.stderr)
+    return _CANNOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

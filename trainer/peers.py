@@ -1,0 +1,291 @@
+"""Whether a task's peers are there yet: each address is asked for a TCP connection until it gave one.
+
+Nobody waits for this: the training process starts beside it and connects by itself. What it is for is to say who is
+missing, and to end a start that will never succeed.
+"""
+
+import contextlib
+import errno
+import os
+import queue
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from trainer.reactor import Reactor, Timer
+from trainer.settings import Strategy
+from trainer.tf_config import TaskConfig, split_address
+
+Answer = str | None  # why an address gave no connection; None: it gave one
+
+_CONNECT_TIMEOUT = 1.0
+_AT_A_TIME = 200  # open connections; a process may often have no more than 1,024 files
+_RESOLVERS = 8  # getaddrinfo blocks, so threads call it
+_RETRY = 1.0
+_REASONS = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ETIMEDOUT: "no answer",
+    errno.EHOSTUNREACH: "no route to the host",
+    errno.ENETUNREACH: "no route to the network",
+}
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: no TIME_WAIT left on a port that a task may want
+
+
+def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
+    """Return the peers that a task needs before it can train: name -> address.
+
+    All-reduce needs everyone. Parameter servers and their workers serve whoever comes; only the chief needs them.
+    """
+    if task.role == "evaluator" or strategy in {"single", "mirrored"}:
+        return {}
+    if strategy == "parameter_server" and not task.is_chief:
+        return {}
+    return task.peers()
+
+
+def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:
+    """Return the chief's address where a task is of no use without the chief: on ps and workers of parameter_server."""
+    serves = strategy == "parameter_server" and task.role in {"ps", "worker"} and not task.is_chief
+    return task.chief_address if serves else None
+
+
+class Prober:
+    """Asks addresses for TCP connections, many at once, and says of each what came of it."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._waiting: deque[_Probe] = deque()
+        self._open: set[_Probe] = set()
+        self._names: queue.SimpleQueue[_Probe] = queue.SimpleQueue()
+        self._threads = 0
+        self._filling = False
+
+    def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
+        """Call `tell`, in the reactor's thread, with why `address` gives no connection, or None when it gave one."""
+        self._waiting.append(_Probe(address, tell))
+        self._fill()
+
+    def _fill(self) -> None:
+        if self._filling:  # a probe that failed at once comes back here: the loop below goes on, nothing nests
+            return
+        self._filling = True
+        while self._waiting and len(self._open) < _AT_A_TIME:
+            probe = self._waiting.popleft()
+            self._open.add(probe)
+            try:  # an address in numbers needs no look-up, and no thread
+                self._connect(probe, socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+            except OSError:
+                self._look_up(probe)
+        self._filling = False
+
+    def _look_up(self, probe: "_Probe") -> None:
+        self._names.put(probe)
+        if self._threads < min(_RESOLVERS, len(self._open)):
+            self._threads += 1
+            # Daemons: a look-up that hangs for half a minute must not keep the process.
+            threading.Thread(target=self._resolve, name="resolver", daemon=True).start()
+
+    def _resolve(self) -> None:
+        while True:
+            probe = self._names.get()
+            found: list[Any] = []
+            with contextlib.suppress(OSError, UnicodeError):
+                found = socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_STREAM)
+            self._reactor.call_from_thread(partial(self._connect, probe, found))
+
+    def _connect(self, probe: "_Probe", found: list[Any], reason: str = "name not known yet") -> None:
+        """Try the next of the addresses `found`; `reason` is why the one before gave nothing."""
+        if not found:
+            self._finish(probe, reason)
+            return
+        family, kind, protocol, _, place = found[0]
+        try:
+            connection = socket.socket(family, kind, protocol)
+        except OSError as error:
+            self._connect(probe, found[1:], _in_words(error.errno or 0))
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        code = connection.connect_ex(place)
+        if code not in {0, errno.EINPROGRESS}:
+            connection.close()
+            self._connect(probe, found[1:], _in_words(code))
+            return
+
+        def settle(reason: Answer) -> None:
+            timer.cancel()
+            self._reactor.forget(connection)
+            connection.close()
+            if reason is None:
+                self._finish(probe, None)
+            else:
+                self._connect(probe, found[1:], reason)
+
+        timer = self._reactor.call_later(_CONNECT_TIMEOUT, lambda: settle("no answer"))
+        self._reactor.on_ready(connection, selectors.EVENT_WRITE, lambda: settle(_outcome(connection)))
+
+    def _finish(self, probe: "_Probe", answer: Answer) -> None:
+        self._open.discard(probe)
+        probe.tell(answer)
+        self._fill()
+
+
+class _Probe:
+    """One question to one address."""
+
+    def __init__(self, address: str, tell: Callable[[Answer], None]) -> None:
+        self.host, self.port = split_address(address)
+        self.tell = tell
+
+
+def _outcome(connection: socket.socket) -> Answer:
+    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        return _in_words(code)
+    with contextlib.suppress(OSError):
+        # On a free local port the kernel may give the connection that very port: it has then reached itself.
+        if connection.getsockname() == connection.getpeername():
+            return "connection refused"
+    return None
+
+
+def _in_words(code: int) -> str:
+    return _REASONS.get(code) or os.strerror(code).lower()
+
+
+class PeerWait:
+    """Waits until each of some peers was reached once, says who is missing, and gives up after a time.
+
+    `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
+    changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`
+    is called, unless `cancel` comes before.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        prober: Prober,
+        peers: Mapping[str, str],
+        *,
+        timeout: float,
+        waiting: Callable[[list[dict[str, str]], float], None],
+        complete: Callable[[float], None],
+        timed_out: Callable[[list[dict[str, str]]], None],
+        first: float = 5.0,
+        every: float = 10.0,
+    ) -> None:
+        self._reactor, self._prober = reactor, prober
+        self._missing = dict(peers)
+        self._reasons = dict.fromkeys(peers, "not asked yet")
+        self._waiting, self._complete, self._timed_out = waiting, complete, timed_out
+        self._every = every
+        self._started = time.monotonic()
+        self._told: set[str] = set()
+        self._next_report = self._started + first
+        self._over = not peers
+        self._timers: list[Timer] = []
+        if peers:
+            self._timers = [reactor.call_later(timeout, self._give_up), reactor.call_later(min(first, _RETRY), self._look)]
+            for name in peers:
+                self._ask(name)
+
+    @property
+    def missing(self) -> list[dict[str, str]]:
+        """Who was not reached yet, and why not."""
+        return [{"task": name, "address": address, "reason": self._reasons[name]} for name, address in self._missing.items()]
+
+    def cancel(self) -> None:
+        """Wait for nobody any more and call nobody."""
+        self._over = True
+        for timer in self._timers:
+            timer.cancel()
+
+    def _ask(self, name: str) -> None:
+        if not self._over:
+            self._prober.ask(self._missing[name], partial(self._answered, name))
+
+    def _answered(self, name: str, reason: Answer) -> None:
+        if self._over:
+            return
+        if reason is not None:
+            self._reasons[name] = reason
+            # Many missing peers are asked more slowly: each of a thousand tasks asks all the others.
+            self._reactor.call_later(max(_RETRY, len(self._missing) / _AT_A_TIME), partial(self._ask, name))
+            return
+        del self._missing[name]
+        if not self._missing:
+            self.cancel()
+            self._complete(time.monotonic() - self._started)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        changed = bool(self._told) and set(self._missing) != self._told
+        if now >= self._next_report or changed:
+            self._told = set(self._missing)
+            self._next_report = now + self._every
+            self._waiting(self.missing, now - self._started)
+        self._timers[1] = self._reactor.call_later(min(_RETRY, max(0.01, self._next_report - now)), self._look)
+
+    def _give_up(self) -> None:
+        self.cancel()
+        self._timed_out(self.missing)
+
+
+class ChiefWatch:
+    """Watches one address for as long as the task lives; `orphaned(reason)` when it gave no connection for `timeout` seconds.
+
+    `lost(reason)` is called once an address stays silent for a tenth of that, `back()` when it answers after that.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        prober: Prober,
+        address: str,
+        *,
+        timeout: float,
+        lost: Callable[[str], None],
+        back: Callable[[], None],
+        orphaned: Callable[[str], None],
+    ) -> None:
+        self._reactor, self._prober, self._address = reactor, prober, address
+        self._timeout = timeout
+        self._interval = min(5.0, timeout / 5)
+        self._lost, self._back, self._orphaned = lost, back, orphaned
+        self._seen = time.monotonic()
+        self._silent = False
+        self._over = False
+        self._ask()
+
+    def cancel(self) -> None:
+        """Watch no longer and call nobody."""
+        self._over = True
+
+    def _ask(self) -> None:
+        if not self._over:
+            self._prober.ask(self._address, self._answered)
+
+    def _answered(self, reason: Answer) -> None:
+        if self._over:
+            return
+        now = time.monotonic()
+        silence = now - self._seen
+        if reason is None:
+            self._seen = now
+            if self._silent:
+                self._silent = False
+                self._back()
+        elif silence >= self._timeout:
+            self.cancel()
+            self._orphaned(reason)
+            return
+        elif silence >= self._timeout / 10 and not self._silent:
+            self._silent = True
+            self._lost(reason)
+        self._reactor.call_later(self._interval, self._ask)

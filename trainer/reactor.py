@@ -1,0 +1,127 @@
+"""One thread that waits for everything at once: signals, sockets and pipes, timers, and results of other threads.
+
+It sleeps in one `select` until the next timer is due; nothing is polled.
+"""
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+Callback = Callable[[], None]
+
+
+class Timer:
+    """A call to come; `cancel` makes it never happen."""
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        """Forget the call. Harmless when it was made already."""
+        self.callback = None
+
+
+class Reactor:
+    """Runs callbacks in the thread that calls `run`. Only `call_from_thread` may be called from other threads.
+
+    A context manager: it takes over the signals it is asked to handle, and gives them back.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._calls: deque[Callback] = deque()
+        self._signals: dict[int, Callback] = {}
+        self._before: dict[int, object] = {}
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._running = False
+
+    def __enter__(self) -> Self:
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self.on_ready(self._wake_read, selectors.EVENT_READ, self._woken)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave is what it takes
+        signal.set_wakeup_fd(self._fd_before)
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def on_signal(self, number: int, callback: Callback) -> None:
+        """Call `callback` in the loop, not in a signal handler, each time the signal `number` arrives."""
+        self._signals[number] = callback
+        self._before[number] = signal.signal(number, lambda _number, _frame: None)
+
+    def on_ready(self, file: socket.socket | int, events: int, callback: Callback) -> None:
+        """Call `callback` whenever `file` can be read or written, as `events` of `selectors` says."""
+        self._selector.register(file, events, callback)
+
+    def forget(self, file: socket.socket | int) -> None:
+        """Wait for `file` no longer. Call it before the file is closed."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(file)
+
+    def call_later(self, delay: float, callback: Callback) -> Timer:
+        """Call `callback` once, `delay` seconds from now."""
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), timer))
+        return timer
+
+    def call_from_thread(self, callback: Callback) -> None:
+        """Call `callback` soon, in the loop's thread."""
+        self._calls.append(callback)
+        with contextlib.suppress(OSError):  # full: the loop wakes anyway; closed: nobody listens any more
+            self._wake_write.send(b"\0")
+
+    def stop(self) -> None:
+        """Make `run` return after the callback that is running."""
+        self._running = False
+
+    def run(self) -> None:
+        """Wait and call until `stop`."""
+        self._running = True
+        while self._running:
+            self._dispatch()
+            self._run_due()
+
+    def _dispatch(self) -> None:
+        for key, _ in self._selector.select(self._until_next()):
+            if self._running and key.fd in self._selector.get_map():  # an earlier callback may have forgotten it
+                key.data()
+
+    def _until_next(self) -> float | None:
+        while self._timers and self._timers[0][2].callback is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _run_due(self) -> None:
+        now = time.monotonic()
+        while self._running and self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            callback, timer.callback = timer.callback, None
+            if callback is not None:
+                callback()
+
+    def _woken(self) -> None:
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := self._wake_read.recv(4096):
+                numbers += chunk
+        for number in numbers:
+            if self._running and number in self._signals:
+                self._signals[number]()
+        while self._running and self._calls:
+            self._calls.popleft()()

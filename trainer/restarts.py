@@ -1,0 +1,78 @@
+"""What follows when a training process has ended by itself: the table of exit codes as decisions. Pure."""
+
+import signal
+from dataclasses import dataclass
+
+from trainer.exit_codes import ExitCode, describe
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How often and how fast a process is started again. Times in seconds."""
+
+    max_restarts: int = 10
+    first_delay: float = 1.0
+    longest_delay: float = 30.0
+    healthy_after: float = 60.0  # an attempt that lived this long starts the delays from the first again
+
+
+@dataclass(frozen=True)
+class History:
+    """What came before: restarts counted against the limit, and attempts in a row that ended early."""
+
+    restarts: int = 0
+    early_ends: int = 0
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start again after `delay` seconds; `history` is the history then."""
+
+    delay: float
+    cause: str
+    history: History
+
+
+@dataclass(frozen=True)
+class End:
+    """Start no more; leave with `exit_code`. `cause` is empty when the work is done."""
+
+    exit_code: int
+    cause: str = ""
+
+
+# A process that was asked to stop by somebody else than us: SIGTERM, whether it had time to say 143 or not.
+_UNCOUNTED = frozenset({int(ExitCode.STOPPED), -signal.SIGTERM})
+_CAUSES = {
+    int(ExitCode.WRONG_CONFIGURATION): "the configuration is wrong",
+    int(ExitCode.PEER_LOST): "a peer was lost",
+    int(ExitCode.STOPPED): "the training process was asked to stop",
+    -signal.SIGTERM: "the training process was asked to stop",
+    -signal.SIGKILL: "killed by SIGKILL (out of memory?)",
+    128 + signal.SIGKILL: "killed by SIGKILL (out of memory?)",
+}
+
+
+def cause_of(code: int) -> str:
+    """Say in words why a process ended with `code`; negative numbers are signals, as in `subprocess`."""
+    return _CAUSES.get(code) or describe(code)
+
+
+def exit_code_of(code: int) -> int:
+    """Return the exit code that tells of `code`: 128 + n for signal n, as a shell has it."""
+    return 128 - code if code < 0 else code
+
+
+def judge(code: int, lived: float, history: History, policy: Policy) -> Restart | End:
+    """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds."""
+    if code == ExitCode.DONE:
+        return End(ExitCode.DONE)
+    if code == ExitCode.WRONG_CONFIGURATION:
+        return End(code, cause_of(code))
+    counted = code not in _UNCOUNTED
+    if counted and history.restarts >= policy.max_restarts:
+        return End(exit_code_of(code), f"{cause_of(code)}; the limit of {policy.max_restarts} restarts is reached")
+    early = 0 if lived > policy.healthy_after else history.early_ends
+    # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
+    delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early, 30))
+    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1))

@@ -1,0 +1,363 @@
+"""The small parent of a training process: starts it, passes signals on, starts it again, never leaves it behind."""
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer import lifeline
+from trainer.exit_codes import ExitCode
+from trainer.peers import ChiefWatch, PeerWait, Prober
+from trainer.reactor import Reactor, Timer
+from trainer.restarts import End, History, Policy, Restart, cause_of, exit_code_of, judge
+
+Report = Callable[..., None]
+
+TRAINING = (sys.executable, "-m", "trainer.task")
+
+_LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
+_LONGEST_DETAIL = 2000
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the parent waits for what, in seconds."""
+
+    start: float = 600.0  # for peers to be there
+    orphan: float = 600.0  # for a chief that is gone
+    first_waiting: float = 5.0
+    waiting_every: float = 10.0
+    giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
+    launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
+    killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run and whom it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
+
+    command: tuple[str, ...]
+    role: str = "chief"
+    built_in: bool = True  # trainer.task, which knows the parent; else a user's program
+    environment: Mapping[str, str] = field(default_factory=dict)
+    awaited: Mapping[str, str] = field(default_factory=dict)
+    watched_chief: str | None = None
+    lifeline: int | None = None
+    policy: Policy = field(default_factory=Policy)
+    patience: Patience = field(default_factory=Patience)
+
+
+def supervise(job: Job, report: Report) -> int:
+    """Run `job` to its end, restarts included, and return the exit code for this process.
+
+    Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
+    process and whatever that left in its process group are gone.
+    """
+    scratch: str | None = None
+    with contextlib.suppress(OSError):  # nowhere to write: the last error line is then missing from events, no more
+        scratch = tempfile.mkdtemp(prefix="trainer-")
+    try:
+        with Reactor() as reactor:
+            return _Supervisor(job, _unbreakable(report), reactor, Path(scratch) / "error" if scratch else None).run()
+    finally:
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _unbreakable(report: Report) -> Report:
+    def safely(*arguments: Any, **fields: Any) -> None:
+        with contextlib.suppress(OSError):  # whoever read our output is gone; the training process must still be stopped well
+            report(*arguments, **fields)
+
+    return safely
+
+
+class _Supervisor:
+    """The state of one supervised task."""
+
+    def __init__(self, job: Job, report: Report, reactor: Reactor, error_file: Path | None) -> None:
+        self._job, self._report, self._reactor, self._error_file = job, report, reactor, error_file
+        self._prober = Prober(reactor)
+        self._child: int | None = None  # pid, and the id of its process group
+        self._attempt = 0
+        self._began = 0.0
+        self._history = History()
+        self._backoff: Timer | None = None
+        self._wait: PeerWait | None = None
+        self._watch: ChiefWatch | None = None
+        self._peers_missing = False
+        self._stopping = False
+        self._signals = 0
+        self._killed_for = ""  # why we sent SIGKILL
+        self._verdict: tuple[str, str] | None = None  # cause and detail, when we gave up ourselves
+        self._exit_code = int(ExitCode.FAILURE)
+
+    def run(self) -> int:
+        """Run until the task has ended."""
+        reactor = self._reactor
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # started with nohup
+            reactor.on_signal(number, lambda number=number: self._signalled(signal.Signals(number)))  # type: ignore[misc]
+        reactor.on_signal(signal.SIGCHLD, self._reap)
+        if self._job.lifeline is not None:
+            os.set_inheritable(self._job.lifeline, False)
+            reactor.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
+        try:
+            reactor.call_later(0, self._start)
+            reactor.run()
+        finally:
+            self._kill_group()
+        return self._exit_code
+
+    # Attempts
+
+    def _start(self) -> None:
+        self._backoff = None
+        self._attempt += 1
+        self._began = time.monotonic()
+        self._killed_for = ""
+        if self._error_file:
+            self._error_file.unlink(missing_ok=True)
+        self._child = self._spawn()
+        self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child)
+        self._peers_missing = bool(self._job.awaited)
+        patience = self._job.patience
+        self._wait = PeerWait(
+            self._reactor,
+            self._prober,
+            self._job.awaited,
+            timeout=patience.start,
+            first=patience.first_waiting,
+            every=patience.waiting_every,
+            waiting=self._tell_waiting,
+            complete=self._peers_there,
+            timed_out=self._peers_not_there,
+        )
+        if self._watch is None and self._job.watched_chief is not None:
+            self._watch = ChiefWatch(
+                self._reactor,
+                self._prober,
+                self._job.watched_chief,
+                timeout=patience.orphan,
+                lost=self._tell_chief_lost,
+                back=lambda: self._report("notice", message="the chief answers again"),
+                orphaned=self._orphaned,
+            )
+
+    def _spawn(self) -> int:
+        command = list(self._job.command)
+        environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(self._attempt)}
+        if self._error_file:
+            environment["TRAINER_ERROR_FILE"] = str(self._error_file)
+        environment.pop("TRAINER_LIFELINE", None)
+        pipe = self._parent_pipe() if lifeline.needs_pipe() else None
+        environment |= lifeline.child_environment(pipe)
+        process = subprocess.Popen(
+            command if self._job.built_in else lifeline.wrapped(command),
+            env=environment,
+            pass_fds=() if pipe is None else (pipe,),
+            process_group=0,
+        )
+        if pipe is not None:
+            os.close(pipe)
+        # Only this class reaps: the object must not, nor complain that nobody did.
+        process.returncode = 0
+        return process.pid
+
+    def _parent_pipe(self) -> int:
+        reading, writing = os.pipe()  # `writing` stays open, and is nobody else's, for as long as this process lives
+        os.set_inheritable(writing, False)
+        return reading
+
+    def _reap(self) -> None:
+        """Take note of every child that ended; as process 1 of a container there are others than our own."""
+        while True:
+            try:
+                if hasattr(os, "waitid"):
+                    # Look first: while the dead leader is not reaped, its process group's number is nobody else's.
+                    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                    if ended is None:
+                        return
+                    if ended.si_pid == self._child:
+                        self._kill_group()
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child:
+                self._kill_group()
+                self._child = None
+                self._ended(os.waitstatus_to_exitcode(status))
+
+    def _ended(self, code: int) -> None:
+        if self._wait is not None:
+            self._wait.cancel()
+        detail = self._detail()
+        if code == ExitCode.DONE:
+            self._leave(ExitCode.DONE)
+        elif self._verdict is not None:
+            self._fail(ExitCode.PEER_LOST, *self._verdict)
+        elif self._stopping:
+            self._ended_on_request(code, detail)
+        else:
+            self._follow(code, judge(code, time.monotonic() - self._began, self._history, self._job.policy), detail)
+
+    def _ended_on_request(self, code: int, detail: str) -> None:
+        nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.built_in
+        if nothing_to_save:
+            self._leave(ExitCode.STOPPED)
+        elif exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:  # a peer that stopped first is no failure
+            self._leave(exit_code_of(code))
+        elif self._killed_for:
+            self._fail(exit_code_of(code), f"killed before it had stopped: {self._killed_for}", detail)
+        else:
+            self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
+
+    def _follow(self, code: int, decision: Restart | End, detail: str) -> None:
+        if isinstance(decision, End):
+            self._fail(decision.exit_code, decision.cause, detail)
+            return
+        self._history = decision.history
+        self._report(
+            "restarting",
+            attempt=self._attempt + 1,
+            restarts=decision.history.restarts,
+            exit_code=exit_code_of(code),
+            cause=decision.cause,
+            detail=detail,
+            delay=decision.delay,
+        )
+        self._backoff = self._reactor.call_later(decision.delay, self._start)
+
+    def _detail(self) -> str:
+        """Return the last error line that the training process wrote down."""
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            if self._error_file:
+                lines = self._error_file.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip()[:_LONGEST_DETAIL] for line in reversed(lines) if line.strip()), "")
+
+    def _fail(self, code: int, cause: str, detail: str) -> None:
+        self._report("failed", exit_code=int(code), cause=cause, detail=detail or "the output above says more")
+        self._leave(code)
+
+    def _leave(self, code: int) -> None:
+        self._exit_code = int(code)
+        self._reactor.stop()
+
+    # Stopping
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self._stop(f"{number.name} received")
+        else:
+            self._kill("a second signal came")
+
+    def _lifeline_ready(self) -> None:
+        assert self._job.lifeline is not None  # noqa: S101 - only registered where it is
+        with contextlib.suppress(OSError):
+            if os.read(self._job.lifeline, 4096):
+                return
+        self._reactor.forget(self._job.lifeline)
+        self._stop("the launcher is gone")
+        self._reactor.call_later(self._job.patience.launcher_gone, lambda: self._kill("the launcher is gone, and the time to stop is over"))
+
+    def _stop(self, reason: str) -> None:
+        """Ask the training process to stop, once."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._report("stopping", reason=reason)
+        if self._child is None:  # between two attempts
+            if self._backoff is not None:
+                self._backoff.cancel()
+            self._leave(ExitCode.STOPPED)
+            return
+        self._terminate()
+        if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow waits inside, deaf to signals
+            self._reactor.call_later(self._job.patience.giving_up, self._kill_unless_training)
+
+    def _kill_unless_training(self) -> None:
+        if self._peers_missing:
+            self._kill("its peers were not there")
+
+    def _give_up(self, cause: str, detail: str) -> None:
+        """End the task with exit code 75."""
+        if self._stopping or self._verdict is not None:
+            return
+        if self._child is None:
+            if self._backoff is not None:
+                self._backoff.cancel()
+            self._fail(ExitCode.PEER_LOST, cause, detail)
+            return
+        self._verdict = (cause, detail)
+        self._terminate()
+        self._reactor.call_later(self._job.patience.giving_up, lambda: self._kill(cause))
+
+    def _terminate(self) -> None:
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGTERM)
+
+    def _kill(self, reason: str) -> None:
+        if self._child is None or self._killed_for:
+            return
+        self._killed_for = reason
+        self._kill_group()
+        self._reactor.call_later(self._job.patience.killed, self._abandon)
+
+    def _abandon(self) -> None:
+        if self._child is not None:
+            self._fail(exit_code_of(-signal.SIGKILL), "the training process does not end, not even by SIGKILL", f"process {self._child}")
+
+    def _kill_group(self) -> None:
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no permission for the dead
+                os.killpg(self._child, signal.SIGKILL)
+
+    # Peers
+
+    def _tell_waiting(self, missing: list[dict[str, str]], seconds: float) -> None:
+        timeout = self._job.patience.start
+        listed = missing[:_LISTED]
+        self._report("waiting", missing=listed, more=len(missing) - len(listed), seconds=round(seconds, 1), timeout=timeout)
+
+    def _peers_there(self, seconds: float) -> None:
+        self._peers_missing = False
+        if seconds >= self._job.patience.first_waiting:
+            self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
+
+    def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
+        named = [f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing[:_LISTED]]
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        self._give_up(f"peers were not there after {self._job.patience.start:g} s", f"missing: {', '.join(named)}{more}")
+
+    def _tell_chief_lost(self, reason: str) -> None:
+        self._report(
+            "notice",
+            message=f"the chief ({self._job.watched_chief}) does not answer: {reason}; "
+            f"this task ends when that lasts {self._job.patience.orphan:g} s",
+        )
+
+    def _orphaned(self, reason: str) -> None:
+        self._give_up(f"the chief was gone for {self._job.patience.orphan:g} s", f"chief ({self._job.watched_chief}: {reason})")
+
+
+def missing_program(command: Sequence[str]) -> str | None:
+    """Return why `command` cannot be run, None when its program is there and executable."""
+    if shutil.which(command[0]):
+        return None
+    what = "is not executable" if Path(command[0]).is_file() else "was not found"
+    return f"the program {command[0]!r} {what}; give a path, or a name that is in PATH ({os.environ.get('PATH', '')})"
