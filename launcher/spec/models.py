@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from launcher.spec import names, quantities
+from launcher.spec.problems import Wrong, shown
 from trainer.settings import Strategy, Train
 
 
@@ -13,14 +15,64 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def _memory(value: object) -> object:
+    if value is not None:
+        quantities.parse_memory(value)
+    return value
+
+
+def _duration(value: object) -> object:
+    if value is not None:
+        quantities.parse_duration(value)
+    return value
+
+
+def _cpu(value: object) -> object:
+    return None if value is None else quantities.parse_cpu(value)
+
+
+def _version(value: object) -> object:
+    # To Python, and so to pydantic's Literal, True and 1.0 equal 1.
+    if type(value) is not int or value != 1:
+        raise Wrong(f"{shown(value)} is not a version of the spec format", "1, the only version there is", "write version: 1")
+    return value
+
+
+def _pattern(pattern: str, *examples: str) -> dict[str, Any]:
+    """What the JSON Schema says about a field whose validator words its own errors."""
+    return {"pattern": pattern, "examples": list(examples)}
+
+
+_CpuInput = Annotated[float, Field(gt=0, le=1024)] | Annotated[str, Field(pattern=quantities.CPU_PATTERN)]
+Cpu = Annotated[float, Field(le=1024), BeforeValidator(_cpu, json_schema_input_type=_CpuInput)]
+Memory = Annotated[
+    str,
+    BeforeValidator(_memory, json_schema_input_type=str),
+    Field(json_schema_extra=_pattern(quantities.MEMORY_PATTERN, "4Gi", "512Mi")),
+]
+Duration = Annotated[
+    str,
+    BeforeValidator(_duration, json_schema_input_type=str),
+    Field(json_schema_extra=_pattern(quantities.DURATION_PATTERN, "90s", "10m", "1h30m", "24h")),
+]
+Name = Annotated[
+    str,
+    AfterValidator(names.check_name),
+    Field(json_schema_extra={**_pattern(names.LABEL_PATTERN), "maxLength": names.LONGEST_NAME}),
+]
+ObjectName = Annotated[str, AfterValidator(names.check_object_name)]
+
+
 class Role(Section):
     """The tasks of one role: how many there are and what each of them gets."""
 
     replicas: int = Field(1, ge=1, le=10_000, description="How many tasks the role has.")
-    cpu: float | None = Field(None, gt=0, le=1024, description="CPU cores a task gets; `500m` or `0.5` is half a core.")
-    memory: str | None = Field(None, description="Memory a task gets, such as `4Gi`.")
+    cpu: Cpu | None = Field(None, description="CPU cores a task gets; `500m` or `0.5` is half a core. No limit when left out.")
+    memory: Memory | None = Field(None, description="Memory a task gets, such as `4Gi`. No limit when left out.")
     gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets.")
-    gpu_type: str | None = Field(None, description="Which GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`.")
+    gpu_type: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Which GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
+    )
 
 
 class Roles(Section):
@@ -35,51 +87,75 @@ class Roles(Section):
 class Storage(Section):
     """The volume that holds the run directory."""
 
-    size: str = Field("10Gi", description="How much is asked for, such as `20Gi`.")
-    class_: str | None = Field(None, alias="class", description="The storage class; the cluster's default when left out.")
-    access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = Field("ReadWriteMany", description="Who may mount it at a time.")
+    size: Memory = Field("10Gi", description="How much is asked for, such as `20Gi`.")
+    class_: ObjectName | None = Field(None, alias="class", description="The storage class; the cluster's default when left out.")
+    access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = Field(
+        "ReadWriteMany", description="Who may mount it at a time: one node, one pod, or many nodes."
+    )
 
 
 class TensorBoard(Section):
     """TensorBoard beside the run."""
 
     port: int = Field(6006, ge=1, le=65535, description="The port it answers on.")
-    host: str = Field("127.0.0.1", description="The address it listens on; loopback unless you open it.")
+    host: Annotated[str, AfterValidator(names.check_host)] = Field(
+        "127.0.0.1", description="The address it listens on; loopback unless you open it."
+    )
 
 
 class Limits(Section):
     """When to give up. Durations are such as `90s`, `10m`, `24h`."""
 
     max_restarts: int = Field(10, ge=0, le=1000, description="Restarts after failures, for each task, before the run fails.")
-    start_timeout: str = Field("10m", description="How long tasks wait for their peers.")
-    deadline: str | None = Field(None, description="The run fails when it takes longer than this.")
-    orphan_timeout: str = Field("10m", description="How long a ps or worker serves while its chief is unreachable.")
-    grace_period: str = Field("30s", description="How long a task may take to save its checkpoint when asked to stop.")
+    start_timeout: Duration = Field("10m", description="How long tasks wait for their peers.")
+    deadline: Duration | None = Field(None, description="The run fails when it takes longer than this. No limit when left out.")
+    orphan_timeout: Duration = Field("10m", description="How long a ps or worker serves while its chief is unreachable.")
+    grace_period: Duration = Field("30s", description="How long a task may take to save its checkpoint when asked to stop.")
+
+
+class Toleration(Section):
+    """One taint that the pods tolerate, in Kubernetes' own words."""
+
+    key: str | None = Field(None, description="The taint's key; every taint when left out, with operator Exists.")
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="Whether the taint's value must equal `value`.")
+    value: str | None = Field(None, description="The taint's value, for operator Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="The taint's effect; every one when left out.")
+    tolerationSeconds: Annotated[int, Field(ge=0)] | None = Field(  # noqa: N815 - Kubernetes' own spelling
+        None, description="For effect NoExecute: how long a pod stays."
+    )
 
 
 class Kubernetes(Section):
     """What only Kubernetes needs to know."""
 
-    namespace: str | None = Field(None, description="The namespace; the context's own when left out.")
-    queue: str | None = Field(None, description="The Kueue queue that admits the run.")
-    priority_class: str | None = Field(None, description="The pods' priority class.")
+    namespace: Annotated[str, AfterValidator(names.check_namespace)] | None = Field(
+        None, description="The namespace; the context's own when left out."
+    )
+    queue: ObjectName | None = Field(None, description="The Kueue queue that admits the run.")
+    priority_class: ObjectName | None = Field(None, description="The pods' priority class.")
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels a node must have.")
-    tolerations: list[dict[str, Any]] = Field(default_factory=list, description="Taints the pods tolerate.")
+    tolerations: list[Toleration] = Field(default_factory=list, description="Taints the pods tolerate.")
 
 
 class ClusterSpec(Section):
     """One distributed TensorFlow cluster: its tasks, what they train, and where the results go."""
 
-    version: Literal[1] = Field(description="The spec format; always 1.")
-    name: str = Field(description="The run's name: a DNS label, the prefix of every task.")
+    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="The spec format; always 1.")
+    name: Name = Field(description="The run's name: a DNS label, the prefix of every task.")
     strategy: Strategy = Field("single", description="How the replicas work together.")
-    image: str | None = Field(None, description="The container image; the project's own trainer image when left out.")
-    roles: Roles = Field(default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role.")
+    image: Annotated[str, AfterValidator(names.check_image)] | None = Field(
+        None, description="The container image; the project's own trainer image when left out."
+    )
+    roles: Roles = Field(
+        default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out."
+    )
     train: Train | None = Field(None, description="What the built-in trainer trains. Excludes `command`.")
     command: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="Any program that reads TF_CONFIG. Excludes `train`."
     )
-    code: str | None = Field(None, description="A directory with your code, made importable in every task; relative to the spec.")
+    code: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="A directory with your code, made importable in every task; relative to the spec."
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every task.")
     storage: Storage = Field(default_factory=Storage, description="The volume of the run directory.")
     tensorboard: TensorBoard = Field(default_factory=TensorBoard, description="TensorBoard beside the run.")

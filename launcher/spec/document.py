@@ -1,0 +1,261 @@
+"""The nodes of a spec as plain values, with the place of every key and value.
+
+Values are read as YAML 1.1 (what PyYAML resolves) with two exceptions where that surprises people: `1e-3` is a
+number, and dates and base-60 numbers (`12:30`) stay text. Octal numbers such as `010` are refused.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+from yaml.constructor import SafeConstructor
+
+from launcher.errors import Problem, SpecError
+from launcher.spec.problems import Finding, Path, Place, path_text, shown
+
+_TAG = "tag:yaml.org,2002:"
+_EXPONENT = re.compile(r"[-+]?(?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})[eE][-+]?[0-9]{1,4}\Z")
+_OCTAL = re.compile(r"[-+]?0[0-9_]+\Z")
+_MAX_VALUES = 20_000  # after aliases are expanded
+_MAX_DEPTH = 64
+_LARGEST = 2**63
+
+_CONSTRUCTOR = SafeConstructor()
+_READ_AS = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value comes from. `text` is a scalar as it is written; None for mappings and lists."""
+
+    key: Place
+    value: Place
+    text: str | None = None
+    quoted: bool = False
+
+
+@dataclass
+class Document:
+    """A spec as it is written: plain values, the source of each, and what is already known to be wrong."""
+
+    value: Any
+    sources: dict[Path, Source]
+    findings: list[Finding] = field(default_factory=list)
+    # Paths whose value means nothing because of a finding; they are left out of `value`.
+    unusable: set[Path] = field(default_factory=set)
+
+    def place(self, path: Path, on: Literal["key", "value"] = "value") -> Place:
+        """Return the place of a path, or of the nearest thing around it that the file has."""
+        length = next(length for length in range(len(path), -1, -1) if path[:length] in self.sources)
+        source = self.sources[path[:length]]
+        # An empty value has no place of its own.
+        of_key = length < len(path) or on == "key" or (source.text == "" and not source.quoted)
+        return source.key if of_key else source.value
+
+    def problem(self, finding: Finding) -> Problem:
+        """Return the finding with its place looked up."""
+        place = finding.place or self.place(finding.path, finding.on)
+        path = path_text(finding.path)
+        return Problem(place.file, place.line, place.column, path, finding.message, finding.expected, finding.remedy)
+
+
+class _Unusable(Exception):  # noqa: N818 - not an error of the program: it is caught in this module
+    """A value that means nothing; carries the finding that says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.message)
+        self.finding = finding
+
+
+class Reader:
+    """Turns one tree of nodes into a Document. Guards the state of the reading: its size, the nodes it is inside of.
+
+    Places are shifted by `line` and `column`, for text that does not start at a file's first character.
+    """
+
+    def __init__(self, file: str, line: int = 1, column: int = 1) -> None:
+        self._document = Document(None, {})
+        self._file = file
+        self._line = line
+        self._column = column
+        self._inside: list[yaml.Node] = []
+        self._count = 0
+
+    def read(self, node: yaml.Node, path: Path = (), key: Place | None = None) -> Document:
+        """Return the node's value, as it stands at `path`, and the sources of all in it.
+
+        Raises SpecError when the whole value means nothing, or aliases make it endless.
+        """
+        try:
+            self._document.value = self._value(node, path, key or self._place(node))
+        except _Unusable as unusable:
+            self._document.sources.setdefault((), Source(self._place(node), self._place(node)))
+            raise SpecError([self._document.problem(unusable.finding)]) from None
+        return self._document
+
+    def _place(self, node: yaml.Node) -> Place:
+        mark = node.start_mark
+        return Place(self._file, mark.line + self._line, mark.column + (self._column if mark.line == 0 else 1))
+
+    def _value(self, node: yaml.Node, path: Path, key: Place) -> Any:
+        place = self._place(node)
+        self._step(node, path)
+        if isinstance(node, yaml.ScalarNode):
+            self._document.sources[path] = Source(key, place, node.value, quoted=bool(node.style))
+            return scalar(node, path)
+        self._document.sources[path] = Source(key, place)
+        self._inside.append(node)
+        try:
+            return self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
+        finally:
+            self._inside.pop()
+
+    def _step(self, node: yaml.Node, path: Path) -> None:
+        """Keep what aliases can multiply and nest within limits."""
+        self._count += 1
+        if self._count > _MAX_VALUES:
+            message = f"aliases make this more than {_MAX_VALUES} values"
+        elif any(node is outer for outer in self._inside):
+            message = "an alias refers to what it stands in, without end"
+        elif len(self._inside) > _MAX_DEPTH:
+            message = f"aliases nest values deeper than {_MAX_DEPTH} levels"
+        else:
+            return
+        place = self._place(node)
+        raise SpecError([Problem(place.file, place.line, place.column, path_text(path), message, "", "write the values out")])
+
+    def _sequence(self, node: yaml.SequenceNode, path: Path) -> list[Any]:
+        if node.tag != f"{_TAG}seq":
+            raise _Unusable(_unknown_tag(node, path))
+        values: list[Any] = []
+        for index, item in enumerate(node.value):
+            below = (*path, index)
+            try:
+                values.append(self._value(item, below, self._place(item)))
+            except _Unusable as unusable:
+                self._note_unusable(below, unusable)
+                values.append(None)  # so that the items after it keep their index, and with it their place
+        return values
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        if node.tag != f"{_TAG}map":
+            raise _Unusable(_unknown_tag(node, path))
+        values: dict[str, Any] = {}
+        for name, (place, value_node) in self._pairs(node, path).items():
+            below = (*path, name)
+            try:
+                values[name] = self._value(value_node, below, place)
+            except _Unusable as unusable:
+                self._note_unusable(below, unusable)
+        return values
+
+    def _note_unusable(self, path: Path, unusable: _Unusable) -> None:
+        self._document.findings.append(unusable.finding)
+        self._document.unusable.add(path)
+
+    def _pairs(self, node: yaml.MappingNode, path: Path) -> dict[str, tuple[Place, yaml.Node]]:
+        """Return the mapping's keys with their places and values; its own keys win over what `<<` brings."""
+        pairs: dict[str, tuple[Place, yaml.Node]] = {}
+        merged: list[yaml.Node] = []
+        for key_node, value_node in node.value:
+            place = self._place(key_node)
+            if key_node.tag == f"{_TAG}merge":
+                merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                continue
+            name = self._key(key_node, path, place)
+            if name in pairs:
+                first = pairs[name][0].line
+                message = f"the key `{name}` stands here a second time; the first is in line {first}"
+                self._note((*path, name), place, message, "each key once", "remove one of the two")
+            elif name is not None:
+                pairs[name] = (place, value_node)
+        self._inside.append(node)
+        for source in merged:
+            if not isinstance(source, yaml.MappingNode):
+                message = "`<<` brings in something that is not a mapping"
+                self._note(path, self._place(source), message, "a mapping, or a list of mappings", "name a mapping")
+            else:
+                self._step(source, path)
+                pairs = self._pairs(source, path) | pairs
+        self._inside.pop()
+        return pairs
+
+    def _key(self, node: yaml.Node, path: Path, place: Place) -> str | None:
+        if not isinstance(node, yaml.ScalarNode):
+            self._note(path, place, "a key is a list or a mapping", "a word", "write `key: value`")
+            return None
+        text = str(node.value)
+        if unwritable(text):
+            self._note(path, place, f"the key {shown(text)} holds characters that are not text", "a word", "remove them")
+            return None
+        kind = _READ_AS.get(node.tag.removeprefix(_TAG))
+        if kind is None or node.style:
+            return text
+        message = f"the key `{text}` is read as {kind}" if text else "a key is empty"
+        self._note(path, place, message, "a word", f'write "{text}" in quotes' if text else "write the key before the colon")
+        return None
+
+    def _note(self, path: Path, place: Place, message: str, expected: str, remedy: str) -> None:
+        finding = Finding(path, message, expected, remedy, on="key", place=place)
+        if finding not in self._document.findings:  # what an alias repeats is said once
+            self._document.findings.append(finding)
+
+
+def unwritable(text: str) -> bool:
+    """Tell whether a text cannot be handed on: NUL ends a string in C, lone surrogates are no UTF-8."""
+    return "\0" in text or any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def scalar(node: yaml.ScalarNode, path: Path) -> Any:
+    """Return a scalar's value."""
+    kind, text = node.tag.removeprefix(_TAG), str(node.value)
+    plain = not node.style  # None or "", as the parser has it
+    if kind in {"int", "float"} and plain:
+        if ":" in text:  # base 60 in YAML 1.1; no one means it
+            return text
+        return _number(node, kind, path)
+    if kind in {"null", "bool"} and (not plain or text.lower() in {"", "~", "null", *SafeConstructor.bool_values}):
+        return SafeConstructor.bool_values.get(text.lower()) if kind == "bool" else None
+    if kind == "str" and plain and _EXPONENT.match(text) and math.isfinite(float(text)):
+        return float(text)
+    if kind in {"str", "timestamp", "value", "merge"}:
+        if unwritable(text):
+            raise _Unusable(Finding(path, f"{shown(text)} holds characters that are not text", "text", "remove them"))
+        return text
+    raise _Unusable(_unknown_tag(node, path))
+
+
+def _number(node: yaml.ScalarNode, kind: str, path: Path) -> int | float:
+    text = str(node.value)
+    if _OCTAL.match(text):
+        meant = text.replace("_", "").lstrip("+-").lstrip("0") or "0"
+        message = f"`{text}` starts with a zero, which makes it an octal number in some YAML readers"
+        raise _Unusable(Finding(path, message, "a number without leading zeros", f'write {meant}, or "{text}" in quotes if it is text'))
+    try:
+        number = _CONSTRUCTOR.construct_yaml_int(node) if kind == "int" else _CONSTRUCTOR.construct_yaml_float(node)
+    except (ValueError, IndexError):
+        number = math.inf
+    if not -_LARGEST < number < _LARGEST:  # also NaN
+        message = f"`{text if len(text) < 40 else text[:37] + '...'}` is not a usable number"
+        raise _Unusable(Finding(path, message, "a finite number of ordinary size", "write another number"))
+    return number
+
+
+def _unknown_tag(node: yaml.Node, path: Path) -> Finding:
+    tag = str(node.tag).replace(_TAG, "!!")
+    return Finding(path, f"the YAML tag {shown(tag)} is not used in specs", "a plain value", "remove the tag")
+
+
+def without(value: Any, paths: Iterable[Path]) -> Any:
+    """Return a copy of the value that lacks what stands at the paths."""
+    gone = set(paths)
+
+    def copy(part: Any, path: Path) -> Any:
+        if isinstance(part, dict):
+            return {key: copy(below, (*path, key)) for key, below in part.items() if (*path, key) not in gone}
+        return [copy(below, (*path, index)) for index, below in enumerate(part)] if isinstance(part, list) else part
+
+    return copy(value, ())

@@ -1,0 +1,154 @@
+"""A spec file becomes a ClusterSpec, or every problem with it at once."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from launcher.errors import Problem, SpecError
+from launcher.spec import overrides as override
+from launcher.spec import rules, syntax, wording
+from launcher.spec.document import Document, Reader, without
+from launcher.spec.models import ClusterSpec
+from launcher.spec.problems import Finding, nearest, shown
+from launcher.spec.problems import Path as SpecPath
+from trainer.settings import Train
+from trainer.workloads import catalog
+
+# What stands in for a required value that is missing or wrong, while the rest is examined.
+_STAND_INS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1}
+_DIGEST_LENGTH = 12
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> ClusterSpec:
+    """Return the spec in a file, with `overrides` (`path=value`) applied, and its paths made absolute.
+
+    Relative paths in the file start at the file's directory, those in an override at the current directory.
+    Raises SpecError with every problem, in the order of their places.
+    """
+    document = _read(path)
+    problems: list[Problem] = []
+    for number, text in enumerate(overrides, 1):
+        try:
+            override.apply(document, text, number)
+        except SpecError as error:
+            problems += error.problems
+
+    def directory(place: SpecPath) -> Path:
+        return Path.cwd() if document.place(place).file == override.FILE else path.absolute().parent
+
+    spec, findings = _examine(document, directory)
+    problems += map(document.problem, findings)
+    if problems or spec is None:
+        unique = dict.fromkeys(problems)
+        raise SpecError(sorted(unique, key=lambda problem: (problem.file == override.FILE, problem.line, problem.column, problem.path)))
+    return _with_absolute_paths(spec, directory)
+
+
+def dump(spec: ClusterSpec) -> dict[str, Any]:
+    """Return the spec as JSON has it, with every default filled in, the workload's own included."""
+    dumped = spec.model_dump(mode="json", by_alias=True)
+    if spec.train is not None:
+        train = catalog.with_defaults(spec.train).model_dump(mode="json")
+        if entry := catalog.CATALOG.get(spec.train.workload):
+            train["params"] = entry.params.model_validate(spec.train.params).model_dump(mode="json")
+        dumped["train"] = train
+    return dumped
+
+
+def digest(spec: ClusterSpec) -> str:
+    """Return what identifies a spec: 12 hexadecimal digits of the SHA-256 of all it says, defaults included."""
+    text = json.dumps(dump(spec), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return what differs between two dumped specs: path, old and new value, None for what is not there."""
+    found: list[tuple[str, Any, Any]] = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += [(f"{key}.{path}", was, is_now) for path, was, is_now in changes(before, after)]
+        elif before != after:
+            found.append((key, before, after))
+    return found
+
+
+def _read(path: Path) -> Document:
+    file = str(path)
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(syntax.MAX_BYTES + 1)
+    except IsADirectoryError:
+        inside = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
+        remedy = f"name a file in it, {path / inside[0]} say" if inside else "name the file"
+        raise SpecError([Problem(file, 1, 1, "", "this is a directory", "the file of a spec", remedy)]) from None
+    except FileNotFoundError:
+        remedy = f"name {meant}" if (meant := _neighbour(path)) else f"write one with `launcher init`, or check the path {shown(file)}"
+        raise SpecError([Problem(file, 1, 1, "", "there is no such file", "the file of a spec", remedy)]) from None
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise SpecError([Problem(file, 1, 1, "", f"the file cannot be read: {reason}", "a readable file", "check its permissions")]) from None
+    return Reader(file).read(syntax.parse(data, file))
+
+
+def _neighbour(path: Path) -> Path | None:
+    """Return the file beside a missing one that was probably meant."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in {".yaml", ".yml"}]
+    except OSError:
+        return None
+    meant = nearest(path.name, names)
+    return path.parent / meant if meant else None
+
+
+def _examine(document: Document, directory: Any) -> tuple[ClusterSpec | None, list[Finding]]:
+    """Return the valid part of a spec, and everything that is wrong with the rest and with how it fits together."""
+    findings = list(document.findings)
+    broken = set(document.unusable)
+    value = document.value
+    spec: ClusterSpec | None = None
+    for _ in range(4):  # once, again without what is wrong, again with stand-ins
+        try:
+            spec = ClusterSpec.model_validate(value)
+            break
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+        broken |= {meant for details in errors if (meant := wording.meant_key(details, ClusterSpec))}
+        if value is document.value:
+            news = [details for details in errors if wording.document_path(details) not in broken]
+            findings += wording.findings(news, ClusterSpec, document.sources)
+        paths = [wording.document_path(details) for details in errors]
+        broken |= set(paths)
+        value = without(value, map(_up_to_list, paths))
+        for details, path in zip(errors, paths, strict=True):
+            if details["type"] == "missing" and path[-1] in _STAND_INS:
+                _stand_in(value, path)
+    if spec is not None:
+        findings += rules.check(rules.Subject(spec, document, frozenset(broken), directory))
+    return spec, findings
+
+
+def _up_to_list(path: SpecPath) -> SpecPath:
+    """Return the path of the list that an item is in: one item cannot be left out without moving the others."""
+    return next((path[:length] for length, part in enumerate(path) if isinstance(part, int)), path)
+
+
+def _stand_in(value: Any, path: SpecPath) -> None:
+    for part in path[:-1]:
+        value = value[part]
+    value[path[-1]] = _STAND_INS[str(path[-1])]
+
+
+def _with_absolute_paths(spec: ClusterSpec, directory: Any) -> ClusterSpec:
+    update: dict[str, Any] = {}
+    if spec.code is not None:
+        update["code"] = str(rules.resolved(directory(("code",)), spec.code))
+    if spec.train is not None and rules.is_directory_name(spec.train):
+        data = str(rules.resolved(directory(("train", "data")), spec.train.data))
+        train: Train = spec.train.model_copy(update={"data": data})
+        update["train"] = train
+    return spec.model_copy(update=update) if update else spec

@@ -1,0 +1,110 @@
+"""Names as DNS and Kubernetes take them."""
+
+import ipaddress
+import re
+
+from launcher.spec.problems import Wrong, shown
+
+# RFC 1035 section 2.3.1 in lower case, as Kubernetes asks of Services: the run's name is one.
+LABEL_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?\Z")
+_LABEL_EXPECTED = "lower-case letters, digits and dashes, a letter first and no dash last"
+LONGEST_LABEL = 63
+
+# The longest thing made from a run's name must be a label too.
+_LONGEST_SUFFIX = "-worker-9999"
+LONGEST_NAME = LONGEST_LABEL - len(_LONGEST_SUFFIX)
+
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*\Z")
+_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+_LABEL_VALUE = re.compile(r"(?=.{0,63}\Z)([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?\Z")
+# https://pkg.go.dev/github.com/distribution/reference, the shape without its finer points.
+_IMAGE = re.compile(
+    r"(?=.{1,512}\Z)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?\Z"
+)
+
+# What the launcher itself sets for every task.
+_RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
+_RESERVED_PREFIX = "TRAINER_"
+
+
+def check_name(name: str) -> str:
+    """Return the run's name, or raise Wrong: a DNS-1035 label that leaves room for a task's role and index."""
+    label = as_label(name)
+    if not _LABEL.match(name):
+        raise Wrong(f"{shown(name)} is not a DNS label", _LABEL_EXPECTED, f"write {label[:LONGEST_NAME].rstrip('-')}")
+    if len(name) > LONGEST_NAME:
+        message = f"{shown(name)} has {len(name)} characters, too many for the names made from it, such as <name>{_LONGEST_SUFFIX}"
+        remedy = f"write {name[:LONGEST_NAME].rstrip('-')}, the longest that fits"
+        raise Wrong(message, f"at most {LONGEST_NAME} characters, so that those have at most {LONGEST_LABEL}", remedy)
+    return name
+
+
+def check_namespace(name: str) -> str:
+    """Return a namespace's name, or raise Wrong: a DNS-1123 label."""
+    if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
+        expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
+        raise Wrong(f"{shown(name)} is not the name of a namespace", expected, f"write {as_label(name)}")
+    return name
+
+
+def check_object_name(name: str) -> str:
+    """Return the name of a Kubernetes object, or raise Wrong: a DNS-1123 subdomain."""
+    if not _SUBDOMAIN.match(name):
+        expected = "lower-case letters, digits, dashes and dots"
+        raise Wrong(f"{shown(name)} is not the name of a Kubernetes object", expected, f"write {as_label(name)}")
+    return name
+
+
+def check_env_name(name: str) -> None:
+    """Raise Wrong when this cannot be an environment variable of a task."""
+    if not _ENV.match(name):
+        meant = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        remedy = f"write {meant if _ENV.match(meant) else f'_{meant}'}"
+        message = f"{shown(name)} cannot be the name of an environment variable"
+        raise Wrong(message, "letters, digits and underscores, no digit first", remedy)
+    if name in _RESERVED_ENV or name.startswith(_RESERVED_PREFIX):
+        raise Wrong(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
+
+
+def check_label_key(key: str) -> None:
+    """Raise Wrong when this cannot be the key of a Kubernetes label."""
+    prefix, slash, name = key.rpartition("/")
+    if not name or not _LABEL_VALUE.match(name) or (slash and not _SUBDOMAIN.match(prefix)):
+        raise Wrong(f"{shown(key)} cannot be a label's key", "such as `pool` or `example.com/pool`", "write the key of a node's label")
+
+
+def check_label_value(value: str) -> None:
+    """Raise Wrong when this cannot be the value of a Kubernetes label."""
+    if not _LABEL_VALUE.match(value):
+        expected = "at most 63 letters, digits, `-`, `_` and `.`"
+        raise Wrong(f"{shown(value)} cannot be a label's value", expected, "write the value of a node's label")
+
+
+def check_host(host: str) -> str:
+    """Return an address to listen on, or raise Wrong: an IP address or a host's name."""
+    try:
+        return str(ipaddress.ip_address(host)) and host
+    except ValueError:
+        if _HOST.match(host) and not re.fullmatch(r"[0-9.]+", host):
+            return host
+    message = f"{shown(host)} is not an address to listen on"
+    raise Wrong(message, "an IP address or a host's name", "write 127.0.0.1, or 0.0.0.0 to listen on every interface")
+
+
+def check_image(image: str) -> str:
+    """Return a container image's reference, or raise Wrong."""
+    if not _IMAGE.match(image):
+        raise Wrong(f"{shown(image)} is not an image", "such as `registry.example.com/team/trainer:1.0`", "write the image as you would pull it")
+    return image
+
+
+def as_label(text: str) -> str:
+    """Return the DNS label nearest to a text."""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not label:
+        return "run"
+    return label if label[0].isalpha() else f"run-{label}"

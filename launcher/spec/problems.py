@@ -1,0 +1,108 @@
+"""Problems of a spec before and after their place is known, and as the text a user reads."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from launcher.errors import Problem
+
+# Keys and list indices from the top of the document, such as ("roles", "worker", "replicas") or ("command", 0).
+Path = tuple[str | int, ...]
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
+_LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a file; lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong at a path of the document; `on` says whether the key or the value is at fault.
+
+    `place` is known only where the path cannot tell it, as for a key that stands twice.
+    """
+
+    path: Path
+    message: str
+    expected: str = ""
+    remedy: str = ""
+    on: Literal["key", "value"] = "value"
+    place: Place | None = None
+
+
+class Wrong(ValueError):
+    """A value is not what its field takes. Validators raise it; the loader turns it into a Problem."""
+
+    def __init__(self, message: str, expected: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.expected = expected
+        self.remedy = remedy
+
+
+def path_text(path: Path) -> str:
+    """Write a path as users write it: `roles.worker.replicas`, `command[0]`, `env["my.key"]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _PLAIN_KEY.match(part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{shown(part)}]"
+    return text
+
+
+def shown(value: object) -> str:
+    """Write a value as it stands in messages: one line, as YAML or JSON would write it, cut when it is long."""
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=not value.isprintable())
+    elif isinstance(value, dict):
+        return "a mapping"
+    elif isinstance(value, list):
+        return "a list"
+    else:
+        text = json.dumps(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
+def any_of(names: Iterable[str]) -> str:
+    """Write names as a choice: `a, b or c`."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` most probably means, or None when nothing is near.
+
+    Upper case, dashes and underscores do not count as differences.
+    """
+    by_fold = {_fold(name): name for name in known}
+    near = get_close_matches(_fold(word), by_fold, n=1, cutoff=0.6)
+    return by_fold[near[0]] if near else None
+
+
+def _fold(word: str) -> str:
+    return word.lower().replace("-", "_")
+
+
+def render(problems: Iterable[Problem]) -> str:
+    """Write problems as plain text: a line with the place and what is wrong, then what was expected and what to do."""
+    blocks = []
+    for problem in problems:
+        path = f"{problem.path}: " if problem.path else ""
+        lines = [f"{problem.file}:{problem.line}:{problem.column}: {path}{problem.message}"]
+        lines += [f"    expected: {problem.expected}"] * bool(problem.expected)
+        lines += [f"    to fix: {problem.remedy}"] * bool(problem.remedy)
+        blocks.append("\n".join(lines))
+    return "\n".join(blocks)

@@ -1,0 +1,304 @@
+"""What no single field can tell: rules between fields, and between the spec and the files beside it.
+
+Each rule is a function from a Subject to findings. RULES names what each needs to know: a rule runs when all of
+that is valid, whatever is wrong elsewhere, so that one pass finds everything.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from pydantic import ValidationError
+
+from launcher.spec import names, quantities, wording
+from launcher.spec.document import Document
+from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.problems import Finding, Path, Wrong, any_of, nearest, shown
+from trainer.settings import Train
+from trainer.workloads import catalog
+
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+_DOTTED = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:/]+([A-Z]\w*)\Z")
+DATA_WORDS = ("synthetic", "download")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A spec under examination: its valid part, the document, what is not valid, and the base of relative paths."""
+
+    spec: ClusterSpec
+    document: Document
+    broken: frozenset[Path]
+    directory: Callable[[Path], FilePath]
+
+    def known(self, path: Path) -> bool:
+        """Tell whether nothing is wrong at the path, around it, or directly inside it."""
+        return not any(path[: len(gone)] == gone or gone[:-1] == path for gone in self.broken)
+
+
+def _is_empty(subject: Subject, path: Path) -> bool:
+    source = subject.document.sources.get(path)
+    return source is not None and source.text == "" and not source.quoted
+
+
+Rule = Callable[[Subject], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which roles a strategy has."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+# Source: https://www.tensorflow.org/guide/distributed_training; in multi_worker_mirrored worker-0 is the chief where none is named.
+SHAPES: dict[str, Shape] = {
+    "single": Shape(("chief",), ("evaluator",)),
+    "mirrored": Shape(("chief",), ("evaluator",)),
+    "multi_worker_mirrored": Shape(("worker",), ("chief", "evaluator")),
+    "parameter_server": Shape(("chief", "worker", "ps"), ("evaluator",)),
+}
+_ONLY_ONE = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
+
+
+def _roles(spec: ClusterSpec) -> dict[str, Role]:
+    roles = {"chief": spec.roles.chief, "worker": spec.roles.worker, "ps": spec.roles.ps, "evaluator": spec.roles.evaluator}
+    return {name: role for name, role in roles.items() if role is not None}
+
+
+def roles_fit_strategy(subject: Subject) -> Iterator[Finding]:
+    """The strategy has every role it needs, and no other."""
+    strategy, present = subject.spec.strategy, _roles(subject.spec)
+    shape = SHAPES[strategy]
+    expected = f"{' and '.join(shape.required)}, and if you like {any_of(shape.optional)}"
+    for role in shape.required:
+        if role not in present:
+            yield Finding(("roles", role), f"strategy {strategy} needs a {role}, and there is none", expected, f"add `{role}: {{}}` to `roles`")
+    for role in present:
+        if role not in shape.required + shape.optional:
+            fitting = any_of(name for name, other in SHAPES.items() if role in other.required + other.optional)
+            message = f"strategy {strategy} has no {role}"
+            yield Finding(("roles", role), message, expected, f"remove `{role}`, or set `strategy` to {fitting}", on="key")
+
+
+def only_one(subject: Subject) -> Iterator[Finding]:
+    """There is one chief and one evaluator."""
+    for role, remedy in _ONLY_ONE.items():
+        count = getattr(subject.spec.roles, role).replicas if getattr(subject.spec.roles, role) else 1
+        if count > 1:
+            yield Finding(("roles", role, "replicas"), f"{count} {role}s, but a cluster has one", "1", remedy)
+
+
+def gpu_type_with_gpus(subject: Subject) -> Iterator[Finding]:
+    """A GPU's type makes sense with GPUs only."""
+    for name, role in _roles(subject.spec).items():
+        if role.gpu_type is not None and role.gpus == 0 and subject.known(("roles", name, "gpus")):
+            message = f"a type of GPU is given, {shown(role.gpu_type)}, but no number of GPUs"
+            path = ("roles", name, "gpu_type")
+            yield Finding(path, message, "`gpus` of 1 or more beside it", "add `gpus: 1`, or remove `gpu_type`", on="key")
+
+
+def no_empty_section(subject: Subject) -> Iterator[Finding]:
+    """`worker:` with nothing after it is neither a worker with defaults nor clearly none."""
+    for path in (*(("roles", role) for role in ("chief", "worker", "ps", "evaluator")), ("train",), ("train", "sync")):
+        if _is_empty(subject, path):
+            remedy = f"write `{path[-1]}: {{}}` for the defaults, or remove it" if path[0] == "roles" else "fill it in, or remove it"
+            yield Finding(path, f"`{path[-1]}` has no value", "a mapping", remedy, on="key")
+
+
+def train_or_command(subject: Subject) -> Iterator[Finding]:
+    """There is one thing to run."""
+    given = subject.document.value
+    expected = "either `train`, for the built-in trainer, or `command`, for a program of your own"
+    if given.get("train") is not None and given.get("command") is not None:
+        yield Finding(("command",), "`train` and `command` exclude each other", expected, "remove one of the two", on="key")
+    nothing = subject.spec.train is None and subject.spec.command is None
+    if nothing and not subject.broken & {("train",), ("command",)} and not _is_empty(subject, ("train",)):
+        yield Finding((), "there is nothing to run: neither `train` nor `command`", expected, "add `train: {workload: mnist_mlp}`, say")
+
+
+def words_of_command(subject: Subject) -> Iterator[Finding]:
+    """A command starts with a program."""
+    if subject.spec.command and not subject.spec.command[0].strip():
+        yield Finding(("command", 0), "the command starts with an empty word", "a program, such as python", "name the program")
+
+
+def workload_exists(subject: Subject) -> Iterator[Finding]:
+    """The workload is built in, or names a class as Python imports it."""
+    workload = subject.spec.train.workload if subject.spec.train else ""
+    if not workload or workload in catalog.CATALOG or _CLASS.match(workload):
+        return
+    path = ("train", "workload")
+    expected = f"{', '.join(catalog.CATALOG)}, or package.module:Class of your own code"
+    if match := _DOTTED.match(workload):
+        yield Finding(path, f"{shown(workload)} is not a workload", expected, f"write {match[1]}:{match[2]}")
+        return
+    meant = nearest(workload, catalog.CATALOG)
+    kind = "is not package.module:Class" if ":" in workload else "is not a built-in workload"
+    yield Finding(path, f"{shown(workload)} {kind}", expected, f"write {meant}" if meant else "choose one of them")
+
+
+def params_fit_workload(subject: Subject) -> Iterator[Finding]:
+    """The workload's own model accepts its parameters."""
+    train = subject.spec.train
+    entry = catalog.CATALOG.get(train.workload) if train else None
+    if train is None or entry is None:
+        return
+    try:
+        entry.params.model_validate(train.params)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        yield from wording.findings(errors, entry.params, subject.document.sources, ("train", "params"))
+
+
+def workload_fits_strategy(subject: Subject) -> Iterator[Finding]:
+    """The workload can be trained with the strategy."""
+    train, strategy = subject.spec.train, subject.spec.strategy
+    entry = catalog.CATALOG.get(train.workload) if train else None
+    if train and entry and strategy not in entry.strategies:
+        message = f"the workload {train.workload} does not train with strategy {strategy}"
+        fitting = any_of(entry.strategies)
+        yield Finding(("train", "workload"), message, f"strategy {fitting}", "change `strategy` or `workload`")
+
+
+def sync_is_possible(subject: Subject) -> Iterator[Finding]:
+    """Synchronous updates need a parameter server, and a version of the trainer that has them."""
+    train, strategy = subject.spec.train, subject.spec.strategy
+    if train is None or train.sync is None:
+        return
+    if strategy != "parameter_server" and subject.known(("strategy",)):
+        message = f"`sync` belongs to parameter_server; strategy {strategy} is always synchronous"
+        yield Finding(("train", "sync"), message, "strategy parameter_server", "remove `sync`", on="key")
+    else:
+        message = "synchronous updates are not available in this version"
+        yield Finding(("train", "sync"), message, "asynchronous updates", "leave `sync` out", on="key")
+
+
+def enough_workers(subject: Subject) -> Iterator[Finding]:
+    """A synchronous step can get as many gradients as it waits for."""
+    train, worker = subject.spec.train, subject.spec.roles.worker
+    if train and train.sync and worker and train.sync.replicas_to_aggregate > worker.replicas:
+        count = train.sync.replicas_to_aggregate
+        message = f"a step waits for {count} gradients, but there are {worker.replicas} workers"
+        remedy = f"write {worker.replicas}, or add workers"
+        yield Finding(("train", "sync", "replicas_to_aggregate"), message, f"at most {worker.replicas}, the number of workers", remedy)
+
+
+def evaluator_has_work(subject: Subject) -> Iterator[Finding]:
+    """An evaluator evaluates while training goes on, from checkpoints."""
+    train = subject.spec.train
+    if train is None or subject.spec.roles.evaluator is None:
+        return
+    merged = catalog.with_defaults(train)
+    if not merged.evaluate.every_steps:
+        default = "" if ("train", "evaluate", "every_steps") in subject.document.sources else f", the default of {train.workload}"
+        message = f"an evaluator without steps to evaluate: `train.evaluate.every_steps` is 0{default}"
+        remedy = "set `train.evaluate.every_steps` to 500, say, or remove the evaluator"
+        yield Finding(("roles", "evaluator"), message, "`train.evaluate.every_steps` of 1 or more", remedy, on="key")
+    if merged.checkpoint.every_steps is None and merged.checkpoint.every_seconds is None:
+        message = "an evaluator without checkpoints to evaluate: none are saved before the end"
+        expected = "`train.checkpoint.every_steps` or `train.checkpoint.every_seconds`"
+        yield Finding(("roles", "evaluator"), message, expected, "set one of them, or remove the evaluator", on="key")
+
+
+def deadline_after_start(subject: Subject) -> Iterator[Finding]:
+    """A run's deadline leaves time to start."""
+    limits = subject.spec.limits
+    if limits.deadline and quantities.parse_duration(limits.deadline) < quantities.parse_duration(limits.start_timeout):
+        default = "" if ("limits", "start_timeout") in subject.document.sources else ", the default"
+        message = f"the deadline {limits.deadline} is shorter than `limits.start_timeout`, {limits.start_timeout}{default}"
+        remedy = f"raise the deadline, or set `start_timeout` to {limits.deadline} or less"
+        yield Finding(("limits", "deadline"), message, f"{limits.start_timeout} or more", remedy)
+
+
+def env_names(subject: Subject) -> Iterator[Finding]:
+    """Environment variables have usable names that are not the launcher's own."""
+    for name in subject.spec.env:
+        try:
+            names.check_env_name(name)
+        except Wrong as wrong:
+            yield Finding(("env", name), wrong.message, wrong.expected, wrong.remedy, on="key")
+
+
+def node_labels(subject: Subject) -> Iterator[Finding]:
+    """The node selector consists of labels."""
+    for key, value in subject.spec.kubernetes.node_selector.items():
+        for check, on in ((names.check_label_key, "key"), (names.check_label_value, "value")):
+            try:
+                check(key if on == "key" else value)
+            except Wrong as wrong:
+                path = ("kubernetes", "node_selector", key)
+                yield Finding(path, wrong.message, wrong.expected, wrong.remedy, on="key" if on == "key" else "value")
+
+
+def code_exists(subject: Subject) -> Iterator[Finding]:
+    """The user's code is a directory."""
+    if subject.spec.code is not None:
+        yield from _directory(subject, ("code",), subject.spec.code, "a directory with your code")
+
+
+def data_exists(subject: Subject) -> Iterator[Finding]:
+    """The data set is made, downloaded, or in a directory."""
+    train = subject.spec.train
+    if train is not None and is_directory_name(train):
+        yield from _directory(subject, ("train", "data"), train.data, "synthetic, download, or a directory with the data set", DATA_WORDS)
+
+
+def is_directory_name(train: Train) -> bool:
+    """Tell whether `data` names a directory of this machine: it may also be a word, or a URL that a workload reads."""
+    return train.data not in DATA_WORDS and "://" not in train.data
+
+
+def resolved(directory: FilePath, name: str) -> FilePath:
+    """Return the absolute path of a name in a spec; `~` is the user's home. Raises Wrong when it cannot be a path."""
+    try:
+        return FilePath(directory, FilePath(name).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Wrong(f"{shown(name)} is not a usable path: {error}") from None
+
+
+def _directory(subject: Subject, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
+    try:
+        place = resolved(subject.directory(path), name)
+        exists, is_directory = place.exists(), place.is_dir()
+    except (OSError, Wrong) as error:
+        yield Finding(path, f"{shown(name)} is not a usable path: {error}", expected, "name a directory")
+        return
+    if is_directory:
+        return
+    if exists:
+        yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {place.parent}")
+        return
+    siblings = [entry.name for entry in place.parent.iterdir() if entry.is_dir()] if place.parent.is_dir() else []
+    meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(place.name, siblings)] if near), None)
+    looked = f" (looked for {place})" if str(place) != name else ""
+    yield Finding(path, f"the directory {shown(name)} does not exist{looked}", expected, f"write {meant}" if meant else "make it, or name another")
+
+
+# The paths that must be valid, with the keys directly inside them -> the rule.
+RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
+    ((("strategy",), ("roles",)), roles_fit_strategy),
+    ((), only_one),
+    ((), gpu_type_with_gpus),
+    ((), no_empty_section),
+    ((), train_or_command),
+    ((("command",),), words_of_command),
+    ((("train", "workload"),), workload_exists),
+    ((("train", "workload"), ("train", "params")), params_fit_workload),
+    ((("train", "workload"), ("strategy",)), workload_fits_strategy),
+    ((("train", "sync"),), sync_is_possible),
+    ((("train", "sync"), ("roles", "worker", "replicas")), enough_workers),
+    ((("train", "workload"), ("train", "evaluate"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
+    ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
+    ((), env_names),
+    ((("kubernetes", "node_selector"),), node_labels),
+    ((("code",),), code_exists),
+    ((("train", "data"),), data_exists),
+)
+
+
+def check(subject: Subject) -> list[Finding]:
+    """Return what every rule that can run finds."""
+    return [finding for needs, rule in RULES if all(map(subject.known, needs)) for finding in rule(subject)]

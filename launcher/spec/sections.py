@@ -1,0 +1,72 @@
+"""What the models know about a path: the section it is in, its keys, where else a key belongs."""
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from launcher.spec.problems import Path
+
+Model = type[BaseModel]
+
+
+def keys(model: Model) -> tuple[str, ...]:
+    """Return a section's keys as users write them."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
+def section_at(model: Model, path: Path) -> Model | None:
+    """Return the section that a path leads to, or None when there is none."""
+    annotation: Any = model
+    for part in path:
+        if isinstance(part, int):
+            annotation = next(iter(get_args(_plain(annotation))), None)
+            continue
+        below = _plain(annotation)
+        if not _is_section(below):
+            return None
+        field = next((field for name, field in below.model_fields.items() if (field.alias or name) == part), None)
+        if field is None:
+            return None
+        annotation = field.annotation
+    below = _plain(annotation)
+    return below if _is_section(below) else None
+
+
+def choices(model: Model, path: Path) -> tuple[str, ...]:
+    """Return the values that a field with a fixed set of them takes, or nothing for another field."""
+    section = section_at(model, path[:-1])
+    if section is None:
+        return ()
+    field = next((field for name, field in section.model_fields.items() if (field.alias or name) == path[-1]), None)
+    annotation = _plain(field.annotation) if field else None
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def places_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
+    """Yield every path of the document where a key belongs, nearest to the top first."""
+    deeper: list[tuple[Model, Path]] = []
+    for name, field in model.model_fields.items():
+        below = (*path, field.alias or name)
+        if below[-1] == key:
+            yield below
+        section = _plain(field.annotation)
+        if _is_section(section):
+            deeper.append((section, below))
+    for section, below in deeper:
+        yield from places_of(section, key, below)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _plain(annotation: Any) -> Any:
+    """Return an annotation without Annotated and Optional."""
+    if hasattr(annotation, "__metadata__"):
+        return _plain(annotation.__origin__)
+    if get_origin(annotation) in {Union, types.UnionType}:
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return _plain(members[0]) if len(members) == 1 else annotation
+    return annotation

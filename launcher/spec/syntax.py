@@ -1,0 +1,152 @@
+"""YAML text to a tree of nodes with marks, for text that may be anything: limits first, clear errors always."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import yaml
+
+from launcher.errors import Problem, SpecError
+
+# A spec of every key and 10,000 words of comment is far below these; what is above is a mistake or an attack.
+MAX_BYTES = 2**20
+MAX_DEPTH = 32
+MAX_EVENTS = 50_000
+
+_FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# The pure Python parser words its errors better, but is slow on large texts.
+_WORDED_BELOW = 65536
+
+# https://yaml.org/spec/1.2.2/#51-character-set
+_NOT_PRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_CHECK_INDENT = "check the indentation of this line and of the one above"
+# What a parser's complaint contains -> what is wrong in a user's words, and what to do.
+_WORDING: tuple[tuple[str, str, str], ...] = (
+    ("found character '\\t'", "a tab stands where YAML needs spaces", "indent with spaces"),
+    ("mapping values are not allowed", "a `:` makes no sense here", f"put text that contains `: ` in quotes, or {_CHECK_INDENT}"),
+    ("found undefined alias", "`*` refers to an anchor that is not defined", "put text that starts with `*` in quotes"),
+    ("expected alphabetic or numeric character", "`*` or `&` stands without a name", "put text that starts with `*` or `&` in quotes"),
+    ("that cannot start any token", "text cannot start with this character", "put the text in quotes"),
+    ("found unexpected end of stream", "a quote is opened here and never closed", "close the quote"),
+    ("expected ',' or ']'", "a list opened with `[` is not closed here", "close it with `]`; separate its items with commas"),
+    ("expected ',' or '}'", "a mapping opened with `{` is not closed here", "close it with `}`; separate its items with commas"),
+    ("could not find expected ':'", "a key without its `:` stands here", "write `key: value`, with a space after the colon"),
+    ("expected <block end>", "this line does not fit the ones above", _CHECK_INDENT),
+    ("found unknown escape character", "an unknown escape stands in a text in double quotes", "double the backslash, or use single quotes"),
+)
+
+
+def parse(data: bytes, file: str) -> yaml.MappingNode:
+    """Return the mapping that is the document. Raises SpecError with the one thing that keeps it from being read."""
+    text = _decode(data, file)
+    try:
+        _check_limits(_events(text), file)
+        node = yaml.compose(text, Loader=_FastLoader)
+    except yaml.MarkedYAMLError as error:
+        raise _worded(text, file, error) from None
+    if node is None:
+        raise _error(file, 0, 0, "the file is empty", "a cluster spec", "write a starter spec with `launcher init`")
+    if not isinstance(node, yaml.MappingNode):
+        kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single text"
+        raise _error(
+            file,
+            node.start_mark.line,
+            node.start_mark.column,
+            f"the document is {kind}",
+            "a mapping: lines of `key: value`",
+            "start with `version: 1`, or write a starter spec with `launcher init`",
+        )
+    return node
+
+
+def parse_value(text: str, file: str, line: int, column: int) -> yaml.Node | None:
+    """Return the node of one value, such as `3` or `{replicas: 2}`; None when there is none.
+
+    `line` and `column` are where the text starts. Raises SpecError as `parse` does.
+    """
+    try:
+        decoded = _decode(text.encode("utf-8", "surrogateescape"), file)
+        _check_limits(_events(decoded), file)
+        try:
+            return yaml.compose(decoded, Loader=_FastLoader)
+        except yaml.MarkedYAMLError as error:
+            raise _worded(decoded, file, error) from None
+    except SpecError as error:
+        moved = [replace(problem, line=line, column=problem.column + column - 1) for problem in error.problems]
+        raise SpecError(moved) from None
+
+
+def _error(file: str, line: int, column: int, message: str, expected: str = "", remedy: str = "") -> SpecError:
+    return SpecError([Problem(file, line + 1, column + 1, "", message, expected, remedy)])
+
+
+def _decode(data: bytes, file: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise _error(file, 0, 0, f"the file is larger than {MAX_BYTES // 1024} KiB", "a cluster spec", "name the spec itself")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise _error(file, 0, 0, "the file is UTF-16", "UTF-8 text", "save it as UTF-8")
+    if b"\0" in data[:4096]:
+        raise _error(file, 0, 0, "the file is binary", "a cluster spec: YAML text in UTF-8", "name the spec itself")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig", "replace")
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8 text"
+        raise _error(file, before.count("\n"), _column(before), message, "UTF-8 text", "save the file as UTF-8") from None
+    if match := _NOT_PRINTABLE.search(text):
+        before = text[: match.start()]
+        message = f"the control character U+{ord(match[0]):04X} stands here"
+        raise _error(file, before.count("\n"), _column(before), message, "text", "remove it")
+    return text
+
+
+def _column(before: str) -> int:
+    return len(before) - (before.rfind("\n") + 1)
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    events: Iterator[yaml.Event] = yaml.parse(text, Loader=_FastLoader)
+    return events
+
+
+def _check_limits(events: Iterator[yaml.Event], file: str) -> None:
+    """Stop before composing, which recurses: parsing alone is a stream."""
+    depth = documents = 0
+    for count, event in enumerate(events):
+        mark = event.start_mark
+        if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+        if depth > MAX_DEPTH:
+            message = f"values are nested deeper than {MAX_DEPTH} levels"
+            raise _error(file, mark.line, mark.column, message, "a cluster spec", "name the spec itself")
+        if documents > 1:
+            message = "a second document starts here"
+            remedy = "keep one spec a file: remove the `---` line and what follows"
+            raise _error(file, mark.line, mark.column, message, "one document", remedy)
+        if count > MAX_EVENTS:
+            message = "the file holds too many values"
+            raise _error(file, mark.line, mark.column, message, "a cluster spec", "name the spec itself")
+
+
+def _worded(text: str, file: str, error: yaml.MarkedYAMLError) -> SpecError:
+    if len(text) < _WORDED_BELOW:
+        try:
+            yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as worded:
+            error = worded
+        except yaml.YAMLError:
+            pass
+    problem = error.problem or "cannot be read"
+    # The mark of the problem is often the end of the file; what it belongs to starts at the context's mark.
+    unclosed = "unexpected end of stream" in problem or "expected ','" in problem
+    mark = (error.context_mark if unclosed else None) or error.problem_mark or error.context_mark
+    line, column = (mark.line, mark.column) if mark else (0, 0)
+    for part, message, remedy in _WORDING:
+        if part in problem:
+            return _error(file, line, column, f"not valid YAML: {message}", "", remedy)
+    return _error(file, line, column, f"not valid YAML: {problem}", "", _CHECK_INDENT)
