@@ -109,7 +109,9 @@ class Reader:
         self._document.sources[path] = Source(key, place)
         self._inside.append(node)
         try:
-            return self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            return self._sequence(node, path)
         finally:
             self._inside.pop()
 
@@ -127,7 +129,7 @@ class Reader:
         place = self._place(node)
         raise SpecError([Problem(place.file, place.line, place.column, path_text(path), message, "", "write the values out")])
 
-    def _sequence(self, node: yaml.SequenceNode, path: Path) -> list[Any]:
+    def _sequence(self, node: yaml.Node, path: Path) -> list[Any]:
         if node.tag != f"{_TAG}seq":
             raise _Unusable(_unknown_tag(node, path))
         values: list[Any] = []

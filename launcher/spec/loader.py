@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,9 @@ def _read(path: Path) -> Document:
         raise SpecError([Problem(file, 1, 1, "", "there is no such file", "the file of a spec", remedy)]) from None
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise SpecError([Problem(file, 1, 1, "", f"the file cannot be read: {reason}", "a readable file", "check its permissions")]) from None
+        raise SpecError(
+            [Problem(file, 1, 1, "", f"the file cannot be read: {reason}", "a readable file", "check its permissions")]
+        ) from None
     return Reader(file).read(syntax.parse(data, file))
 
 
@@ -105,7 +107,7 @@ def _neighbour(path: Path) -> Path | None:
     return path.parent / meant if meant else None
 
 
-def _examine(document: Document, directory: Any) -> tuple[ClusterSpec | None, list[Finding]]:
+def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple[ClusterSpec | None, list[Finding]]:
     """Return the valid part of a spec, and everything that is wrong with the rest and with how it fits together."""
     findings = list(document.findings)
     broken = set(document.unusable)
@@ -143,7 +145,7 @@ def _stand_in(value: Any, path: SpecPath) -> None:
     value[path[-1]] = _STAND_INS[str(path[-1])]
 
 
-def _with_absolute_paths(spec: ClusterSpec, directory: Any) -> ClusterSpec:
+def _with_absolute_paths(spec: ClusterSpec, directory: Callable[[SpecPath], Path]) -> ClusterSpec:
     update: dict[str, Any] = {}
     if spec.code is not None:
         update["code"] = str(rules.resolved(directory(("code",)), spec.code))

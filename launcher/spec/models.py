@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from launcher.spec import names, quantities
-from launcher.spec.problems import Wrong, shown
+from launcher.spec.problems import FieldError, shown
 from trainer.settings import Strategy, Train
 
 
@@ -34,7 +34,7 @@ def _cpu(value: object) -> object:
 def _version(value: object) -> object:
     # To Python, and so to pydantic's Literal, True and 1.0 equal 1.
     if type(value) is not int or value != 1:
-        raise Wrong(f"{shown(value)} is not a version of the spec format", "1, the only version there is", "write version: 1")
+        raise FieldError(f"{shown(value)} is not a version of the spec format", "1, the only version there is", "write version: 1")
     return value
 
 
@@ -119,7 +119,9 @@ class Toleration(Section):
     key: str | None = Field(None, description="The taint's key; every taint when left out, with operator Exists.")
     operator: Literal["Equal", "Exists"] = Field("Equal", description="Whether the taint's value must equal `value`.")
     value: str | None = Field(None, description="The taint's value, for operator Equal.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="The taint's effect; every one when left out.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="The taint's effect; every one when left out."
+    )
     tolerationSeconds: Annotated[int, Field(ge=0)] | None = Field(  # noqa: N815 - Kubernetes' own spelling
         None, description="For effect NoExecute: how long a pod stays."
     )
@@ -146,9 +148,7 @@ class ClusterSpec(Section):
     image: Annotated[str, AfterValidator(names.check_image)] | None = Field(
         None, description="The container image; the project's own trainer image when left out."
     )
-    roles: Roles = Field(
-        default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out."
-    )
+    roles: Roles = Field(default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out.")
     train: Train | None = Field(None, description="What the built-in trainer trains. Excludes `command`.")
     command: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="Any program that reads TF_CONFIG. Excludes `train`."

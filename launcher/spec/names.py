@@ -3,7 +3,7 @@
 import ipaddress
 import re
 
-from launcher.spec.problems import Wrong, shown
+from launcher.spec.problems import FieldError, shown
 
 # RFC 1035 section 2.3.1 in lower case, as Kubernetes asks of Services: the run's name is one.
 LABEL_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -32,73 +32,75 @@ _RESERVED_PREFIX = "TRAINER_"
 
 
 def check_name(name: str) -> str:
-    """Return the run's name, or raise Wrong: a DNS-1035 label that leaves room for a task's role and index."""
+    """Return the run's name, or raise FieldError: a DNS-1035 label that leaves room for a task's role and index."""
     label = as_label(name)
     if not _LABEL.match(name):
-        raise Wrong(f"{shown(name)} is not a DNS label", _LABEL_EXPECTED, f"write {label[:LONGEST_NAME].rstrip('-')}")
+        raise FieldError(f"{shown(name)} is not a DNS label", _LABEL_EXPECTED, f"write {label[:LONGEST_NAME].rstrip('-')}")
     if len(name) > LONGEST_NAME:
         message = f"{shown(name)} has {len(name)} characters, too many for the names made from it, such as <name>{_LONGEST_SUFFIX}"
         remedy = f"write {name[:LONGEST_NAME].rstrip('-')}, the longest that fits"
-        raise Wrong(message, f"at most {LONGEST_NAME} characters, so that those have at most {LONGEST_LABEL}", remedy)
+        raise FieldError(message, f"at most {LONGEST_NAME} characters, so that those have at most {LONGEST_LABEL}", remedy)
     return name
 
 
 def check_namespace(name: str) -> str:
-    """Return a namespace's name, or raise Wrong: a DNS-1123 label."""
+    """Return a namespace's name, or raise FieldError: a DNS-1123 label."""
     if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
         expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
-        raise Wrong(f"{shown(name)} is not the name of a namespace", expected, f"write {as_label(name)}")
+        raise FieldError(f"{shown(name)} is not the name of a namespace", expected, f"write {as_label(name)}")
     return name
 
 
 def check_object_name(name: str) -> str:
-    """Return the name of a Kubernetes object, or raise Wrong: a DNS-1123 subdomain."""
+    """Return the name of a Kubernetes object, or raise FieldError: a DNS-1123 subdomain."""
     if not _SUBDOMAIN.match(name):
         expected = "lower-case letters, digits, dashes and dots"
-        raise Wrong(f"{shown(name)} is not the name of a Kubernetes object", expected, f"write {as_label(name)}")
+        raise FieldError(f"{shown(name)} is not the name of a Kubernetes object", expected, f"write {as_label(name)}")
     return name
 
 
 def check_env_name(name: str) -> None:
-    """Raise Wrong when this cannot be an environment variable of a task."""
+    """Raise FieldError when this cannot be an environment variable of a task."""
     if not _ENV.match(name):
         meant = re.sub(r"[^A-Za-z0-9_]", "_", name)
         remedy = f"write {meant if _ENV.match(meant) else f'_{meant}'}"
         message = f"{shown(name)} cannot be the name of an environment variable"
-        raise Wrong(message, "letters, digits and underscores, no digit first", remedy)
+        raise FieldError(message, "letters, digits and underscores, no digit first", remedy)
     if name in _RESERVED_ENV or name.startswith(_RESERVED_PREFIX):
-        raise Wrong(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
+        raise FieldError(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
 
 
 def check_label_key(key: str) -> None:
-    """Raise Wrong when this cannot be the key of a Kubernetes label."""
+    """Raise FieldError when this cannot be the key of a Kubernetes label."""
     prefix, slash, name = key.rpartition("/")
     if not name or not _LABEL_VALUE.match(name) or (slash and not _SUBDOMAIN.match(prefix)):
-        raise Wrong(f"{shown(key)} cannot be a label's key", "such as `pool` or `example.com/pool`", "write the key of a node's label")
+        raise FieldError(f"{shown(key)} cannot be a label's key", "such as `pool` or `example.com/pool`", "write the key of a node's label")
 
 
 def check_label_value(value: str) -> None:
-    """Raise Wrong when this cannot be the value of a Kubernetes label."""
+    """Raise FieldError when this cannot be the value of a Kubernetes label."""
     if not _LABEL_VALUE.match(value):
         expected = "at most 63 letters, digits, `-`, `_` and `.`"
-        raise Wrong(f"{shown(value)} cannot be a label's value", expected, "write the value of a node's label")
+        raise FieldError(f"{shown(value)} cannot be a label's value", expected, "write the value of a node's label")
 
 
 def check_host(host: str) -> str:
-    """Return an address to listen on, or raise Wrong: an IP address or a host's name."""
+    """Return an address to listen on, or raise FieldError: an IP address or a host's name."""
     try:
         return str(ipaddress.ip_address(host)) and host
     except ValueError:
         if _HOST.match(host) and not re.fullmatch(r"[0-9.]+", host):
             return host
     message = f"{shown(host)} is not an address to listen on"
-    raise Wrong(message, "an IP address or a host's name", "write 127.0.0.1, or 0.0.0.0 to listen on every interface")
+    raise FieldError(message, "an IP address or a host's name", "write 127.0.0.1, or 0.0.0.0 to listen on every interface")
 
 
 def check_image(image: str) -> str:
-    """Return a container image's reference, or raise Wrong."""
+    """Return a container image's reference, or raise FieldError."""
     if not _IMAGE.match(image):
-        raise Wrong(f"{shown(image)} is not an image", "such as `registry.example.com/team/trainer:1.0`", "write the image as you would pull it")
+        raise FieldError(
+            f"{shown(image)} is not an image", "such as `registry.example.com/team/trainer:1.0`", "write the image as you would pull it"
+        )
     return image
 
 

@@ -40,7 +40,7 @@ class Finding:
     place: Place | None = None
 
 
-class Wrong(ValueError):
+class FieldError(ValueError):
     """A value is not what its field takes. Validators raise it; the loader turns it into a Problem."""
 
     def __init__(self, message: str, expected: str = "", remedy: str = "") -> None:

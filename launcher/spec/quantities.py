@@ -8,7 +8,7 @@ durations: it is nearly always a mistake.
 import math
 import re
 
-from launcher.spec.problems import Wrong, shown
+from launcher.spec.problems import FieldError, shown
 
 _DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
@@ -40,49 +40,49 @@ _MEANT_DURATION = {
 
 
 def parse_cpu(value: object) -> float:
-    """Return cores from `2`, `0.5`, `"500m"`. Raises Wrong (a ValueError) for anything else, and for nothing or less."""
+    """Return cores from `2`, `0.5`, `"500m"`. Raises FieldError (a ValueError) for anything else, and for nothing or less."""
     if isinstance(value, str) and re.match(CPU_PATTERN, value) and value.isascii():
         cores = int(value[:-1]) / 1000 if value.endswith("m") else float(value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9:
         cores = float(value)
     else:
-        raise Wrong(f"{shown(value)} is not a number of cores", CPU_EXPECTED, "write the number of cores, 2 say")
+        raise FieldError(f"{shown(value)} is not a number of cores", CPU_EXPECTED, "write the number of cores, 2 say")
     if not cores >= 0.001:  # also NaN
-        raise Wrong(f"{shown(value)} is too little", CPU_EXPECTED, "give at least 1m, a thousandth of a core")
+        raise FieldError(f"{shown(value)} is too little", CPU_EXPECTED, "give at least 1m, a thousandth of a core")
     return cores
 
 
 def parse_memory(value: object) -> int:
-    """Return bytes from `"4Gi"`, `"512M"`, `"1.5Gi"`. Raises Wrong (a ValueError) for anything else."""
+    """Return bytes from `"4Gi"`, `"512M"`, `"1.5Gi"`. Raises FieldError (a ValueError) for anything else."""
     if isinstance(value, str) and (match := _MEASURE.match(value)) and value.isascii():
         number, unit = match.groups()
         if unit in _BYTES and value == number + unit:
             size = math.floor(float(number) * _BYTES[unit])
             if size < 1:
-                raise Wrong(f"{shown(value)} is nothing", MEMORY_EXPECTED, "give a size above zero")
+                raise FieldError(f"{shown(value)} is nothing", MEMORY_EXPECTED, "give a size above zero")
             return size
         meant = unit if unit in _BYTES else _MEANT.get(unit.lower(), "")
-        raise Wrong(_unit_message(value, unit), MEMORY_EXPECTED, f"write {number}{meant or 'Gi'}")
+        raise FieldError(_unit_message(value, unit), MEMORY_EXPECTED, f"write {number}{meant or 'Gi'}")
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise Wrong(f"{shown(value)} has no unit", MEMORY_EXPECTED, f"write {_plain(value)}Gi, if gibibytes are meant")
-    raise Wrong(f"{shown(value)} is not a size", MEMORY_EXPECTED, "write the size, 4Gi say")
+        raise FieldError(f"{shown(value)} has no unit", MEMORY_EXPECTED, f"write {_plain(value)}Gi, if gibibytes are meant")
+    raise FieldError(f"{shown(value)} is not a size", MEMORY_EXPECTED, "write the size, 4Gi say")
 
 
 def parse_duration(value: object) -> float:
-    """Return seconds from `"90s"`, `"10m"`, `"1h30m"`, `"1d"`. Raises Wrong (a ValueError) for anything else."""
+    """Return seconds from `"90s"`, `"10m"`, `"1h30m"`, `"1d"`. Raises FieldError (a ValueError) for anything else."""
     if isinstance(value, str) and re.match(DURATION_PATTERN, value) and value.isascii() and not value.endswith("\n"):
         seconds = math.fsum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
         if not 0 < seconds <= _LONGEST:
-            raise Wrong(f"{shown(value)} is out of range", "more than nothing and at most 366d", "write a duration in that range")
+            raise FieldError(f"{shown(value)} is out of range", "more than nothing and at most 366d", "write a duration in that range")
         return seconds
     if isinstance(value, str) and (match := _MEASURE.match(value)):
         number, unit = match.groups()
         meant = _MEANT_DURATION.get(unit.lower(), unit.lower())
         remedy = f"write {number}{meant if meant in _SECONDS else 's'}"
-        raise Wrong(_unit_message(value, unit), DURATION_EXPECTED, remedy)
+        raise FieldError(_unit_message(value, unit), DURATION_EXPECTED, remedy)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise Wrong(f"{shown(value)} has no unit", DURATION_EXPECTED, f"write {_plain(value)}s, if seconds are meant")
-    raise Wrong(f"{shown(value)} is not a duration", DURATION_EXPECTED, "write the duration, 10m say")
+        raise FieldError(f"{shown(value)} has no unit", DURATION_EXPECTED, f"write {_plain(value)}s, if seconds are meant")
+    raise FieldError(f"{shown(value)} is not a duration", DURATION_EXPECTED, "write the duration, 10m say")
 
 
 def _unit_message(value: str, unit: str) -> str:

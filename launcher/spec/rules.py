@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from launcher.spec import names, quantities, wording
 from launcher.spec.document import Document
 from launcher.spec.models import ClusterSpec, Role
-from launcher.spec.problems import Finding, Path, Wrong, any_of, nearest, shown
+from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, shown
 from trainer.settings import Train
 from trainer.workloads import catalog
 
@@ -75,7 +75,9 @@ def roles_fit_strategy(subject: Subject) -> Iterator[Finding]:
     expected = f"{' and '.join(shape.required)}, and if you like {any_of(shape.optional)}"
     for role in shape.required:
         if role not in present:
-            yield Finding(("roles", role), f"strategy {strategy} needs a {role}, and there is none", expected, f"add `{role}: {{}}` to `roles`")
+            yield Finding(
+                ("roles", role), f"strategy {strategy} needs a {role}, and there is none", expected, f"add `{role}: {{}}` to `roles`"
+            )
     for role in present:
         if role not in shape.required + shape.optional:
             fitting = any_of(name for name, other in SHAPES.items() if role in other.required + other.optional)
@@ -127,17 +129,25 @@ def words_of_command(subject: Subject) -> Iterator[Finding]:
 
 def workload_exists(subject: Subject) -> Iterator[Finding]:
     """The workload is built in, or names a class as Python imports it."""
-    workload = subject.spec.train.workload if subject.spec.train else ""
-    if not workload or workload in catalog.CATALOG or _CLASS.match(workload):
+    if subject.spec.train is None:
         return
-    path = ("train", "workload")
-    expected = f"{', '.join(catalog.CATALOG)}, or package.module:Class of your own code"
+    try:
+        check_workload(subject.spec.train.workload)
+    except FieldError as error:
+        yield Finding(("train", "workload"), error.message, error.expected, error.remedy)
+
+
+def check_workload(workload: str) -> None:
+    """Raise FieldError when this is neither a built-in workload nor package.module:Class."""
+    if workload in catalog.CATALOG or _CLASS.match(workload):
+        return
     if match := _DOTTED.match(workload):
-        yield Finding(path, f"{shown(workload)} is not a workload", expected, f"write {match[1]}:{match[2]}")
-        return
-    meant = nearest(workload, catalog.CATALOG)
+        meant: str | None = f"{match[1]}:{match[2]}"
+    else:
+        meant = nearest(workload, catalog.CATALOG)
     kind = "is not package.module:Class" if ":" in workload else "is not a built-in workload"
-    yield Finding(path, f"{shown(workload)} {kind}", expected, f"write {meant}" if meant else "choose one of them")
+    expected = f"{', '.join(catalog.CATALOG)}, or package.module:Class of your own code"
+    raise FieldError(f"{shown(workload)} {kind}", expected, f"write {meant}" if meant else "choose one of them")
 
 
 def params_fit_workload(subject: Subject) -> Iterator[Finding]:
@@ -218,7 +228,7 @@ def env_names(subject: Subject) -> Iterator[Finding]:
     for name in subject.spec.env:
         try:
             names.check_env_name(name)
-        except Wrong as wrong:
+        except FieldError as wrong:
             yield Finding(("env", name), wrong.message, wrong.expected, wrong.remedy, on="key")
 
 
@@ -228,7 +238,7 @@ def node_labels(subject: Subject) -> Iterator[Finding]:
         for check, on in ((names.check_label_key, "key"), (names.check_label_value, "value")):
             try:
                 check(key if on == "key" else value)
-            except Wrong as wrong:
+            except FieldError as wrong:
                 path = ("kubernetes", "node_selector", key)
                 yield Finding(path, wrong.message, wrong.expected, wrong.remedy, on="key" if on == "key" else "value")
 
@@ -252,18 +262,18 @@ def is_directory_name(train: Train) -> bool:
 
 
 def resolved(directory: FilePath, name: str) -> FilePath:
-    """Return the absolute path of a name in a spec; `~` is the user's home. Raises Wrong when it cannot be a path."""
+    """Return the absolute path of a name in a spec; `~` is the user's home. Raises FieldError when it cannot be a path."""
     try:
         return FilePath(directory, FilePath(name).expanduser()).resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise Wrong(f"{shown(name)} is not a usable path: {error}") from None
+        raise FieldError(f"{shown(name)} is not a usable path: {error}") from None
 
 
 def _directory(subject: Subject, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
         place = resolved(subject.directory(path), name)
         exists, is_directory = place.exists(), place.is_dir()
-    except (OSError, Wrong) as error:
+    except (OSError, FieldError) as error:
         yield Finding(path, f"{shown(name)} is not a usable path: {error}", expected, "name a directory")
         return
     if is_directory:
@@ -274,7 +284,9 @@ def _directory(subject: Subject, path: Path, name: str, expected: str, words: tu
     siblings = [entry.name for entry in place.parent.iterdir() if entry.is_dir()] if place.parent.is_dir() else []
     meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(place.name, siblings)] if near), None)
     looked = f" (looked for {place})" if str(place) != name else ""
-    yield Finding(path, f"the directory {shown(name)} does not exist{looked}", expected, f"write {meant}" if meant else "make it, or name another")
+    yield Finding(
+        path, f"the directory {shown(name)} does not exist{looked}", expected, f"write {meant}" if meant else "make it, or name another"
+    )
 
 
 # The paths that must be valid, with the keys directly inside them -> the rule.

@@ -114,7 +114,7 @@ def _check_limits(events: Iterator[yaml.Event], file: str) -> None:
     """Stop before composing, which recurses: parsing alone is a stream."""
     depth = documents = 0
     for count, event in enumerate(events):
-        mark = event.start_mark
+        line, column = (event.start_mark.line, event.start_mark.column) if event.start_mark else (0, 0)
         if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             depth += 1
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
@@ -123,14 +123,14 @@ def _check_limits(events: Iterator[yaml.Event], file: str) -> None:
             documents += 1
         if depth > MAX_DEPTH:
             message = f"values are nested deeper than {MAX_DEPTH} levels"
-            raise _error(file, mark.line, mark.column, message, "a cluster spec", "name the spec itself")
+            raise _error(file, line, column, message, "a cluster spec", "name the spec itself")
         if documents > 1:
             message = "a second document starts here"
             remedy = "keep one spec a file: remove the `---` line and what follows"
-            raise _error(file, mark.line, mark.column, message, "one document", remedy)
+            raise _error(file, line, column, message, "one document", remedy)
         if count > MAX_EVENTS:
             message = "the file holds too many values"
-            raise _error(file, mark.line, mark.column, message, "a cluster spec", "name the spec itself")
+            raise _error(file, line, column, message, "a cluster spec", "name the spec itself")
 
 
 def _worded(text: str, file: str, error: yaml.MarkedYAMLError) -> SpecError:

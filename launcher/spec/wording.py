@@ -1,14 +1,18 @@
 """pydantic's errors in a user's words: what is wrong with which value, what was expected, what to do."""
 
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from launcher.spec import sections
 from launcher.spec.document import Source
-from launcher.spec.problems import Finding, Path, Wrong, any_of, nearest, path_text, shown
+from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, path_text, shown
+
+_PRINTS_IN_FULL = 1e15
+_PLAIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -60,7 +64,7 @@ def _finding(error: ErrorDetails, model: sections.Model, sources: Mapping[Path, 
     path = document_path(error, prefix)
     kind = error["type"]
     context = error.get("ctx", {})
-    if isinstance(wrong := context.get("error"), Wrong):
+    if isinstance(wrong := context.get("error"), FieldError):
         return Finding(path, wrong.message, wrong.expected, wrong.remedy)
     if kind == "extra_forbidden":
         return _unknown_key(path, model, prefix)
@@ -70,11 +74,18 @@ def _finding(error: ErrorDetails, model: sections.Model, sources: Mapping[Path, 
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         bound = _number_text(context[key])
-        return Finding(path, f"{shown(error['input'])} is out of range", words.format(bound), _bounded(kind, bound))
+        return Finding(
+            path,
+            f"{shown(error['input'])} is out of range",
+            words.format(bound),
+            f"write {bound}" if kind.endswith("equal") else "write a number in range",
+        )
     if kind == "literal_error":
         return _unknown_choice(path, error["input"], sections.choices(model, path[len(prefix) :]), sources.get(path))
     if kind in {"string_too_short", "too_short"}:
-        return Finding(path, "it is empty", "at least one character" if "string" in kind else "at least one item", "fill it in or leave it out")
+        return Finding(
+            path, "it is empty", "at least one character" if "string" in kind else "at least one item", "fill it in or leave it out"
+        )
     if kind in _EXPECTED:
         return _wrong_type(path, error["input"], _EXPECTED[kind], sources.get(path))
     return Finding(path, f"{shown(error['input'])} is wrong: {error['msg']}", "", "see docs/spec.md")
@@ -103,71 +114,45 @@ def _unknown_choice(path: Path, value: Any, known: tuple[str, ...], source: Sour
 
 
 def _wrong_type(path: Path, value: Any, expected: str, source: Source | None) -> Finding:
-    key = str(path[-1]) if path else ""
     if value is None:
         return Finding(path, f"`{path_text(path)}` has no value", expected, "give it a value or leave the key out")
-    text = source.text if source and source.text is not None else None
-    described, remedy = next(
-        (describe(key, value, text) for fits, describe in _TYPE_MISTAKES if fits(value, expected, bool(source and source.quoted))),
-        (_kind(value, text), f"write {expected}"),
-    )
-    return Finding(path, described, expected, remedy)
+    written = source.text if source and source.text is not None and not source.quoted else shown(value)
+    remedy = f"write {expected}"
+    match expected, value:
+        case "text", bool() | int() | float():
+            remedy = f'write "{written}" in quotes'
+        case "a whole number", float():
+            message = f"{written} is a number with a fraction or an exponent"
+            return Finding(path, message, expected, f"write {round(value)}" if abs(value) < _PRINTS_IN_FULL else remedy)
+        case "a whole number" | "a number", str():
+            remedy = f"write {meant}" if (meant := _number_in(value)) else remedy
+        case "a list", str():
+            remedy = f"write {path[-1]}: {_as_list(value)}"
+        case "a mapping", list():
+            remedy = "write lines of `key: value`, without dashes"
+        case "true or false", str():
+            remedy = "write true or false, without quotes"
+    return Finding(path, _kind(value, written), expected, remedy)
 
 
-_Fits = Callable[[Any, str, bool], bool]
-_Describe = Callable[[str, Any, str | None], tuple[str, str]]
+def _kind(value: Any, written: str) -> str:
+    match value:
+        case bool():
+            return f"{written} is read as the boolean {shown(value)}"
+        case int() | float():
+            return f"{written} is a number"
+        case str():
+            return f"{shown(value)} is text"
+    return f"this is {shown(value)}"
 
 
-def _is_number(text: Any) -> bool:
+def _number_in(text: str) -> str | None:
+    """Return the number that a text probably means, such as 1000 for `1,000`."""
     try:
-        return isinstance(text, str) and abs(float(text.replace(",", "").replace("_", ""))) < 1e15  # noqa: PLR2004 - what prints in full
+        number = float(text.replace(",", "").replace("_", "").replace(" ", ""))
     except ValueError:
-        return False
-
-
-# The mistakes people make with types: when one fits (value, expected, quoted), how it and its remedy read.
-_TYPE_MISTAKES: tuple[tuple[_Fits, _Describe], ...] = (
-    (
-        lambda value, expected, _: expected == "text" and isinstance(value, bool | int | float),
-        lambda _, value, text: (_kind(value, text), f'write "{text if text is not None else shown(value)}" in quotes'),
-    ),
-    (
-        lambda value, expected, quoted: quoted and expected == "a whole number" and isinstance(value, str) and value.isdecimal(),
-        lambda _, value, text: (f"{shown(value)} is text", f"write {value} without quotes"),
-    ),
-    (
-        lambda value, expected, _: expected == "a whole number" and isinstance(value, float),
-        lambda _, value, text: (
-            f"{text if text is not None else shown(value)} is a number with a fraction or an exponent",
-            f"write {round(value)}" if abs(value) < 1e15 else "write a whole number",  # noqa: PLR2004 - what prints in full
-        ),
-    ),
-    (
-        lambda value, expected, _: expected in {"a whole number", "a number"} and _is_number(value),
-        lambda _, value, text: (f"{shown(value)} is text", f"write {_number_text(float(value.replace(',', '').replace('_', '')))}"),
-    ),
-    (
-        lambda value, expected, _: expected == "a list" and isinstance(value, str),
-        lambda key, value, text: (f"{shown(value)} is text", f"write {key}: {_as_list(value)}"),
-    ),
-    (
-        lambda value, expected, _: expected == "true or false" and isinstance(value, str),
-        lambda _, value, text: (f"{shown(value)} is text", "write true or false without quotes"),
-    ),
-    (
-        lambda value, expected, _: expected == "a mapping" and isinstance(value, list),
-        lambda _, value, text: ("this is a list", "write lines of `key: value` without dashes"),
-    ),
-)
-
-
-def _kind(value: Any, text: str | None) -> str:
-    written = f"`{text}`" if text is not None else shown(value)
-    if isinstance(value, bool):
-        return f"{written} is read as the boolean {shown(value)}"
-    if isinstance(value, int | float):
-        return f"{written} is a number"
-    return f"{shown(value)} is text" if isinstance(value, str) else f"this is {shown(value)}"
+        return None
+    return _number_text(number) if abs(number) < _PRINTS_IN_FULL else None
 
 
 def _as_list(command: str) -> str:
@@ -175,12 +160,8 @@ def _as_list(command: str) -> str:
         words = shlex.split(command)
     except ValueError:
         words = command.split()
-    return f"[{', '.join(word if word.replace('-', '').replace('.', '').replace('_', '').replace('/', '').isalnum() else shown(word) for word in words)}]"
+    return f"[{', '.join(word if _PLAIN_WORD.match(word) else shown(word) for word in words)}]"
 
 
 def _number_text(number: float) -> str:
     return str(int(number)) if float(number).is_integer() else repr(float(number))
-
-
-def _bounded(kind: str, bound: str) -> str:
-    return f"write {bound}" if kind.endswith("equal") else "write a number in range"

@@ -1,0 +1,93 @@
+"""The commented spec that `launcher init` writes."""
+
+from launcher.errors import UsageError
+from launcher.spec import names
+from launcher.spec.problems import FieldError
+from launcher.spec.rules import check_workload
+from trainer.settings import Train
+from trainer.workloads.catalog import CATALOG, with_defaults
+
+_HEAD = """\
+# A distributed TensorFlow cluster; `launcher schema` and docs/spec.md describe every field.
+#   launcher validate FILE     says what is wrong, if anything is
+#   launcher plan FILE         shows the tasks and their addresses
+#   launcher up FILE           runs it on this machine
+version: 1
+name: {name}
+# How the tasks work together: single, mirrored, multi_worker_mirrored or parameter_server.
+strategy: {strategy}
+
+# Give each role what its tasks need: {{replicas: 2, cpu: 4, memory: 8Gi, gpus: 1}}
+roles:
+{roles}
+"""
+_ROLES = {
+    "single": ("chief: {}                # the one process that trains",),
+    "mirrored": ("chief: {gpus: 0}         # the one process that trains, on all its devices",),
+    "multi_worker_mirrored": ("worker: {replicas: 2}    # each trains on its own batches; worker-0 saves checkpoints and writes logs",),
+    "parameter_server": (
+        "chief: {}                # coordinates, saves checkpoints and writes logs",
+        "ps: {replicas: 1}        # hold the model's variables",
+        "worker: {replicas: 2}    # compute gradients, each at its own pace",
+    ),
+}
+_EVALUATOR = "# evaluator: {}          # evaluates each checkpoint beside the training"
+
+_TRAIN = """\
+# What the built-in trainer trains. `command: [python, train.py]` instead runs a program of your own.
+train:
+  workload: {workload}
+  steps: {steps}
+  batch_size: {batch_size}            # examples that a replica takes in one step
+  {params}
+  # data: ./data             # a directory with the data set; `synthetic` when left out
+  # checkpoint: {{every_seconds: 30, keep: 3}}
+  # evaluate: {{every_steps: 500}}
+{code}
+"""
+_CODE = """
+# The directory with your module, from this file.
+code: .
+"""
+_COMMAND = """\
+# Any program that reads TF_CONFIG; it finds where to write in RUN_DIR.
+command: [python, train.py]
+# The directory with your code, from this file.
+code: .
+
+"""
+_TAIL = """\
+# tensorboard: {port: 6006}
+# limits: {max_restarts: 10, start_timeout: 10m, deadline: 24h}
+"""
+
+
+def starter(name: str, workload: str | None, strategy: str) -> str:
+    """Return a commented spec of that name and strategy; without a workload it runs a program, train.py.
+
+    Raises UsageError when the name, the workload or the strategy cannot be.
+    """
+    try:
+        names.check_name(name)
+        if workload is not None:
+            check_workload(workload)
+    except FieldError as error:
+        raise UsageError(error.message, error.remedy) from None
+    if strategy not in _ROLES:
+        raise UsageError(f"there is no strategy {strategy!r}", f"use one of: {', '.join(_ROLES)}")
+    roles = "\n".join(f"  {line}" for line in (*_ROLES[strategy], _EVALUATOR))
+    work = _COMMAND if workload is None else _train(workload)
+    return _HEAD.format(name=name, strategy=strategy, roles=roles) + "\n" + work + _TAIL
+
+
+def _train(workload: str) -> str:
+    entry = CATALOG.get(workload)
+    defaults = with_defaults(Train(workload=workload))
+    params = ", ".join(f"{key}: {value}" for key, value in entry.params().model_dump().items()) if entry else "units: 100"
+    return _TRAIN.format(
+        workload=workload,
+        steps=defaults.steps,
+        batch_size=defaults.batch_size,
+        params=f"# params: {{{params}}}",
+        code="" if entry else _CODE,
+    )
