@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.settings import Settings, TrainerSettings
+from trainer.settings import Settings, Strategy, TrainerSettings
 from trainer.tf_config import TaskConfig
 from trainer.workloads.catalog import CATALOG
 
@@ -83,34 +83,37 @@ def _validated(document: Any, origin: str) -> TrainerSettings:
         raise ConfigurationError(
             [f"{origin} is {type(document).__name__}; expected an object with the keys run, run_dir, scratch_dir, train"]
         )
+    # The workload is looked at as it is written: its problems come with the others, not after they are mended.
+    problems = _workload_problems(origin, document)
     try:
         settings = TrainerSettings.model_validate(document)
     except ValidationError as error:
-        raise ConfigurationError([_explain(origin, TrainerSettings, problem) for problem in error.errors()]) from None
-    problems = _check_workload(origin, settings)
+        problems = [_explain(origin, TrainerSettings, problem) for problem in error.errors()] + problems
     if problems:
         raise ConfigurationError(problems)
     return settings
 
 
-def _check_workload(origin: str, settings: TrainerSettings) -> list[str]:
-    train = settings.train
-    if train is None or ":" in train.workload:  # a class of the user's own code: only TensorFlow's process can load it
+def _workload_problems(origin: str, document: dict[str, Any]) -> list[str]:
+    train = document.get("train")
+    name = train.get("workload") if isinstance(train, dict) else None
+    if not isinstance(name, str) or not name or ":" in name:  # a class of the user's own: only the training process can load it
         return []
-    entry = CATALOG.get(train.workload)
+    entry = CATALOG.get(name)
     if entry is None:
-        near = difflib.get_close_matches(train.workload, CATALOG, n=1)
+        near = difflib.get_close_matches(name, CATALOG, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "give one of these"
-        return [f"{origin}.train.workload is {train.workload!r}; expected {', '.join(sorted(CATALOG))} or package.module:Class; {hint}"]
+        return [f"{origin}.train.workload is {name!r}; expected {', '.join(sorted(CATALOG))} or package.module:Class; {hint}"]
     problems = []
-    if settings.strategy not in entry.strategies:
-        problems.append(
-            f"{origin}.strategy is {settings.strategy}; {train.workload} runs on {', '.join(entry.strategies)}; choose one of them"
-        )
-    try:
-        entry.params.model_validate(train.params)
-    except ValidationError as error:
-        problems += [_explain(f"{origin}.train.params", entry.params, problem) for problem in error.errors()]
+    strategy = document.get("strategy", TrainerSettings.model_fields["strategy"].default)
+    if strategy in typing.get_args(Strategy) and strategy not in entry.strategies:
+        problems.append(f"{origin}.strategy is {strategy}; {name} runs on {', '.join(entry.strategies)}; choose one of them")
+    params = train.get("params", {}) if isinstance(train, dict) else {}
+    if isinstance(params, dict):
+        try:
+            entry.params.model_validate(params)
+        except ValidationError as error:
+            problems += [_explain(f"{origin}.train.params", entry.params, problem) for problem in error.errors()]
     return problems
 
 

@@ -360,4 +360,4 @@ def missing_program(command: Sequence[str]) -> str | None:
     if shutil.which(command[0]):
         return None
     what = "is not executable" if Path(command[0]).is_file() else "was not found"
-    return f"the program {command[0]!r} {what}; give a path, or a name that is in PATH ({os.environ.get('PATH', '')})"
+    return f"the program {command[0]!r} {what}; give a path, or a name that is in a directory of PATH"

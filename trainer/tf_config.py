@@ -289,8 +289,9 @@ def _check_place(role: str, index: int, cluster: Any, problems: list[str]) -> No
         elif index > 0:
             problems.append(f"TF_CONFIG.task.index is {index}; expected 0: the cluster is empty, so this is its only task")
     elif isinstance(listed, list | dict) and index >= len(listed) > 0:
+        expected = "0" if len(listed) == 1 else f"0 to {len(listed) - 1}"
         problems.append(
-            f"TF_CONFIG.task.index is {index}, but the cluster has {len(listed)} {role}; expected 0 to {len(listed) - 1}; "
+            f"TF_CONFIG.task.index is {index}, but the cluster has {len(listed)} {role}; expected {expected}; "
             f"correct the index or add the address to TF_CONFIG.cluster.{role}"
         )
 
