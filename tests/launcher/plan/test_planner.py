@@ -71,7 +71,7 @@ def test_given_addresses_are_used_everywhere() -> None:
 
 
 def test_readdress_is_the_same_as_planning_with_the_addresses() -> None:
-    fields = {"strategy": "parameter_server", "roles": PS_ROLES}
+    fields: dict[str, Any] = {"strategy": "parameter_server", "roles": PS_ROLES}
     held = {name: f"127.0.0.1:{40000 + place}" for place, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
     direct = plan(spec(**fields), "local", run_dir="/runs/digits", digest="d1", spec_dir="/home/me", machine=MACHINE, addresses=held)
     assert readdress(planned(**fields), held) == direct

@@ -1,0 +1,177 @@
+"""The local backend: the calls behind the CLI's verbs, from the files that supervisors write."""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.backend.local import leftovers, locks, processes, starting, state
+from launcher.backend.local.layout import Layout
+from launcher.backend.local.logs import merged
+from launcher.backend.local.state import Snapshot
+from launcher.backend.local.trouble import explain
+from launcher.backend.model import ENDED, LogLine, RunStatus, State
+from launcher.errors import LauncherError, UsageError
+from launcher.plan.models import Plan
+
+# How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
+_STOP_SLACK = 20.0
+_KILL_WAIT = 10.0
+
+
+class LocalBackend:
+    """Runs plans as processes of this machine, each below `runs`/<name>. See launcher.backend.model.Backend."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs.absolute()
+        # Supervisors of foreground runs stop their run when these close: with this process, at the latest.
+        self._lifelines: dict[str, int] = {}
+
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
+        """Start the run; return once every task has a process. Raises UsageError when it runs already."""
+        layout = self._layout(plan.name)
+        try:
+            leftovers.clear(layout, now=False)
+            lock_fd = starting.lock(layout)
+            try:
+                lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach)
+            finally:
+                os.close(lock_fd)
+        except OSError as error:
+            raise explain(error, f"starting the run {plan.name}") from error
+        self._let_go(plan.name)
+        if lifeline is not None:
+            self._lifelines[plan.name] = lifeline
+
+    def status(self, name: str) -> RunStatus:
+        """Tell how the run is. Raises UsageError when there is none of that name."""
+        return self._status(self._known(name))
+
+    def runs(self) -> list[RunStatus]:
+        """Tell of every run below the directory, newest first."""
+        try:
+            found = [Layout(path) for path in self._runs.iterdir() if (path / "launcher").is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise explain(error, "listing the runs") from error
+        known = [self._status(layout) for layout in found if state.read(layout.state) is not None]
+        return sorted(known, key=lambda status: status.started or 0, reverse=True)
+
+    def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
+        """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task.
+
+        Raises UsageError at once for a run or task that is not known.
+        """
+        layout = self._known(name)
+        snapshot = state.read(layout.state)
+        known = [task.name for task in snapshot.status.tasks] if snapshot else []
+        unknown = [task for task in tasks if task not in known]
+        if unknown:
+            raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(known)}")
+        files = {task: layout.log(task) for task in known if not tasks or task in tasks}
+        return merged(files, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
+
+    def stop(self, name: str, *, now: bool = False) -> None:
+        """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
+        layout = self._known(name)
+        if not locks.held(layout.lock):
+            leftovers.clear(layout, now=now)
+            return
+        snapshot = _await_snapshot(layout)
+        supervisor = snapshot.supervisor if snapshot else None
+        if snapshot is None or supervisor is None or not processes.alive(supervisor):
+            if not locks.held(layout.lock):
+                return
+            where = snapshot.host if snapshot else "another machine"
+            raise LauncherError(
+                f"the run {name} is kept by a process that is not to be seen from here (on {where}; this is {socket.gethostname()})",
+                f"run `launcher down {name}` there",
+            )
+        processes.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
+        wait = _KILL_WAIT if now else 2 * snapshot.grace_period + _STOP_SLACK
+        if not locks.wait_released(layout.lock, timeout=wait):
+            processes.send(supervisor.pid, signal.SIGKILL)
+            locks.wait_released(layout.lock, timeout=_KILL_WAIT)
+            leftovers.clear(layout, now=True)
+        self._let_go(name)
+
+    def delete(self, name: str) -> None:
+        """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""
+        layout = self._known(name)
+        if locks.held(layout.lock):
+            raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name}")
+        leftovers.clear(layout, now=True)
+        try:
+            shutil.rmtree(layout.run_dir)
+        except OSError as error:
+            raise explain(error, f"deleting the data of {name}") from error
+
+    def stored_spec(self, name: str) -> dict[str, Any] | None:
+        """Return the spec that the run was last started from; None when there is no such run yet."""
+        return state.read_json(self._layout(name).spec)
+
+    def _layout(self, name: str) -> Layout:
+        if not name or name in {".", ".."} or "/" in name or "\0" in name:
+            raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
+        return Layout(self._runs / name)
+
+    def _known(self, name: str) -> Layout:
+        layout = self._layout(name)
+        if state.read(layout.state) is None and not locks.held(layout.lock):
+            known = sorted(status.name for status in self.runs())
+            there = f"the runs in {self._runs} are {', '.join(known)}" if known else f"there are no runs in {self._runs}"
+            raise UsageError(f"there is no run {name}", f"{there}; start one with `launcher up`")
+        return layout
+
+    def _status(self, layout: Layout) -> RunStatus:
+        # The lock is asked first: a supervisor writes its last state before it lets go.
+        kept = locks.held(layout.lock)
+        snapshot = _await_snapshot(layout) if kept else state.read(layout.state)
+        if snapshot is None:
+            raise LauncherError(f"{layout.state} cannot be read", f"start the run {layout.name} again, or remove {layout.run_dir}")
+        status = snapshot.status
+        if not kept and status.state not in ENDED:
+            status = leftovers.interrupted(layout, snapshot)
+        return _with_summary(status, layout)
+
+    def _let_go(self, name: str) -> None:
+        fd = self._lifelines.pop(name, None)
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _await_snapshot(layout: Layout, *, timeout: float = 10.0) -> Snapshot | None:
+    """Return the state of a run that is kept. A supervisor that only starts has not replaced an earlier run's state yet."""
+    deadline = time.monotonic() + timeout
+    while True:
+        snapshot = state.read(layout.state)
+        keeper = snapshot.supervisor if snapshot else None
+        elsewhere = snapshot is not None and snapshot.host != socket.gethostname()
+        if elsewhere or (keeper is not None and processes.alive(keeper)):
+            return snapshot
+        if not locks.held(layout.lock) or time.monotonic() >= deadline:
+            return state.read(layout.state)
+        time.sleep(0.02)
+
+
+def _with_summary(status: RunStatus, layout: Layout) -> RunStatus:
+    """Fill in what the tasks' events did not tell from run.json, which the chief writes."""
+    summary = state.read_json(layout.summary)
+    if summary is None or status.state == State.PENDING:
+        return status
+    told: dict[str, Any] = {}
+    if status.step is None and isinstance(summary.get("step"), int):
+        told["step"] = summary["step"]
+    if status.steps is None and isinstance(summary.get("steps"), int):
+        told["steps"] = summary["steps"]
+    if not status.metrics and isinstance(summary.get("metrics"), dict):
+        told["metrics"] = {name: value for name, value in summary["metrics"].items() if isinstance(value, int | float)}
+    return dataclasses.replace(status, **told)

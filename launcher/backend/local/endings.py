@@ -1,0 +1,44 @@
+"""Who is asked to leave when, once a run ends: tables by strategy and role. Pure.
+
+A run that is done leaves its other tasks time to end by themselves: the trainer's servers do, a user's servers never.
+A run that is stopped asks those first that save a checkpoint, and the servers that hold what is saved after them.
+"""
+
+import json
+
+from launcher.plan.models import Plan, Task
+
+# A user's own workers may still be writing their last words; parameter servers only wait for ever.
+_COMMAND_WORKER_WAIT = 3.0
+_SERVER_ROLES = frozenset({"ps", "worker"})
+# A run that never got to train has nothing to save.
+NOTHING_TO_SAVE = 5.0
+
+
+def trains(task: Task) -> bool:
+    """Tell whether the task runs the built-in trainer, which says when it is ready; a user's own command does not."""
+    try:
+        settings = json.loads(task.env.get("TRAINER_SETTINGS", "{}"))
+    except ValueError:
+        return False
+    return isinstance(settings, dict) and settings.get("train") is not None
+
+
+def own_time(plan: Plan, task: Task) -> float:
+    """Return the seconds that a task gets to end by itself once the run's work is done."""
+    if trains(task):
+        return plan.grace_period
+    if task.role == "ps":
+        return 0.0
+    if plan.strategy == "parameter_server":
+        return min(_COMMAND_WORKER_WAIT, plan.grace_period)
+    return plan.grace_period
+
+
+def waves(plan: Plan) -> list[frozenset[str]]:
+    """Return the tasks in the order they are asked to stop; a later group only once the one before has ended."""
+    everyone = frozenset(task.name for task in plan.tasks)
+    if plan.strategy != "parameter_server":
+        return [everyone]
+    servers = frozenset(task.name for task in plan.tasks if task.role in _SERVER_ROLES)
+    return [everyone - servers, servers]

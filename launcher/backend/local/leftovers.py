@@ -1,0 +1,74 @@
+"""What is left of a run whose supervisor was killed: found by who the processes are, reported, and cleaned up.
+
+The tasks notice by themselves that their supervisor is gone, save and leave; what is found here is what is still
+about that, or did not leave.
+"""
+
+import dataclasses
+import os
+import time
+
+from launcher.backend.local import locks, processes, state
+from launcher.backend.local.layout import Layout
+from launcher.backend.local.state import Snapshot
+from launcher.backend.model import ENDED, RunStatus, State
+
+_STEP = 0.1
+_KILLED = "the launcher's supervisor was killed"
+
+
+def find(layout: Layout, snapshot: Snapshot) -> dict[str, list[int]]:
+    """Return task name -> its processes that still run, for certain of this run."""
+    found = {}
+    for name, leader in snapshot.processes.items():
+        members = processes.session(leader.pid)
+        if not processes.alive(leader):
+            # The number may have gone to another session since; its members would not know this run.
+            members = [pid for pid in members if processes.belongs(pid, run_dir=str(layout.run_dir))]
+        if members:
+            found[name] = members
+    return found
+
+
+def interrupted(layout: Layout, snapshot: Snapshot) -> RunStatus:
+    """Return the status of a run whose supervisor is gone before the run had ended."""
+    left = find(layout, snapshot)
+    still = ", ".join(f"{name} (pid {members[0]})" for name, members in left.items())
+    reason = f"{_KILLED}; still running: {still}; `launcher down {layout.name}` ends that" if left else _KILLED
+    tasks = tuple(
+        task
+        if task.state in ENDED
+        else dataclasses.replace(task, state=State.INTERRUPTED, reason=_KILLED, pid=left.get(task.name, [None])[0])
+        for task in snapshot.status.tasks
+    )
+    ended = snapshot.status.ended or _written(layout)
+    return dataclasses.replace(snapshot.status, state=State.INTERRUPTED, reason=reason, ended=ended, eta=None, tasks=tasks)
+
+
+def clear(layout: Layout, *, now: bool) -> None:
+    """End what is left of a run that nobody keeps, and note it as interrupted. Does nothing while it is kept.
+
+    The tasks get their grace period to leave by themselves, none with `now`. Raises OSError when nothing can be written.
+    """
+    snapshot = state.read(layout.state)
+    if snapshot is None or snapshot.status.state in ENDED:
+        return
+    lock_fd = locks.acquire(layout.lock)
+    if lock_fd is None:
+        return
+    try:
+        deadline = time.monotonic() + (0 if now else snapshot.grace_period)
+        while (left := find(layout, snapshot)) and time.monotonic() < deadline:
+            time.sleep(_STEP)
+        for name in left:
+            processes.kill_session(snapshot.processes[name].pid)
+        state.write(layout.state, dataclasses.replace(snapshot, status=interrupted(layout, snapshot)))
+    finally:
+        os.close(lock_fd)
+
+
+def _written(layout: Layout) -> float | None:
+    try:
+        return layout.state.stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,61 @@
+"""One supervisor a run: an advisory lock (flock) that its process holds and the kernel releases, however it ends.
+
+The lock belongs to the open file: the process that starts a supervisor takes it and hands the open file on, so
+there is no moment at which nobody holds it.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+
+_STEP = 0.05
+
+
+def acquire(path: Path, *, timeout: float = 0.0) -> int | None:
+    """Return a file descriptor that holds the lock, or None when another holds it for all of `timeout` seconds.
+
+    Closing the descriptor releases the lock. Raises OSError when the file cannot be opened.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                return None
+            time.sleep(_STEP)
+        except BaseException:
+            os.close(fd)
+            raise
+        else:
+            return fd
+
+
+def held(path: Path) -> bool:
+    """Tell whether a process holds the lock now. A file that is not there or cannot be read is not locked."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    return False
+
+
+def wait_released(path: Path, *, timeout: float) -> bool:
+    """Wait until no process holds the lock; False when one still does after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while held(path):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_STEP)
+    return True

@@ -1,0 +1,122 @@
+"""Processes told apart for certain, and sessions of them ended as a whole.
+
+A process id is used again once its process is gone, so a process is its id and when it was born: on Linux the boot and
+the start time in clock ticks (proc(5), field 22), elsewhere what `ps` calls lstart. Every task leads a
+session (setsid) of its own: whatever it starts stays in it, and the kernel does not give its number to another process
+as long as one member is left.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_LINUX = sys.platform == "linux"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process of this machine since its boot."""
+
+    pid: int
+    born: str
+
+
+@functools.cache
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return /proc/<pid>/stat from its third field (the state) on; None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return text[text.rfind(")") + 2 :].split()
+
+
+def identify(pid: int) -> Identity | None:
+    """Return who has this process id now; None when nobody has, or only its exit code is left of it."""
+    if _LINUX:
+        fields = _stat(pid)
+        return None if fields is None or fields[0] in "ZX" else Identity(pid, f"{_boot()}:{fields[19]}")
+    listed = _ps("-o", "stat=,lstart=", "-p", str(pid))
+    state, _, born = (listed[0].strip() if listed else "").partition(" ")
+    return None if not born or state.startswith("Z") else Identity(pid, born.strip())
+
+
+def alive(identity: Identity) -> bool:
+    """Tell whether this very process still runs."""
+    return identify(identity.pid) == identity
+
+
+def session(leader: int) -> list[int]:
+    """Return the processes of the session that `leader` made, itself included; those that only wait to be reaped are not."""
+    return [pid for pid in _running() if _session_of(pid) == leader]
+
+
+def belongs(pid: int, *, run_dir: str) -> bool:
+    """Tell whether a process was started for the run in `run_dir`, by its environment; True where that cannot be read."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return not _LINUX
+    return b"RUN_DIR=" + os.fsencode(run_dir) in environment.split(b"\0")
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal; False when the process is gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill_session(leader: int, *, timeout: float = 2.0) -> bool:
+    """Kill (SIGKILL) every member of a session, also those that are forked meanwhile; False when some stay on."""
+    deadline = time.monotonic() + timeout
+    while True:
+        members = session(leader)
+        if not members:
+            return True
+        for pid in members:
+            with contextlib.suppress(PermissionError):
+                send(pid, signal.SIGKILL)
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.005)
+
+
+def _session_of(pid: int) -> int | None:
+    if _LINUX:
+        fields = _stat(pid)
+        return None if fields is None or fields[0] in "ZX" else int(fields[3])
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _running() -> Iterator[int]:
+    if _LINUX:
+        yield from (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - names alone, and fast
+        return
+    for line in _ps("-A", "-o", "pid=,stat="):
+        pid, _, state = line.strip().partition(" ")
+        if pid.isdecimal() and not state.strip().startswith("Z"):
+            yield int(pid)
+
+
+def _ps(*arguments: str) -> list[str]:
+    finished = subprocess.run(("ps", *arguments), capture_output=True, text=True, timeout=10, check=False)
+    return finished.stdout.splitlines()

@@ -1,0 +1,110 @@
+"""What a run has reached, from the progress events of its tasks.
+
+Events are lines of output, and a user's own program may print anything that looks like one: a field that is missing
+or of another kind than FIELDS says counts as not told.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.events import Event
+
+
+@dataclass
+class Progress:
+    """How far training is. `metrics` are of the last evaluation, else of training."""
+
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    examples_per_second: float | None = None
+    seconds_per_step: float | None = None
+    checkpoint: str | None = None
+    checkpoint_step: int | None = None
+    ready: bool = False
+    evaluated: bool = False
+
+    def apply(self, event: Event, *, leads: bool) -> bool:
+        """Take in one event; `leads` tells whether the task that leads wrote it. True when something changed."""
+        kind = text(event, "event")
+        if kind in {"ready", "progress"}:
+            self.ready = True
+        if kind == "evaluated":
+            self.metrics, self.evaluated = numbers(event, "metrics"), True
+        elif not leads:
+            return kind == "ready"
+        elif kind == "progress":
+            self._advance(event)
+        elif kind == "restored":
+            self.step = whole(event, "step")
+        elif kind == "checkpoint":
+            path = event.get("path")
+            self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, whole(event, "step")
+        elif kind == "done":
+            self.step = whole(event, "step") or self.step
+            self.metrics = numbers(event, "metrics") or self.metrics
+        else:
+            return kind == "ready"
+        return True
+
+    def fields(self, *, ended: bool) -> dict[str, Any]:
+        """Return what RunStatus has of this, by its names; a run that has ended takes no more time."""
+        return {
+            "step": self.step,
+            "steps": self.steps,
+            "loss": self.loss,
+            "metrics": dict(self.metrics),
+            "examples_per_second": self.examples_per_second,
+            "seconds_per_step": self.seconds_per_step,
+            "eta": None if ended else self.eta(),
+            "checkpoint": self.checkpoint,
+            "checkpoint_step": self.checkpoint_step,
+        }
+
+    def eta(self) -> float | None:
+        """Return the seconds until the last step at the present speed."""
+        if self.step is None or self.steps is None or self.seconds_per_step is None:
+            return None
+        return max(0, self.steps - self.step) * self.seconds_per_step
+
+    def _advance(self, event: Event) -> None:
+        self.step = whole(event, "step")
+        self.steps = whole(event, "steps")
+        self.loss = number(event, "loss")
+        self.examples_per_second = number(event, "examples_per_second")
+        self.seconds_per_step = number(event, "seconds_per_step")
+        if not self.evaluated:
+            self.metrics = numbers(event, "metrics")
+
+
+def whole(event: Event, key: str) -> int | None:
+    """Return an integer field; None when it is no such thing."""
+    value = event.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(event: Event, key: str) -> float | None:
+    """Return a finite number; None when it is no such thing."""
+    return _finite(event.get(key))
+
+
+def numbers(event: Event, key: str) -> dict[str, float]:
+    """Return the finite numbers of an object field by name."""
+    value = event.get(key)
+    if not isinstance(value, dict):
+        return {}
+    return {name: kept for name, item in value.items() if (kept := _finite(item)) is not None}
+
+
+def text(event: Event, key: str) -> str:
+    """Return a text field; an empty one when it is no such thing."""
+    value = event.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

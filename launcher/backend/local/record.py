@@ -1,0 +1,60 @@
+"""What the supervisor writes down: its state, often enough and not more often, and its own log."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.backend.local import state
+from launcher.backend.local.logfiles import stamp
+from launcher.backend.local.state import Snapshot
+
+# Seconds between two writes: a state that changed is written at once, progress alone a few times a second.
+_CHANGE = 0.02
+_PROGRESS = 0.2
+_AGAIN = 2.0
+_LAST_TRIES = 5.0
+
+
+class Record:
+    """The state file of a run. `due` is when it is to be written next, of time.monotonic; None when it is up to date."""
+
+    def __init__(self, path: Path, snapshot: Callable[[], Snapshot]) -> None:
+        self.due: float | None = None
+        self._path = path
+        self._snapshot = snapshot
+        self._written = 0.0
+
+    def changed(self, *, at_once: bool = True) -> None:
+        """Note that there is something to write."""
+        due = max(time.monotonic(), self._written + (_CHANGE if at_once else _PROGRESS))
+        self.due = due if self.due is None else min(self.due, due)
+
+    def save_if_due(self) -> None:
+        """Write what has changed, when it is time."""
+        if self.due is not None and time.monotonic() >= self.due:
+            self.save()
+
+    def save(self) -> bool:
+        """Write now; False, and another try later, when the disk does not take it."""
+        self._written = time.monotonic()
+        try:
+            state.write(self._path, self._snapshot())
+        except OSError as error:
+            say(f"the state could not be written: {error.strerror}")
+            self.due = self._written + _AGAIN
+            return False
+        self.due = None
+        return True
+
+    def save_at_last(self) -> None:
+        """Write now, and try for some seconds when the disk does not take it: nobody writes it later."""
+        give_up_at = time.monotonic() + _LAST_TRIES
+        while not self.save() and time.monotonic() < give_up_at:
+            time.sleep(_PROGRESS)
+
+
+def say(text: str) -> None:
+    """Write a line to the supervisor's own log; a full disk loses it."""
+    with contextlib.suppress(OSError):
+        print(f"{stamp(time.time())} {text}", flush=True)

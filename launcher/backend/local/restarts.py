@@ -1,0 +1,49 @@
+"""What follows from the exit of a whole task: a table and a back-off. Pure.
+
+Source: docs/architecture.md, "Exit codes". The trainer restarts its training process in place; this is for when the
+trainer's own parent process ends, and for programs that run without it.
+"""
+
+from enum import Enum, auto
+
+from trainer.exit_codes import ExitCode
+
+FIRST_DELAY = 1.0
+LONGEST_DELAY = 30.0
+# A task that ran this long was well: its next restart waits the first delay again.
+HEALTHY_AFTER = 60.0
+
+
+class Verdict(Enum):
+    """What to do with a task that has ended."""
+
+    DONE = auto()
+    RESTART = auto()  # counts against max_restarts
+    RESTART_UNCOUNTED = auto()
+    GIVE_UP = auto()
+
+
+_BY_CODE: dict[int, Verdict] = {
+    ExitCode.DONE: Verdict.DONE,
+    ExitCode.WRONG_CONFIGURATION: Verdict.GIVE_UP,
+    ExitCode.PEER_LOST: Verdict.RESTART,
+    ExitCode.STOPPED: Verdict.RESTART_UNCOUNTED,
+}
+
+
+def exit_code(return_code: int) -> int:
+    """Return the exit code as shells and containers tell it: 128 + the signal's number, where subprocess has its negative."""
+    return return_code if return_code >= 0 else 128 - return_code
+
+
+def verdict(code: int, *, counted: int, max_restarts: int) -> Verdict:
+    """Return what follows from `code` when `counted` restarts were used up before."""
+    follows = _BY_CODE.get(code, Verdict.RESTART)
+    return Verdict.GIVE_UP if follows is Verdict.RESTART and counted >= max_restarts else follows
+
+
+def delay(previous: float, *, ran_for: float) -> float:
+    """Return seconds to wait before the next restart; `previous` is what the last one waited, 0 for none."""
+    if previous == 0 or ran_for >= HEALTHY_AFTER:
+        return FIRST_DELAY
+    return min(LONGEST_DELAY, 2 * previous)

@@ -1,0 +1,239 @@
+"""One task while its supervisor keeps it: its process, its log, its restarts, and what its events tell."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.backend.local import processes, restarts
+from launcher.backend.local.logfiles import LogWriter
+from launcher.backend.local.processes import Identity
+from launcher.backend.local.progress import number, text, whole
+from launcher.backend.model import Restart, State, TaskStatus
+from launcher.plan.addresses import tf_config_text
+from launcher.plan.models import Task
+from trainer.events import Event, parse
+from trainer.exit_codes import describe
+
+_READ = 64 * 1024
+# What is still in the pipe when a task has ended; more than the largest pipe that a user may have.
+_DRAIN = 1024 * 1024
+_KILL_AGAIN = 5.0
+_LAST_LINE = 300  # characters of the last line that reasons quote
+
+
+class TaskRun:
+    """One task of a running plan. Times named `..._at` are of time.monotonic; None is never."""
+
+    def __init__(self, task: Task, log: Path) -> None:
+        self.task = task
+        self.name = task.name
+        self.log = LogWriter(log)
+        self.state = State.PENDING
+        self.reason = ""
+        self.restarts: list[Restart] = []
+        self.exit_code: int | None = None
+        self.started: float | None = None
+        self.ended: float | None = None
+        self.identity: Identity | None = None
+        self.output: int | None = None  # read end of the pipe that stdout and stderr go to
+        self.restart_at: float | None = None
+        self.term_at: float | None = None
+        self.kill_at: float | None = None
+        self.told = False  # asked to stop
+        self.killed = False
+        self.last_line = ""
+        self.failure = ""  # what the task itself said of why it gives up
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+        self._delay = 0.0
+        self._counted = 0  # restarts that count, of the processes that have ended
+        self._counted_in_place = 0  # of the process that runs, which restarts its child by itself
+        self._step: int | None = None
+        self._local_step: int | None = None
+        self._speed: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the task has a process."""
+        return self._process is not None
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return len(self.restarts) + 1
+
+    def start(self, lifeline: int) -> int:
+        """Start the process; return the pipe its output comes from. Raises OSError.
+
+        `lifeline` is the read end of a pipe that closes with the supervisor.
+        """
+        environment = {
+            **os.environ,
+            **self.task.env,
+            "TF_CONFIG": tf_config_text(self.task.tf_config),
+            "TRAINER_LIFELINE": str(lifeline),
+        }
+        reading, writing = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                self.task.command,
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=subprocess.STDOUT,
+                cwd=self.task.cwd,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(lifeline,),
+            )
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        os.set_blocking(reading, False)
+        self.output = reading
+        self.identity = processes.identify(self._process.pid) or Identity(self._process.pid, "")
+        self.state, self.reason, self.exit_code, self.ended = State.RUNNING, "", None, None
+        self.restart_at = self.term_at = self.kill_at = None
+        self.failure = self.last_line = ""
+        self._began = time.monotonic()
+        self.started = self.started or time.time()
+        return reading
+
+    def read(self) -> tuple[list[Event], bool]:
+        """Take in output that is there now; return its events, and whether more may come."""
+        if self.output is None:
+            return [], False
+        try:
+            output = os.read(self.output, _READ)
+        except BlockingIOError:
+            return [], True
+        return self._taken_in(self.log.feed(output) if output else self.log.end()), bool(output)
+
+    def poll(self) -> int | None:
+        """Return the exit code once the process has ended, as shells tell it; the caller then calls `ended_with`."""
+        code = self._process.poll() if self._process else None
+        return None if code is None else restarts.exit_code(code)
+
+    def ended_with(self, code: int) -> list[Event]:
+        """Clean up after the process: kill what it left in its session, take in its last output; return the events."""
+        if self._process is None:
+            return []
+        processes.kill_session(self._process.pid)
+        events: list[Event] = []
+        if self.output is not None:
+            for _ in range(_DRAIN // _READ):
+                before = self.log.bytes_fed
+                more_events, more = self.read()
+                events += more_events
+                if not more or self.log.bytes_fed == before:
+                    break
+            events += self._taken_in(self.log.end())
+            os.close(self.output)
+            self.output = None
+        self._process = None
+        self.exit_code = code
+        self.ended = time.time()
+        self._counted += self._counted_in_place
+        self._counted_in_place = 0
+        return events
+
+    def verdict(self, code: int) -> restarts.Verdict:
+        """Return what follows from this exit."""
+        return restarts.verdict(code, counted=self._counted, max_restarts=self.task.restart.max_restarts)
+
+    def restart_later(self, cause: str, *, counts: bool) -> float:
+        """Note a restart and its cause; return the seconds until it is due."""
+        self._delay = restarts.delay(self._delay, ran_for=time.monotonic() - self._began)
+        self._counted += counts
+        self.restarts.append(Restart(time.time(), self.attempt, self.exit_code, cause))
+        self.state, self.reason = State.RESTARTING, cause
+        self.restart_at = time.monotonic() + self._delay
+        self.log.note(f"attempt {self.attempt} starts in {self._delay:.0f} s: {cause}")
+        return self._delay
+
+    def terminate(self) -> None:
+        """Ask the process to save and end; what it started hears of it from it."""
+        self.told, self.term_at = True, None
+        if self._process:
+            processes.send(self._process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the process and all it started, now; and again later should one of them resist."""
+        self.killed, self.term_at, self.kill_at = True, None, time.monotonic() + _KILL_AGAIN
+        if self._process:
+            processes.kill_session(self._process.pid)
+
+    def settle(self, state: State, reason: str = "") -> None:
+        """Note how the task ended for good."""
+        self.state, self.reason = state, reason
+        self.restart_at = self.term_at = self.kill_at = None
+
+    def why(self, code: int) -> str:
+        """Say why an attempt ended: the exit code in words and the task's last words."""
+        said = self.failure or self.last_line
+        return f"{describe(code)}: {said}" if said else describe(code)
+
+    def tell(self, event: Event, *, own: bool) -> bool:
+        """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
+        kind = event["event"]
+        if kind == "progress":
+            self._step, self._local_step = whole(event, "step"), whole(event, "local_step")
+            self._speed = number(event, "examples_per_second")
+        if not own or self.told:
+            return False
+        before = (self.state, self.reason)
+        if kind == "waiting":
+            self.state, self.reason = State.PENDING, _waiting(event)
+        elif kind in {"started", "ready", "restored", "progress"}:
+            self.state, self.reason = State.RUNNING, ""
+        elif kind == "restarting":
+            code, cause = whole(event, "exit_code"), text(event, "cause")
+            self.restarts.append(Restart(time.time(), self.attempt, code, cause))
+            self._counted_in_place = whole(event, "restarts") or self._counted_in_place
+            self.state, self.reason = State.RESTARTING, cause
+        elif kind == "failed":
+            self.failure = text(event, "detail") or text(event, "cause")
+        return (self.state, self.reason) != before or kind == "restarting"
+
+    def status(self) -> TaskStatus:
+        """Return the task as others see it."""
+        return TaskStatus(
+            name=self.name,
+            state=self.state,
+            reason=self.reason,
+            address=self.task.address,
+            pid=self._process.pid if self._process else None,
+            restarts=tuple(self.restarts),
+            exit_code=self.exit_code,
+            started=self.started,
+            ended=self.ended,
+            step=self._step,
+            local_step=self._local_step,
+            examples_per_second=self._speed,
+        )
+
+    def close(self) -> None:
+        """Close the log."""
+        with suppress(OSError):
+            self.log.close()
+
+    def _taken_in(self, lines: list[bytes]) -> list[Event]:
+        events = []
+        for line in lines:
+            # Most output is no event: told apart before it is decoded.
+            event = parse(line.decode("utf-8", "replace")) if line.startswith(b'{"event":') else None
+            if event is not None:
+                events.append(event)
+            elif line.strip():
+                self.last_line = line.decode("utf-8", "replace").strip()[:_LAST_LINE]
+        return events
+
+
+def _waiting(event: Event) -> str:
+    missing = event.get("missing")
+    names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
+    return f"waiting for {', '.join(names)}" if names else "waiting for peers"
