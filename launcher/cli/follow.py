@@ -9,8 +9,9 @@ from typing import Protocol
 
 from launcher.backend.model import ENDED, Backend, LogLine, RunStatus
 from launcher.cli.interrupts import Interrupts
+from launcher.cli.lines import event_in
 from launcher.cli.pump import LogPump
-from trainer.events import Event, parse
+from trainer.events import Event
 
 STATUS_EVERY = 0.25
 # After a run has ended its last lines are on disk; this long is waited for a reader that has not seen the end.
@@ -47,18 +48,16 @@ def follow(backend: Backend, name: str, tasks: list[str], view: View, interrupts
 
 
 def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: LogPump) -> RunStatus:
-    restarts = RestartNotices(view)
     next_status = over_since = 0.0
     while True:
         stopper.check()
         for line in pump.take(0.1) if not pump.ended else _nothing():
-            _show(line, view, restarts)
+            _show(line, view)
         now = time.monotonic()
         if now < next_status and not pump.ended:
             continue
         next_status = now + STATUS_EVERY
         status = backend.status(name)
-        restarts.check(status)
         view.status(status)
         if status.state not in ENDED or stopper.busy():
             over_since = 0.0
@@ -73,40 +72,12 @@ def _nothing() -> tuple[LogLine, ...]:
     return ()
 
 
-def _show(line: LogLine, view: View, restarts: "RestartNotices") -> None:
-    event = parse(line.text)
+def _show(line: LogLine, view: View) -> None:
+    event = event_in(line.text)
     if event is None:
         view.output(line)
-        return
-    restarts.seen(event)
-    view.event(event)
-
-
-class RestartNotices:
-    """Makes events of the restarts that the backend did itself: a user's own program does not tell of them."""
-
-    # The trainer tells of its restarts in its output; that long its line has to come before it is told here.
-    PATIENCE = 1.5
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._told: dict[str, int] = {}
-        self._begun = time.time()
-
-    def seen(self, event: Event) -> None:
-        """Note that a task told of a restart by itself."""
-        if event["event"] == "restarting":
-            self._told[event["task"]] = self._told.get(event["task"], 0) + 1
-
-    def check(self, status: RunStatus) -> None:
-        """Tell of restarts that are in the status for a while and that no task told of."""
-        for task in status.tasks:
-            due = [restart for restart in task.restarts if self._begun <= restart.time < time.time() - self.PATIENCE]
-            for restart in due[self._told.get(task.name, 0) :]:
-                event = {"event": "restarting", "time": restart.time, "task": task.name, "attempt": restart.attempt + 1}
-                event |= {"restarts": len(task.restarts), "exit_code": restart.exit_code, "cause": restart.cause, "delay": 0.0}
-                self.seen(event)
-                self._view.event(event)
+    else:
+        view.event(event)
 
 
 class Stopper:

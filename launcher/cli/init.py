@@ -11,7 +11,7 @@ from trainer.settings import Strategy
 EXAMPLES = (
     ("launcher init", "cluster.yaml: a parameter-server cluster that trains mnist_mlp"),
     ("launcher init --strategy multi_worker_mirrored --workload mnist", "another strategy and workload"),
-    ("launcher init runs/big.yaml --name big", "another file and name"),
+    ("launcher init train.yaml --name train --command", "your own program, which reads TF_CONFIG"),
 )
 
 
@@ -35,16 +35,19 @@ def init(
         str, typer.Option(help="How its tasks work together.", autocompletion=_strategies, metavar="|".join(get_args(Strategy)))
     ] = "parameter_server",
     name: Annotated[str | None, typer.Option(help="The run's name; the workload's when left out.", show_default=False)] = None,
+    program: Annotated[bool, typer.Option("--command", help="Run a program of your own instead of a workload.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
     """Write a commented starter spec."""
     from launcher.spec.starter import starter
 
-    if strategy not in get_args(Strategy):
-        raise UsageError(f"there is no strategy {strategy!r}", f"use one of: {', '.join(get_args(Strategy))}")
-    text = starter(name or workload.partition(":")[0].rpartition(".")[2].replace("_", "-").lower(), workload, strategy)
+    text = starter(name or _name(workload, program=program), None if program else workload, strategy)
     _write(file, text, force=force)
     print(f"wrote {file}: edit it, then run it with `launcher up {file}`")
+
+
+def _name(workload: str, *, program: bool) -> str:
+    return "my-run" if program else workload.partition(":")[0].rpartition(".")[2].replace("_", "-").lower()
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:

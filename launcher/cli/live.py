@@ -13,6 +13,7 @@ from rich.text import Text
 
 from launcher.backend.model import LogLine, RunStatus, State
 from launcher.cli import formats, task_rows
+from launcher.cli.lines import LAUNCHER_NOTE
 from launcher.cli.pace import Pace
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import grid
@@ -60,7 +61,8 @@ class LiveView:
 
     def output(self, line: LogLine) -> None:
         """Let a program's own output scroll."""
-        self._console.print(self._prefixes.line(line.task, line.text), soft_wrap=True)
+        style = "yellow" if line.text.startswith(LAUNCHER_NOTE) else ""
+        self._console.print(self._prefixes.line(line.task, line.text, style), soft_wrap=True)
 
     def status(self, status: RunStatus) -> None:
         """Draw this status from now on."""

@@ -34,7 +34,7 @@ def logs(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-01-31T12:00:00Z.", show_default=False)
     ] = None,
-    tail: Annotated[int | None, typer.Option(help="Only the last lines, so many.", min=0, show_default=False)] = None,
+    tail: Annotated[int | None, typer.Option(help="Only so many lines of each task, the last.", min=0, show_default=False)] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Show progress events as they were written, not as readable lines.")] = False,
     on: On = "local",
@@ -66,9 +66,9 @@ def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: 
 
 
 def _json(line: LogLine) -> None:
-    from trainer.events import parse
+    from launcher.cli.lines import event_in
 
-    event = parse(line.text)
+    event = event_in(line.text)
     print(json.dumps(asdict(line) | ({"event": event} if event else {})), flush=True)
 
 
@@ -76,14 +76,15 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
     from rich.console import Console
 
     from launcher.cli.formats import clock
+    from launcher.cli.lines import event_in
     from launcher.cli.prefixes import Prefixes
-    from trainer.events import parse, render
+    from trainer.events import render
 
     console = Console(highlight=False)
     prefixes = Prefixes(tasks)
 
     def write(line: LogLine) -> None:
-        event = None if raw else parse(line.text)
+        event = None if raw else event_in(line.text)
         # The chief speaks for the workers of parameter_server: the line belongs to whom it tells of.
         task = event["task"] if event else line.task
         text = (f"{clock(line.time)} " if timestamps else "") + (render(event) if event else line.text)

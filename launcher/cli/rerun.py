@@ -78,6 +78,15 @@ def _shown(value: Any) -> str:
     return "(not set)" if value is None else str(value)
 
 
+def last_checkpoint(status: RunStatus) -> int | None:
+    """Return the step of the last checkpoint: as the run told it, else as its files are named."""
+    if status.checkpoint_step is not None:
+        return status.checkpoint_step
+    files = Path(status.run_dir, "checkpoints").glob("ckpt-*.index")
+    steps = [int(step) for file in files if (step := file.stem.removeprefix("ckpt-")).isdecimal()]
+    return max(steps, default=None)
+
+
 def move_aside(runs: Path, name: str) -> Path:
     """Move a run's directory to `<name>.<time>` beside it, and return where it is now."""
     aside = runs / f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}"

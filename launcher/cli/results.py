@@ -9,10 +9,10 @@ from rich.text import Text
 
 from launcher.backend.model import Backend, RunStatus, State, TaskStatus
 from launcher.cli import formats
+from launcher.cli.lines import LAUNCHER_NOTE, event_in
 from launcher.cli.runs import command
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
-from trainer.events import parse
 from trainer.exit_codes import ExitCode, describe
 
 # The exit codes of `up` and `wait`; docs/cli.md has the same table.
@@ -120,9 +120,9 @@ def last_error_line(backend: Backend, name: str, task: str) -> str:
         lines = [line.text for line in backend.logs(name, tasks=[task], follow=False, since=None, tail=_LAST_LINES)]
     except LauncherError:
         return ""
-    events = [event for event in map(parse, lines) if event and event["event"] == "failed"]
+    events = [event for event in map(event_in, lines) if event and event["event"] == "failed"]
     if events and events[-1].get("detail"):
         return str(events[-1]["detail"])
-    written = [line.strip() for line in lines if line.strip() and parse(line) is None]
+    written = [line.strip() for line in lines if line.strip() and event_in(line) is None and not line.startswith(LAUNCHER_NOTE)]
     errors = [line for line in written if _ERROR_LINE.match(line)]
     return (errors or written or [""])[-1]

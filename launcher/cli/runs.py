@@ -28,7 +28,7 @@ def find_run(name: str | None, backend: Backend, runs: Path) -> str:
         from launcher.spec.loader import load
 
         return load(Path(name), []).name
-    if name:
+    if name is not None:
         # A name becomes a path, also of what is deleted: `..` must never get that far.
         if not _RUN_NAME.match(name):
             raise UsageError(f"{name!r} is no run's name", "names have lower-case letters, digits and dashes; `launcher ls` lists the runs")

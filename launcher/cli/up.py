@@ -53,12 +53,12 @@ def up(
     decision = decide(old, _changes(runs, spec), Asked(fresh, resume, may_prompt), runs)
     say = _sayer(as_json=as_json)
     if decision == "complete" and old is not None:
-        say(f"{spec.name} is complete: {_where(old)}; `{command(runs, 'up', str(file), '--fresh')}` trains it anew")
+        say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh')}` trains it anew")
         return _finish(backend, old, runs, as_json=as_json, code=0, quiet=True)
     if decision == "fresh" and old is not None:
         say(f"{spec.name} starts anew; the old run is now {move_aside(runs, spec.name)}")
     if decision == "resume" and old is not None:
-        say(f"{spec.name} goes on: {_where(old)}")
+        say(f"{spec.name} goes on {_where(old)}")
     for notice in plan.notices:
         say(f"notice: {notice}")
     if detach:
@@ -79,14 +79,15 @@ def _sayer(*, as_json: bool) -> Any:
     return lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
+def _steps_done(old: RunStatus) -> str:
+    return f" at step {old.step:,}" if old.step is not None else ""
+
+
 def _where(old: RunStatus) -> str:
-    if old.state is State.SUCCEEDED:
-        return f"{old.step:,} steps done" if old.step is not None else "it has succeeded"
-    return (
-        f"from the checkpoint of step {old.checkpoint_step:,}"
-        if old.checkpoint_step is not None
-        else "there is no checkpoint yet, from the start"
-    )
+    from launcher.cli.rerun import last_checkpoint
+
+    step = last_checkpoint(old)
+    return f"from the checkpoint of step {step:,}" if step is not None else "from the start, as there is no checkpoint yet"
 
 
 def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:

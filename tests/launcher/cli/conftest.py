@@ -1,0 +1,60 @@
+"""The command line as users run it: a process of its own, in a directory of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+ROOT = Path(__file__).parents[3]
+LAUNCHER = (sys.executable, "-m", "launcher")
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The environment of a user: the package importable, nothing set that changes what is written."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCHER_", "TRAINER_", "NO_COLOR", "FORCE_COLOR"))}
+    return kept | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "PYTHONWARNINGS": "error"}
+
+
+@pytest.fixture
+def cli(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cli]:
+    """Run a command line in an empty directory; whatever still runs at the end of the test is killed."""
+
+    def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 40) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*LAUNCHER, *arguments],
+            cwd=tmp_path,
+            env=environment | (env or {}),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    yield run
+    for left in (tmp_path / "runs").glob("*/launcher/state.json"):
+        run("down", left.parent.parent.name, "--now")
+
+
+Spec = Callable[..., str]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    """Write `toy.yaml`, a spec whose command is jobs.py with the given arguments, and return the file's name."""
+
+    def write(*arguments: str, grace: str = "10s") -> str:
+        command = ["python", str(Path(__file__).with_name("jobs.py")), *arguments]
+        document = {"version": 1, "name": "toy", "strategy": "single", "command": command}
+        document["limits"] = {"max_restarts": 0, "grace_period": grace}
+        (tmp_path / "toy.yaml").write_text(json.dumps(document))
+        return "toy.yaml"
+
+    return write

@@ -1,0 +1,63 @@
+"""A user's program for the tests: does what its arguments say, and reports as the trainer does."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+TASK = os.environ.get("RUN_TASK", "chief")
+
+
+def tell(kind: str, **fields: object) -> None:
+    print(json.dumps({"event": kind, "time": time.time(), "task": TASK, **fields}, separators=(",", ":")), flush=True)
+
+
+def steps(count: int, seconds: float) -> None:
+    """Report `count` steps, `seconds` apart."""
+    for step in range(1, count + 1):
+        time.sleep(seconds)
+        tell("progress", step=step, steps=count, loss=1 / step, metrics={"accuracy": step / count}, examples_per_second=1000.0)
+    tell("checkpoint", step=count, path=f"{os.environ['RUN_DIR']}/checkpoints/ckpt-{count}", seconds=0.1)
+    tell("done", step=count, seconds=count * seconds, metrics={"accuracy": 1.0})
+
+
+def fail() -> NoReturn:
+    print("about to fail", flush=True)
+    raise ValueError("the data is not there")
+
+
+def forever() -> NoReturn:
+    """Run until asked to stop, then save and exit 143, as a trainer does."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        del number, frame
+        Path(os.environ["RUN_DIR"], "saved").write_text("saved", encoding="utf-8")
+        print("saved", flush=True)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, stop)
+    print("up", flush=True)
+    while True:
+        time.sleep(1)
+
+
+def stubborn() -> NoReturn:
+    """Run on when asked to stop."""
+    signal.signal(signal.SIGTERM, lambda *_: print("not now", flush=True))
+    print("up", flush=True)
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    what, *values = sys.argv[1:]
+    if what == "steps":
+        steps(int(values[0]), float(values[1]))
+    elif what == "coloured":
+        print("\x1b[31mred\x1b[0m", flush=True)
+    else:
+        {"fail": fail, "forever": forever, "stubborn": stubborn}[what]()

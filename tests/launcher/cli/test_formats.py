@@ -1,0 +1,71 @@
+"""Durations, sizes and times as people read and write them."""
+
+import pytest
+
+from launcher.cli import formats
+from launcher.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (-1, "0.0 s"),
+        (0.44, "0.4 s"),
+        (12.4, "12 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7800, "2 h 10 min"),
+        (273_600, "3 d 04 h"),
+    ],
+)
+def test_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert formats.duration(seconds) == text
+
+
+@pytest.mark.parametrize("passed, text", [(0.2, "just now"), (4, "4 s ago"), (60, "1 min 00 s ago")])
+def test_ago(passed: float, text: str) -> None:
+    assert formats.ago(1000 - passed, now=1000) == text
+
+
+@pytest.mark.parametrize("size, text", [(512, "512 B"), (4 * 2**30, "4 GiB"), (3 * 2**29, "1.5 GiB"), (2**41, "2 TiB")])
+def test_memory_has_a_binary_unit(size: int, text: str) -> None:
+    assert formats.memory(size) == text
+
+
+@pytest.mark.parametrize(
+    "number, noun, text", [(1, "task", "1 task"), (2, "task", "2 tasks"), (2, "ps", "2 ps"), (1200, "worker", "1,200 workers")]
+)
+def test_count(number: int, noun: str, text: str) -> None:
+    assert formats.count(number, noun) == text
+
+
+@pytest.mark.parametrize("seconds, text", [(2.13, "2.13 s"), (0.0013, "1.3 ms"), (4.2e-5, "42 µs")])
+def test_time_of_a_step_has_a_unit_that_fits(seconds: float, text: str) -> None:
+    assert formats.seconds_each(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "text, moment",
+    [("10m", 400), ("1h30m", 1000 - 5400), ("1970-01-01T00:01:00Z", 60), ("1970-01-01T01:00:00.5+01:00", 0.5)],
+)
+def test_since_takes_how_long_ago_and_a_time(text: str, moment: float) -> None:
+    assert formats.moment(text, now=1000) == moment
+
+
+@pytest.mark.parametrize("text", ["yesterday", "10", "10 m", "2026-13-01"])
+def test_since_that_is_no_time_says_what_is(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        formats.moment(text)
+    assert repr(text) in caught.value.message
+    assert "10m" in caught.value.remedy
+
+
+def test_timeout_that_is_no_duration_says_what_is() -> None:
+    assert formats.timeout("1m30s") == 90
+    with pytest.raises(UsageError, match="--timeout"):
+        formats.timeout("soon")
+
+
+def test_clock_reads_back() -> None:
+    assert formats.clock(60.5) == "1970-01-01T00:01:00.500Z"
+    assert formats.moment(formats.clock(60.5)) == 60.5

@@ -1,0 +1,46 @@
+"""Which lines of output are progress events."""
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.cli.lines import event_in
+
+PROGRESS: dict[str, Any] = {
+    "event": "progress",
+    "time": 1.5,
+    "task": "chief",
+    "step": 3,
+    "steps": 9,
+    "loss": 0.5,
+    "metrics": {"accuracy": 1},
+}
+
+
+def test_a_progress_event_is_one() -> None:
+    assert event_in(json.dumps(PROGRESS, separators=(",", ":"))) == PROGRESS
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"task": None},
+        {"step": "3"},
+        {"steps": None},
+        {"loss": "small"},
+        {"metrics": [1]},
+        {"metrics": {"accuracy": "good"}},
+        {"examples_per_second": {}},
+        {"event": "unheard of"},
+        {"event": "restarting"},
+        {"event": "checkpoint", "step": None},
+    ],
+)
+def test_what_looks_like_one_is_output(wrong: dict[str, Any]) -> None:
+    assert event_in(json.dumps(PROGRESS | wrong, separators=(",", ":"))) is None
+
+
+@pytest.mark.parametrize("line", ["", "step 3", '{"event":', '{"event":"progress"', "[]"])
+def test_ordinary_output_is_output(line: str) -> None:
+    assert event_in(line) is None

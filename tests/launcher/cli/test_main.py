@@ -1,0 +1,164 @@
+"""The program as a whole: help, version, errors, completion, and what is imported for them."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.cli.main import run
+from launcher.cli.verbs import VERBS
+from tests.launcher.cli.conftest import LAUNCHER, ROOT, Cli
+
+SPEC = "version: 1\nname: toy\nstrategy: single\ncommand: [python, -c, pass]\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_table_says_what_the_verb_says(verb: str) -> None:
+    module = importlib.import_module(VERBS[verb].module)
+    assert VERBS[verb].summary == getattr(module, verb).__doc__.splitlines()[0]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb_has_examples_that_parse(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    written = capsys.readouterr().out
+    assert VERBS[verb].summary in written
+    assert f"  launcher {verb}" in written.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_the_verbs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    written = capsys.readouterr().out
+    assert all(f"\n  {verb} " in written for verb in VERBS)
+
+
+def test_every_verb_and_option_is_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    documented = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    for verb in VERBS:
+        assert f"| `{verb}" in documented
+        run([verb, "--help"])
+        for word in capsys.readouterr().out.partition("Examples:")[0].split():
+            if word.startswith("--") and word != "--help":
+                assert word.strip(".,") in documented, f"{word} of {verb}"
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").stdout == f"launcher {launcher.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [(["upp"], "No such command 'upp'"), (["up", "--bad"], "No such option: --bad"), (["up"], "Missing argument 'FILE'")],
+)
+def test_a_wrong_command_line_is_told_in_two_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    error, remedy = told.err.splitlines()
+    assert error.startswith(f"error: {message}")
+    assert "--help" in remedy
+
+
+def test_errors_are_json_with_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "../etc", "--json"]) == 2
+    told = json.loads(capsys.readouterr().err)
+    assert set(told) == {"error", "remedy", "exit_code", "problems"}
+    assert told["exit_code"] == 2
+
+
+@pytest.mark.parametrize("name", ["..", ".", "-x", "UPPER", "a.b", ""])
+def test_a_name_that_could_be_another_path_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs").mkdir()
+    assert run(["down", "--delete-data", "--yes", "--runs", str(tmp_path / "runs"), "--", name]) == 2
+    assert "error: " in capsys.readouterr().err
+    assert (tmp_path / "runs").is_dir()
+
+
+def test_no_such_backend_says_which_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "toy.yaml").write_text(SPEC)
+    for verb in ("up", "plan"):
+        assert run([verb, str(tmp_path / "toy.yaml"), "--on", "kubernetes"]) == 2
+        told = capsys.readouterr().err
+        assert "'kubernetes'" in told
+        assert "local" in told
+
+
+def test_what_nobody_expected_is_told_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("launcher.cli.backends.BACKENDS", {"local": "launcher.no_such_module:Backend"})
+    monkeypatch.delenv("LAUNCHER_DEBUG", raising=False)
+    assert run(["ls", "--runs", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "no_such_module" in told
+    assert "LAUNCHER_DEBUG=1" in told
+    assert "Traceback" not in told
+    monkeypatch.setenv("LAUNCHER_DEBUG", "1")
+    assert run(["ls", "--runs", str(tmp_path)]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(environment: dict[str, str]) -> None:
+    process = subprocess.Popen([*LAUNCHER, "schema"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=20)
+    assert err == b""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["validate", "toy.yaml"]])
+def test_nothing_slow_is_imported_for_help_and_validate(arguments: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "toy.yaml").write_text(SPEC)
+    code = f"import sys; from launcher.cli.main import run; code = run({arguments!r}); print(*sys.modules, sep='\\n'); sys.exit(code)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    imported = set(done.stdout.split())
+    assert "launcher.cli.main" in imported
+    assert not imported & {"tensorflow", "keras", "numpy", "docker", "kubernetes", "rich.live", "launcher.backend.local.backend"}
+
+
+def complete(words: str, cwd: Path, environment: dict[str, str]) -> list[str]:
+    """Return what bash would offer for the last word."""
+    asked = {"_LAUNCHER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    done = subprocess.run([*LAUNCHER], cwd=cwd, env=environment | asked, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.split()
+
+
+def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    directory = tmp_path / "runs" / "mnist" / "launcher"
+    directory.mkdir(parents=True)
+    (tmp_path / "runs" / "mnist.20260131" / "launcher").mkdir(parents=True)
+    tasks = [{"name": "chief", "role": "chief", "index": 0}, {"name": "worker-0", "role": "worker", "index": 0}]
+    tasks.append({"name": "worker-1", "role": "worker", "index": 1})
+    (directory / "plan.json").write_text(json.dumps({"tasks": tasks}))
+
+    assert complete("launcher st", tmp_path, environment) == ["status"]
+    assert complete("launcher logs --fo", tmp_path, environment) == ["--follow"]
+    assert complete("launcher logs ", tmp_path, environment) == ["mnist", "cluster.yaml"]
+    assert complete("launcher logs mnist --role ", tmp_path, environment) == ["chief", "worker"]
+    assert complete("launcher logs mnist --role worker --index ", tmp_path, environment) == ["0", "1"]
+    assert complete("launcher init --strategy mul", tmp_path, environment) == ["multi_worker_mirrored"]
+    assert complete("launcher plan cluster.yaml --task ", tmp_path, environment) == ["chief"]
+
+
+def test_runs_without_tensorflow(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "toy.yaml").write_text(SPEC)
+    blocked = "import sys; sys.modules.update(tensorflow=None, keras=None, numpy=None); from launcher.cli.main import run; "
+    for arguments in (["validate", "toy.yaml"], ["plan", "toy.yaml"], ["ls"], ["init", "new.yaml"]):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{blocked}sys.exit(run({arguments!r}))"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), arguments

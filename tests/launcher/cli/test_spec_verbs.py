@@ -1,0 +1,114 @@
+"""The verbs that run nothing: init, validate, plan and schema."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from launcher.cli.main import run
+from tests.launcher.cli.conftest import Spec
+from trainer.settings import Strategy
+from trainer.workloads.catalog import CATALOG
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LAUNCHER_RUNS", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("workload", [*CATALOG, "my_code.models:Net"])
+@pytest.mark.parametrize("strategy", get_args(Strategy))
+def test_what_init_writes_is_valid(strategy: str, workload: str, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert run(["init", "--strategy", strategy, "--workload", workload]) == 0
+    assert "launcher up cluster.yaml" in capsys.readouterr().out
+    assert run(["validate", "cluster.yaml"]) == 0
+    assert f", {strategy}, {workload}" in capsys.readouterr().out
+    assert "#" in (here / "cluster.yaml").read_text()
+
+
+def test_init_for_a_program_of_ones_own(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "train.py").write_text("")
+    assert run(["init", "--command", "--strategy", "multi_worker_mirrored"]) == 0
+    assert run(["validate", "cluster.yaml"]) == 0
+    assert "multi_worker_mirrored, python" in capsys.readouterr().out
+
+
+def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "cluster.yaml").write_text("mine")
+    assert run(["init"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (here / "cluster.yaml").read_text() == "mine"
+    assert run(["init", "--force", "--name", "other"]) == 0
+    assert "name: other" in (here / "cluster.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--strategy", "paramter_server"], "parameter_server"),
+        (["--workload", "mnits"], "mnist"),
+        (["--name", "My Run"], "My Run"),
+        (["no/such/dir/x.yaml"], "mkdir -p no/such/dir"),
+    ],
+)
+def test_init_refuses_what_cannot_be_valid(arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["init", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_validate_tells_of_every_file_and_every_problem(here: Path, spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+    good = spec("steps")
+    (here / "one.yaml").write_text("version: 1\nname: x\nstrategi: single\ncommand: [a]\nenvv: {}\n")
+    assert run(["validate", good, "one.yaml", "missing.yaml"]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("toy.yaml: ok: 1 task (1 chief), single, python ")
+    for place in ("one.yaml:3:1", "one.yaml:5:1", "missing.yaml:1:1"):
+        assert place in told.err
+    assert "error: 3 problems" in told.err
+    assert run(["validate", good, "one.yaml", "--json"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["tasks"] == {"chief": 1}
+    assert [problem["line"] for problem in json.loads(told.err)["problems"]] == [3, 5]
+
+
+def test_validate_counts_tasks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "ps.yaml").write_text(
+        "version: 1\nname: m\nstrategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\ntrain: {workload: mnist_mlp}\n"
+    )
+    assert run(["validate", "ps.yaml"]) == 0
+    assert capsys.readouterr().out == "ps.yaml: ok: 4 tasks (1 chief, 1 ps, 2 workers), parameter_server, mnist_mlp\n"
+    assert run(["validate", "ps.yaml", "--set", "roles.worker.replicas=5"]) == 0
+    assert "5 workers" in capsys.readouterr().out
+
+
+def test_plan_shows_every_task(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "m.yaml").write_text(
+        "version: 1\nname: m\nstrategy: multi_worker_mirrored\ntrain: {workload: mnist_mlp}\n"
+        "roles: {chief: {}, worker: {replicas: 2, cpu: 0.5, memory: 1Gi}}\n"
+    )
+    assert run(["plan", "m.yaml"]) == 0
+    table = capsys.readouterr().out
+    row = next(line for line in table.splitlines() if line.startswith("worker-1"))
+    assert row.split()[1:5] == ["worker", row.split()[2], "0.5", "1"]
+    assert f"run directory {here / 'runs' / 'm'}" in table
+
+    assert run(["plan", "m.yaml", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [task["name"] for task in plan["tasks"]] == ["chief", "worker-0", "worker-1"]
+    assert run(["plan", "m.yaml", "--task", "worker-1"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["tf_config"]["task"] == {"type": "worker", "index": 1}
+    assert shown["tf_config"]["cluster"] == plan["tasks"][0]["tf_config"]["cluster"]
+    assert shown["env"]["TRAINER_SETTINGS"]["train"]["workload"] == "mnist_mlp"
+
+    assert run(["plan", "m.yaml", "--task", "worker-7"]) == 2
+    assert "worker-0" in capsys.readouterr().err
+
+
+def test_schema_is_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema"]) == 0
+    assert "strategy" in json.loads(capsys.readouterr().out)["properties"]

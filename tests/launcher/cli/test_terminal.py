@@ -1,0 +1,149 @@
+"""`up` on a real terminal: the live display, Ctrl-C once and twice, and the question about a changed spec."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
+
+# The terminal becomes the process's own, so that what is typed on it becomes signals.
+_TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+CTRL_C = b"\x03"
+
+
+class Terminal:
+    """A `launcher` command line on a pseudo-terminal of 100 columns."""
+
+    def __init__(self, arguments: tuple[str, ...], cwd: Path, environment: dict[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _TAKE_TERMINAL, *LAUNCHER, *arguments],
+            cwd=cwd,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.written = ""
+
+    def read_until(self, text: str, seconds: float = 20) -> None:
+        """Read until the terminal has shown `text` since the last call."""
+        seen = len(self.written)
+        deadline = time.monotonic() + seconds
+        while text not in self.written[seen:]:
+            assert time.monotonic() < deadline, f"{text!r} is not shown: {self.written[-2000:]}"
+            if not self._read(0.1):
+                assert text in self.written[seen:], f"ended without {text!r}: {self.written[-2000:]}"
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def wait(self, seconds: float = 20) -> int:
+        """Return the exit code once all is read."""
+        deadline = time.monotonic() + seconds
+        while self._read(0.1):
+            assert time.monotonic() < deadline, f"still runs: {self.written[-2000:]}"
+        return self.process.wait(timeout=5)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(timeout=5)
+        os.close(self._master)
+
+    def _read(self, seconds: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], seconds)
+        if not ready:
+            return True
+        with contextlib.suppress(OSError):  # Linux: the other side is closed
+            if output := os.read(self._master, 65536):
+                self.written += output.decode("utf-8", "replace")
+                return True
+        return False
+
+
+Opener = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, environment: dict[str, str], cli: Cli) -> Iterator[Opener]:
+    """Open terminals with `terminal(*arguments)`; all are closed at the end, before what runs is killed."""
+    del cli
+    opened: list[Terminal] = []
+
+    def open_terminal(*arguments: str) -> Terminal:
+        opened.append(Terminal(arguments, tmp_path, environment))
+        return opened[-1]
+
+    yield open_terminal
+    for each in opened:
+        each.close()
+
+
+def state(cli: Cli) -> str:
+    return str(json.loads(cli("status", "--json").stdout)["state"])
+
+
+def test_the_display_has_a_bar_facts_and_each_task(terminal: Opener, spec: Spec) -> None:
+    up = terminal("up", spec("steps", "30", "0.1"))
+    up.read_until("examples/s")
+    for shown in ("step", "loss", "accuracy", "elapsed", "chief", "running"):
+        assert shown in up.written
+    assert up.wait() == 0
+    assert "toy succeeded" in up.written
+    # The cursor, hidden while the display is drawn, is back.
+    assert up.written.rfind("\x1b[?25h") > up.written.rfind("\x1b[?25l") > -1
+
+
+def test_ctrl_c_once_saves_and_stops(terminal: Opener, spec: Spec, cli: Cli, tmp_path: Path) -> None:
+    up = terminal("up", spec("forever"))
+    up.read_until("| up")
+    up.type(CTRL_C)
+    up.read_until("press Ctrl-C again to stop at once")
+    assert up.wait() == 130
+    assert "saved" in up.written
+    assert (tmp_path / "runs" / "toy" / "saved").is_file()
+    assert "launcher up" in up.written
+    assert state(cli) == "stopped"
+
+
+def test_ctrl_c_twice_stops_at_once(terminal: Opener, spec: Spec, cli: Cli) -> None:
+    up = terminal("up", spec("stubborn", grace="60s"))
+    up.read_until("| up")
+    pid = json.loads(cli("status", "--json").stdout)["tasks"][0]["pid"]
+    up.type(CTRL_C)
+    up.read_until("not now")
+    begun = time.monotonic()
+    up.type(CTRL_C)
+    up.read_until("stopping at once")
+    assert up.wait() == 130
+    assert time.monotonic() - begun < 15
+    assert not Path(f"/proc/{pid}").exists() or sys.platform != "linux"
+    assert state(cli) in {"stopped", "failed"}
+
+
+@pytest.mark.parametrize(
+    "answer, code, shown", [(b"resume\n", 0, "toy goes on"), (b"fresh\n", 0, "starts anew"), (b"\n", 2, "nothing was started")]
+)
+def test_a_changed_spec_is_asked_about(answer: bytes, code: int, shown: str, terminal: Opener, spec: Spec, cli: Cli) -> None:
+    assert cli("up", spec("steps", "2", "0")).returncode == 0
+    up = terminal("up", spec("steps", "3", "0"))
+    up.read_until("quit")
+    up.type(answer)
+    assert up.wait() == code
+    assert shown in up.written

@@ -1,0 +1,148 @@
+"""`up` in the foreground without a terminal, with real runs of a small program."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
+
+
+def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) -> None:
+    done = cli("up", spec("steps", "30", "0.02"))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert "chief | step 30/30  loss 0.03333  accuracy 1  1,000 examples/s" in lines
+    # A second and a half of thirty steps: the first, the last and about one a second between.
+    assert sum(line.startswith("chief | step ") for line in lines) <= 6
+    summary = done.stdout.partition("toy succeeded")[2]
+    for fact in ("steps       30 of 30", "1,000 examples/s", "accuracy 1", "restarts    none", "runs/toy", "ckpt-30"):
+        assert fact in summary
+
+
+def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spec) -> None:
+    done = cli("up", spec("fail"))
+    assert done.returncode == 1
+    assert "chief | about to fail" in done.stdout
+    summary = done.stdout.partition("toy failed")[2]
+    for fact in ("chief, attempt 1", "exit code 1", "ValueError: the data is not there", "launcher logs toy --role chief"):
+        assert fact in summary
+    shown = cli("logs", "toy", "--role", "chief")
+    assert "chief | ValueError: the data is not there" in shown.stdout.splitlines()
+
+
+@pytest.mark.parametrize("what, code, state", [(["steps", "3", "0"], 0, "succeeded"), (["fail"], 1, "failed")])
+def test_json_is_events_then_one_summary(what: list[str], code: int, state: str, cli: Cli, spec: Spec) -> None:
+    done = cli("up", spec(*what), "--json")
+    assert done.returncode == code
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    summary = events[-1]
+    assert [event["event"] for event in events].count("summary") == 1
+    assert (summary["event"], summary["name"], summary["state"], summary["exit_code"]) == ("summary", "toy", state, code)
+    assert Path(summary["run_dir"]).is_dir()
+    if code == 0:
+        assert [event["step"] for event in events if event["event"] == "progress"] == [1, 2, 3]
+        assert (summary["step"], summary["steps"], summary["metrics"], summary["checkpoint_step"]) == (3, 3, {"accuracy": 1.0}, 3)
+    else:
+        assert "about to fail" in [event["text"] for event in events if event["event"] == "output"]
+
+
+def test_a_wrong_spec_starts_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text("version: 1\nname: toy\nstrategi: single\ncommand: [python]\n")
+    done = cli("up", "toy.yaml")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "toy.yaml:3:1" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_second_up_of_a_complete_run_says_so(cli: Cli, spec: Spec) -> None:
+    file = spec("steps", "3", "0")
+    assert cli("up", file).returncode == 0
+    again = cli("up", file)
+    assert again.returncode == 0
+    assert "toy is complete" in again.stdout
+    assert "--fresh" in again.stdout
+    assert "step 1/3" not in again.stdout
+    as_json = cli("up", file, "--json")
+    assert json.loads(as_json.stdout)["state"] == "succeeded"
+
+
+def test_a_changed_spec_needs_an_answer(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+    assert cli("up", spec("steps", "3", "0")).returncode == 0
+    (tmp_path / "runs" / "toy" / "mine").write_text("precious")
+    changed = spec("steps", "4", "0")
+    asked = cli("up", changed)
+    assert asked.returncode == 2
+    assert "command" in asked.stderr
+    assert "--resume" in asked.stderr
+    assert "--fresh" in asked.stderr
+
+    resumed = cli("up", changed, "--resume")
+    assert resumed.returncode == 0
+    assert "toy goes on" in resumed.stdout
+    assert "step 4/4" in resumed.stdout
+
+    fresh = cli("up", changed, "--fresh")
+    assert fresh.returncode == 0
+    aside = [path for path in (tmp_path / "runs").iterdir() if path.name != "toy"]
+    assert len(aside) == 1
+    assert str(Path("runs", aside[0].name)) in fresh.stdout
+    assert (aside[0] / "mine").read_text() == "precious"
+    assert not (tmp_path / "runs" / "toy" / "mine").exists()
+    assert [run["name"] for run in json.loads(cli("ls", "--json").stdout)] == ["toy"]
+
+
+def test_fresh_and_resume_exclude_each_other(cli: Cli, spec: Spec) -> None:
+    done = cli("up", spec("steps", "3", "0"), "--fresh", "--resume")
+    assert done.returncode == 2
+    assert "exclude each other" in done.stderr
+
+
+def start(tmp_path: Path, environment: dict[str, str], *arguments: str, until: str = "up") -> subprocess.Popen[str]:
+    """Start `up` in the foreground and wait until its task has written a line."""
+    process = subprocess.Popen(
+        [*LAUNCHER, "up", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    deadline = time.monotonic() + 20
+    for line in process.stdout:
+        if line.strip().endswith(until):
+            return process
+        assert time.monotonic() < deadline
+    raise AssertionError("it ended before it wrote anything")
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_a_signal_saves_and_stops(
+    number: signal.Signals, code: int, cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    process = start(tmp_path, environment, spec("forever"))
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert "saving a checkpoint" in out
+    assert "chief | saved" in out
+    assert "toy stopped" in out
+    assert (tmp_path / "runs" / "toy" / "saved").is_file()
+    assert json.loads(cli("status", "--json").stdout)["state"] == "stopped"
+
+
+def test_a_reader_that_leaves_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+    process = start(tmp_path, environment, spec("steps", "1000", "0.1"), until="examples/s")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait(timeout=30)
+    status = json.loads(cli("status", "--json").stdout)
+    assert status["state"] in {"stopped", "failed"}
+    assert all(task["pid"] is None for task in status["tasks"])
