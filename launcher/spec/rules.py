@@ -18,8 +18,11 @@ from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, s
 from trainer.settings import Train
 from trainer.workloads import catalog
 
-_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
-_DOTTED = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:/]+([A-Z]\w*)\Z")
+# Plain words, so that the JSON Schema can say it too.
+_WORD = "[A-Za-z_][A-Za-z0-9_]*"
+CLASS_PATTERN = rf"^{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*$"
+_CLASS = re.compile(rf"{CLASS_PATTERN[:-1]}\Z")
+_DOTTED = re.compile(rf"({_WORD}(?:\.{_WORD})*)[.:/]+([A-Z][A-Za-z0-9_]*)\Z")
 DATA_WORDS = ("synthetic", "download")
 
 

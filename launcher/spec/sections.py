@@ -5,15 +5,29 @@ from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from launcher.spec.problems import Path
 
 Model = type[BaseModel]
 
 
+def field_name(name: str, field: FieldInfo) -> str:
+    """Return a field's name as users write it."""
+    return field.alias or name
+
+
+def section_of(annotation: Any) -> Model | None:
+    """Return the section that a field holds, in a list too, or None when it holds none."""
+    below = _plain(annotation)
+    if get_origin(below) is list:
+        below = _plain(get_args(below)[0])
+    return below if _is_section(below) else None
+
+
 def keys(model: Model) -> tuple[str, ...]:
     """Return a section's keys as users write them."""
-    return tuple(field.alias or name for name, field in model.model_fields.items())
+    return tuple(field_name(name, field) for name, field in model.model_fields.items())
 
 
 def section_at(model: Model, path: Path) -> Model | None:
@@ -26,7 +40,7 @@ def section_at(model: Model, path: Path) -> Model | None:
         below = _plain(annotation)
         if not _is_section(below):
             return None
-        field = next((field for name, field in below.model_fields.items() if (field.alias or name) == part), None)
+        field = next((field for name, field in below.model_fields.items() if (field_name(name, field)) == part), None)
         if field is None:
             return None
         annotation = field.annotation
@@ -39,7 +53,7 @@ def choices(model: Model, path: Path) -> tuple[str, ...]:
     section = section_at(model, path[:-1])
     if section is None:
         return ()
-    field = next((field for name, field in section.model_fields.items() if (field.alias or name) == path[-1]), None)
+    field = next((field for name, field in section.model_fields.items() if (field_name(name, field)) == path[-1]), None)
     annotation = _plain(field.annotation) if field else None
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
@@ -48,7 +62,7 @@ def places_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
     """Yield every path of the document where a key belongs, nearest to the top first."""
     deeper: list[tuple[Model, Path]] = []
     for name, field in model.model_fields.items():
-        below = (*path, field.alias or name)
+        below = (*path, field_name(name, field))
         if below[-1] == key:
             yield below
         section = _plain(field.annotation)

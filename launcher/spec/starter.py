@@ -77,7 +77,12 @@ def starter(name: str, workload: str | None, strategy: str) -> str:
         raise UsageError(f"there is no strategy {strategy!r}", f"use one of: {', '.join(_ROLES)}")
     roles = "\n".join(f"  {line}" for line in (*_ROLES[strategy], _EVALUATOR))
     work = _COMMAND if workload is None else _train(workload)
-    return _HEAD.format(name=name, strategy=strategy, roles=roles) + "\n" + work + _TAIL
+    return _HEAD.format(name=_word(name), strategy=strategy, roles=roles) + "\n" + work + _TAIL
+
+
+def _word(name: str) -> str:
+    """Return a name as YAML reads it back: in quotes where YAML 1.1 has another meaning for the word."""
+    return f'"{name}"' if name in {"true", "false", "yes", "no", "on", "off", "null"} else name
 
 
 def _train(workload: str) -> str:

@@ -1,0 +1,71 @@
+"""The spec's JSON Schema, for editors; `python -m launcher.spec.schema --write` writes it and docs/spec.md."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from launcher.spec.models import ClusterSpec
+from launcher.spec.rules import CLASS_PATTERN, SHAPES
+from trainer.workloads.catalog import CATALOG
+
+SCHEMA_FILE = Path(__file__).with_name("schema.json")
+REFERENCE_FILE = Path(__file__).parents[2] / "docs" / "spec.md"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of specs: the models' own, with what the rules add as far as a schema can say it."""
+    made = ClusterSpec.model_json_schema(by_alias=True, mode="validation")
+    _drop_titles(made)
+    train = made["$defs"]["Train"]
+    train["properties"]["workload"] |= {"anyOf": [{"enum": list(CATALOG)}, {"pattern": CLASS_PATTERN}], "examples": list(CATALOG)}
+    train["allOf"] = []
+    for name, entry in CATALOG.items():
+        params = entry.params.model_json_schema()
+        _drop_titles(params)
+        this_workload = {"required": ["workload"], "properties": {"workload": {"const": name}}}
+        train["allOf"].append({"if": this_workload, "then": {"properties": {"params": params}}})
+    made["allOf"] = [
+        {
+            "if": {"required": ["strategy"], "properties": {"strategy": {"const": strategy}}},
+            "then": {
+                "properties": {"roles": {"required": list(shape.required), "propertyNames": {"enum": [*shape.required, *shape.optional]}}}
+            },
+        }
+        for strategy, shape in SHAPES.items()
+    ]
+    made["oneOf"] = [{"required": ["train"]}, {"required": ["command"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Cluster spec", **made}
+
+
+def schema_text() -> str:
+    """Return the JSON Schema as it is committed in schema.json."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def _drop_titles(part: Any) -> None:
+    """Remove pydantic's titles: they repeat the names of the fields."""
+    if isinstance(part, dict):
+        if isinstance(part.get("title"), str):
+            del part["title"]
+        for below in part.values():
+            _drop_titles(below)
+    elif isinstance(part, list):
+        for below in part:
+            _drop_titles(below)
+
+
+def main(arguments: list[str]) -> int:
+    """Write both files, or print the schema."""
+    from launcher.spec.reference import reference_text
+
+    if arguments == ["--write"]:
+        SCHEMA_FILE.write_text(schema_text(), encoding="utf-8")
+        REFERENCE_FILE.write_text(reference_text(), encoding="utf-8")
+    else:
+        print(schema_text(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
