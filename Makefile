@@ -1,0 +1,70 @@
+# `make help` lists the targets. Each makes the environment itself, from the locks in requirements/.
+
+VENV = .venv
+BENCH_VENV = .bench-venv
+# What is installed there, by its path: nothing needs to be activated.
+BIN = $(VENV)/bin
+# Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
+TESTS =
+# Options for the benchmark: make bench BENCH="--quick --json"
+BENCH =
+# make lock UPGRADE=--upgrade takes the newest versions; without it only what has to change does.
+UPGRADE =
+COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
+
+.DEFAULT_GOAL = help
+.PHONY: help env demo test lint fmt lock golden bench clean
+
+help: ## show this list
+	@echo "make TARGET, where TARGET is"
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-9s %s\n", $$1, $$2 }'
+
+env: $(VENV)/.made ## make .venv with the commands launcher and trainer
+
+$(VENV)/.made: requirements/environment.sh requirements/uv.txt requirements/dev.txt pyproject.toml
+	@sh requirements/environment.sh $(VENV) requirements/dev.txt project
+	@touch $@
+
+$(BENCH_VENV)/.made: requirements/environment.sh requirements/uv.txt requirements/bench.txt
+	@echo "The benchmark's peers (Ray, PyTorch with its CUDA libraries) take 7 GB in $(BENCH_VENV)"
+	@sh requirements/environment.sh $(BENCH_VENV) requirements/bench.txt
+	@touch $@
+
+demo: env ## train on 1 chief, 1 parameter server and 2 workers, here, to at least 97 % accuracy
+	$(BIN)/launcher up examples/mnist-ps.yaml --fresh
+	@$(BIN)/launcher status mnist-ps --json | $(BIN)/python -c 'import json, sys; \
+	accuracy = json.load(sys.stdin)["metrics"]["accuracy"]; \
+	print(f"Accuracy on held-out digits: {accuracy:.1%} (at least 97% was expected)"); \
+	sys.exit(accuracy < 0.97)'
+	@echo "See its curves, graph and images: $(BIN)/launcher tensorboard mnist-ps"
+
+test: env ## run the tests that take less than five minutes together
+	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+
+lint: env ## check formatting, ruff's rules and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fmt: env ## format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: env ## write the locks in requirements/ anew from pyproject.toml
+	echo uv | $(COMPILE) - -o requirements/uv.txt
+	$(COMPILE) pyproject.toml -o requirements/launcher.txt
+	$(COMPILE) --extra trainer pyproject.toml -o requirements/trainer.txt
+	$(COMPILE) --extra gpu pyproject.toml -o requirements/gpu.txt
+	$(COMPILE) --extra trainer --group dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --group bench pyproject.toml -o requirements/bench.txt
+
+golden: env ## write the generated files anew: the JSON Schema, docs/spec.md
+	$(BIN)/python -m launcher.spec.schema --write
+
+bench: env $(BENCH_VENV)/.made ## measure speed and time to the first step against other ways to do the same
+	$(BIN)/python benchmarks/run.py $(BENCH)
+
+clean: ## remove what make made; runs/ stays
+	rm -rf $(VENV) $(BENCH_VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@if [ -d runs ]; then echo "runs/ stays: it holds your checkpoints and logs"; fi
