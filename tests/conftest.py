@@ -1,0 +1,30 @@
+"""What holds for every test: the environment it starts from, and where real data is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# What a developer may have set for their own runs must not reach a test.
+FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each test without the variables by which tasks are told what to do."""
+    for name in list(os.environ):
+        if name.startswith(FOREIGN):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    """Return the directory with the four published MNIST files, named by MNIST_DIR; skip where there is none."""
+    named = os.environ.get("MNIST_DIR")
+    if not named:
+        pytest.skip("MNIST_DIR names no directory with the published MNIST files")
+    directory = Path(named)
+    files = sorted(path.name for path in directory.glob("*-ubyte*"))
+    assert len(files) == 4, f"MNIST_DIR={named} holds {files}, not the four published files"
+    return directory

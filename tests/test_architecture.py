@@ -1,0 +1,128 @@
+"""The arrows between the packages, and what holds for every file of the project."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHARED = {"trainer.settings", "trainer.exit_codes", "trainer.events", "trainer.workloads.catalog"}
+# What runs in the trainer's parent process, which must be small and start at once.
+PARENT = sorted({"trainer.__main__", "trainer.supervise", "trainer.peers", "trainer.tf_config"} | SHARED)
+HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")
+MOST_LINES = 350
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Return the files of the project: what git tracks, and what is new and not ignored."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted(path for line in listed.stdout.splitlines() if (path := ROOT / line).is_file())
+
+
+def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the name and the syntax tree of each module of a package."""
+    for path in tracked(f"{package}/*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Yield every module that a module may import, also inside functions; `from a import b` gives a and a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def allowed_in_launcher(name: str) -> bool:
+    if within(name, "trainer"):
+        # A shared module, a name from one, or a package above one.
+        return any(within(name, shared) or within(shared, name) for shared in SHARED)
+    return not any(within(name, heavy) for heavy in ("tensorflow", "keras", "tensorboard"))
+
+
+def test_the_launcher_imports_of_the_trainer_only_what_they_share_and_no_tensorflow() -> None:
+    wrong = [f"{module} imports {name}" for module, tree in modules("launcher") for name in imports(tree) if not allowed_in_launcher(name)]
+    assert wrong == []
+
+
+def test_the_trainer_does_not_import_the_launcher() -> None:
+    wrong = [f"{module} imports {name}" for module, tree in modules("trainer") for name in imports(tree) if within(name, "launcher")]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "module", [*PARENT, "launcher.__main__", "launcher.spec.loader", "launcher.plan.planner", "launcher.backend.model"]
+)
+def test_importing_brings_in_nothing_heavy(module: str) -> None:
+    program = f"import sys, {module}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["validate", "examples/mnist-ps.yaml"]], ids=["help", "validate"])
+def test_these_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        f"import sys\nfrom launcher.__main__ import main\nsys.argv = ['launcher', *{arguments!r}]\n"
+        f"try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print('heavy:', *[name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1].split() == ["heavy:"]
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in tracked("*.py")
+        if not (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").strip()
+    ]
+    assert silent == []
+
+
+def test_modules_stay_small() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in tracked("*.py")}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+# Written so that this file does not hold what it looks for.
+FORBIDDEN = {
+    "a package registry's host": r"pypi\.(?:org)|python[h]osted\.org|registry\.(?:npmjs)|proxy\.(?:golang)|download\.(?:pytorch)|repo1\.(?:maven)",
+    "a path of one machine": r"(?<![\w.])/(?:work|root)/\w",
+    "unfinished work": r"\b(?:TO)DO\b|\bFIX(?:ME)\b|\bXX(?:X)\b|raise Not(?:ImplementedError)",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names(what: str) -> None:
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in re.finditer(FORBIDDEN[what], text)]
+    assert found == []
+
+
+def test_only_ci_refers_to_what_lies_beside_the_repository() -> None:
+    referring = {str(path.relative_to(ROOT)) for path in tracked() if re.search(rb"\.\./sha(?:red)", path.read_bytes())}
+    assert referring <= {".ci/run"}
