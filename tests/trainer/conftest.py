@@ -1,0 +1,174 @@
+"""Real trainer processes for tests: started, listened to, and gone at the end of the test."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.events import Event, parse
+
+REPOSITORY = Path(__file__).parents[2]
+DRIVER = Path(__file__).with_name("drive_supervisor.py")
+DEADLINE = 20.0  # seconds for whatever a test waits for
+
+
+def wait_until(what: str, check: Callable[[], Any], deadline: float = DEADLINE) -> Any:
+    """Return check()'s first true result; fail, saying what was waited for, at the deadline."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        if result := check():
+            return result
+        time.sleep(0.02)
+    pytest.fail(f"not within {deadline:g} s: {what}")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet reaped does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    if not Path("/proc/self").exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            return True
+    return False
+
+
+class Running:
+    """One trainer process and what it has printed so far."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...]) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            argv, cwd=REPOSITORY, env=env, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def events(self, kind: str) -> list[Event]:
+        return [event for line in list(self.lines) if (event := parse(line)) and event["event"] == kind]
+
+    def event(self, kind: str, number: int = 1) -> Event:
+        """Wait for the `number`-th event of a kind."""
+        found: list[Event] = wait_until(f"{number} x {kind} in {self.lines}", lambda: len(e := self.events(kind)) >= number and e)
+        return found[number - 1]
+
+    def line(self, start: str) -> str:
+        """Wait for a line of output that starts so; return the rest of it."""
+        text: str = wait_until(f"{start!r} in {self.lines}", lambda: next((x for x in list(self.lines) if x.startswith(start)), ""))
+        return text.removeprefix(start).strip()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def code(self, deadline: float = DEADLINE) -> int:
+        """Wait for the end; return the exit code."""
+        try:
+            code = self.process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {deadline:g} s: {self.lines}")
+        self._reader.join(5)
+        return code
+
+    def clean(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for event in self.events("started"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(event["pid"], signal.SIGKILL)
+        self._reader.join(5)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Trainers:
+    """Starts trainer processes."""
+
+    def __init__(self) -> None:
+        self.running: list[Running] = []
+
+    def start(self, argv: list[str], env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = ()) -> Running:
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
+        running = Running(argv, {**ours, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY), **(env or {})}, pass_fds)
+        self.running.append(running)
+        return running
+
+    def trainer(self, *arguments: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = ()) -> Running:
+        """Start the trainer command."""
+        return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds)
+
+    def supervise(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> Running:
+        """Start trainer.supervise with a command in the training process's place."""
+        return self.start([sys.executable, str(DRIVER), json.dumps({"command": command, **job})], env, pass_fds)
+
+
+@pytest.fixture
+def trainers() -> Iterator[Trainers]:
+    started = Trainers()
+    yield started
+    for running in started.running:
+        running.clean()
+
+
+class Ports:
+    """Loopback addresses that refuse connections until `listen` opens them."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+
+    def address(self) -> str:
+        bound = socket.socket()
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        self._sockets[address] = bound
+        return address
+
+    def listen(self, address: str) -> None:
+        self._sockets[address].listen(100)
+        threading.Thread(target=self._accept, args=(self._sockets[address],), daemon=True).start()
+
+    def _accept(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listening.accept()[0].close()
+
+    def close(self, address: str) -> None:
+        bound = self._sockets.pop(address)
+        with contextlib.suppress(OSError):
+            bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        bound.close()
+
+    def close_all(self) -> None:
+        for address in list(self._sockets):
+            self.close(address)
+
+
+@pytest.fixture
+def ports() -> Iterator[Ports]:
+    made = Ports()
+    yield made
+    made.close_all()
+
+
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
+    return is_alive
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    return wait_until

@@ -1,0 +1,16 @@
+"""Runs trainer.supervise on a job given as JSON in argv[1], so that tests choose its patience; not a test itself."""
+
+import json
+import os
+import sys
+
+from trainer.events import Reporter
+from trainer.restarts import Policy
+from trainer.supervise import Job, Patience, supervise
+
+job = json.loads(sys.argv[1])
+job["command"] = tuple(job["command"])
+job["policy"] = Policy(**{"first_delay": 0.1, "longest_delay": 0.4, **job.get("policy", {})})
+job["patience"] = Patience(**job.get("patience", {}))
+code = supervise(Job(**job), Reporter(os.environ.get("TASK", "chief")))
+os._exit(code)

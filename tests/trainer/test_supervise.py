@@ -1,0 +1,351 @@
+"""The parent process: restarts, signals, peers and lifelines, with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.supervise import missing_program
+
+# Says when it is ready, notes a SIGTERM and leaves with 143, as a training process does that saved its checkpoint.
+GRACEFUL = ("sh", "-c", 'trap "echo saved; exit 143" TERM; echo ready $$; while :; do sleep 0.05; done')
+DEAF = ("sh", "-c", 'trap "" TERM; echo ready $$; while :; do sleep 0.05; done')
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    for fd in (reading, writing):
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+
+
+def shell(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+class TestEnds:
+    """A training process that ends by itself."""
+
+    def test_done_is_done(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell("echo worked"))
+        assert run.code() == 0
+        assert "worked" in run.lines
+        assert len(run.events("started")) == 1
+        assert not run.events("failed")
+
+    def test_started_names_the_process_that_runs(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", built_in=False)
+        assert run.code() == 0
+        started = run.event("started")
+        assert (started["attempt"], started["role"]) == (1, "worker")
+        assert f"pid {started['pid']} of attempt 1" in run.lines
+
+    def test_wrong_configuration_is_never_tried_again(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell('echo "first line\nno such workload" > "$TRAINER_ERROR_FILE"; exit 2'))
+        assert run.code() == 2
+        assert len(run.events("started")) == 1
+        failed = run.event("failed")
+        assert failed["exit_code"] == 2
+        assert failed["cause"] == "the configuration is wrong"
+        assert failed["detail"] == "no such workload"
+
+    @pytest.mark.parametrize(
+        "script, code, cause",
+        [
+            ("exit 75", 75, "a peer was lost"),
+            ("exit 7", 7, "failed with exit code 7"),
+            ("kill -9 $$", 137, "killed by SIGKILL (out of memory?)"),
+            ("kill -SEGV $$", 139, "killed by SIGSEGV"),
+        ],
+    )
+    def test_restarts_up_to_the_limit(self, trainers: Any, script: str, code: int, cause: str) -> None:
+        run = trainers.supervise(*shell(f"echo attempt $TRAINER_ATTEMPT; {script}"), policy={"max_restarts": 2})
+        assert run.code() == code
+        assert [line for line in run.lines if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
+        restarting = run.events("restarting")
+        assert [event["restarts"] for event in restarting] == [1, 2]
+        assert [event["attempt"] for event in restarting] == [2, 3]
+        assert [event["delay"] for event in restarting] == [0.1, 0.2]
+        assert {(event["exit_code"], event["cause"]) for event in restarting} == {(code, cause)}
+        assert run.event("failed")["cause"] == f"{cause}; the limit of 2 restarts is reached"
+        assert run.event("failed")["exit_code"] == code
+
+    def test_no_restart_where_none_is_allowed(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell("exit 75"), policy={"max_restarts": 0})
+        assert run.code() == 75
+        assert len(run.events("started")) == 1
+
+    def test_a_stop_by_somebody_else_does_not_count(self, trainers: Any) -> None:
+        script = '[ "$TRAINER_ATTEMPT" -lt 3 ] && exit 143; [ "$TRAINER_ATTEMPT" -lt 4 ] && kill -TERM $$; exit 0'
+        run = trainers.supervise(*shell(script), policy={"max_restarts": 0})
+        assert run.code() == 0
+        assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
+
+    def test_killed_by_hand_it_is_started_again_in_place(self, trainers: Any) -> None:
+        run = trainers.supervise(*GRACEFUL)
+        os.kill(int(run.line("ready")), signal.SIGKILL)
+        assert run.event("restarting")["cause"] == "killed by SIGKILL (out of memory?)"
+        assert run.event("started", 2)["attempt"] == 2
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+    def test_the_error_of_one_attempt_is_not_told_of_the_next(self, trainers: Any) -> None:
+        script = '[ "$TRAINER_ATTEMPT" = 1 ] && echo it broke > "$TRAINER_ERROR_FILE"; exit 1'
+        run = trainers.supervise(*shell(script), policy={"max_restarts": 1})
+        assert run.code() == 1
+        assert run.event("restarting")["detail"] == "it broke"
+        assert "it broke" not in run.event("failed")["detail"]
+
+    def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any) -> None:
+        run = trainers.supervise(*shell("sleep 60 & echo left $!; exit 0"))
+        grandchild = int(run.line("left"))
+        assert run.code() == 0
+        assert not alive(grandchild)
+
+    def test_nothing_is_left_in_the_temporary_directory(self, trainers: Any, tmp_path: Path) -> None:
+        run = trainers.supervise(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})
+        assert run.code() == 2
+        assert not list(tmp_path.iterdir())
+
+
+class TestStops:
+    """A training process that is asked to stop."""
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    def test_a_signal_lets_it_save_first(self, trainers: Any, number: signal.Signals) -> None:
+        run = trainers.supervise(*GRACEFUL)
+        run.line("ready")
+        run.send(number)
+        assert run.code() == 143
+        assert "saved" in run.lines
+        assert number.name in run.event("stopping")["reason"]
+        assert not run.events("failed")
+
+    def test_work_that_is_complete_is_no_stop(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell('trap "exit 0" TERM; echo ready; while :; do sleep 0.05; done'))
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code() == 0
+
+    def test_a_program_without_a_handler_is_stopped_too(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell("echo ready; exec sleep 60"))
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+    def test_the_second_signal_kills(self, trainers: Any, alive: Any) -> None:
+        run = trainers.supervise(*DEAF)
+        child = int(run.line("ready"))
+        run.send(signal.SIGTERM)
+        run.event("stopping")
+        assert alive(child)
+        run.send(signal.SIGTERM)
+        assert run.code(5) == 137
+        assert not alive(child)
+        assert len(run.events("stopping")) == 1
+        assert "second signal" in run.event("failed")["cause"]
+
+    def test_between_two_attempts_it_stops_at_once(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell("exit 75"), policy={"first_delay": 30, "longest_delay": 30})
+        run.event("restarting")
+        run.send(signal.SIGTERM)
+        assert run.code(5) == 143
+        assert len(run.events("started")) == 1
+
+    def test_a_failure_while_stopping_is_told_and_not_tried_again(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell('trap "exit 9" TERM; echo ready; while :; do sleep 0.05; done'))
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code() == 9
+        assert run.event("failed")["cause"] == "failed with exit code 9 while it was stopping"
+        assert len(run.events("started")) == 1
+
+    def test_it_stops_soon_while_peers_are_missing(self, trainers: Any, ports: Any) -> None:
+        run = trainers.supervise(*DEAF, awaited={"ps-0": ports.address()}, patience={"giving_up": 0.3})
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code(5) == 143
+
+    @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nohup is tried on Linux")
+    def test_nohup_is_honoured(self, trainers: Any) -> None:
+        run = trainers.start(["nohup", sys.executable, "-m", "trainer", "--", *GRACEFUL])
+        run.line("ready")
+        run.send(signal.SIGHUP)
+        time.sleep(0.3)
+        assert not run.events("stopping")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+
+class TestLifelines:
+    """Processes whose parent is gone."""
+
+    def test_without_the_launcher_it_stops(self, trainers: Any, pipe: tuple[int, int]) -> None:
+        reading, writing = pipe
+        run = trainers.supervise(*GRACEFUL, lifeline=reading, pass_fds=(reading,))
+        run.line("ready")
+        os.close(writing)
+        assert run.code() == 143
+        assert "saved" in run.lines
+        assert run.event("stopping")["reason"] == "the launcher is gone"
+
+    def test_without_the_launcher_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
+        reading, writing = pipe
+        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), patience={"launcher_gone": 0.3})
+        run.line("ready")
+        os.close(writing)
+        assert run.code(5) == 137
+
+    def test_the_pipe_is_not_passed_on(self, trainers: Any, pipe: tuple[int, int]) -> None:
+        reading, _ = pipe
+        script = f'echo lifeline "[$TRAINER_LIFELINE]"; ls -l /proc/self/fd /dev/fd | grep -c "pipe.*{os.fstat(reading).st_ino}"; exit 0'
+        run = trainers.trainer("--", *shell(script), env={"TRAINER_LIFELINE": str(reading)}, pass_fds=(reading,))
+        assert run.code() == 0
+        assert "lifeline []" in run.lines
+        assert run.lines[-1] == "0"
+
+    @pytest.mark.parametrize("built_in", [True, False], ids=["training process", "user's program"])
+    def test_kill_9_takes_the_child_along(self, trainers: Any, alive: Any, eventually: Any, *, built_in: bool) -> None:
+        if built_in:
+            program = (
+                "import os, time; from trainer import lifeline; lifeline.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
+            )
+            run = trainers.supervise(sys.executable, "-uc", program)
+        else:
+            run = trainers.supervise(*DEAF, built_in=False)
+        child = int(run.line("ready"))
+        assert alive(child)
+        run.process.kill()
+        eventually("the child is gone", lambda: not alive(child), 2)
+
+    def test_output_that_nobody_reads_does_not_keep_it_from_stopping_well(self, tmp_path: Path) -> None:
+        saved = tmp_path / "saved"
+        script = f'trap "sleep 0.2; touch {saved}; exit 143" TERM; echo ready; while :; do sleep 0.05; done'
+        process = subprocess.Popen([sys.executable, "-m", "trainer", "--", "sh", "-c", script], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert {process.stdout.readline()[:5], process.stdout.readline()[:5]} == {b"ready", b'{"eve'}
+        process.stdout.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+        assert saved.exists()
+
+
+class TestPeers:
+    """Peers that are not there, late or lost."""
+
+    def test_waiting_names_who_is_missing_until_they_are_there(self, trainers: Any, ports: Any) -> None:
+        late, there = ports.address(), ports.address()
+        ports.listen(there)
+        run = trainers.supervise(
+            *GRACEFUL, awaited={"worker-1": late, "ps-0": there}, patience={"first_waiting": 0.2, "waiting_every": 0.3}
+        )
+        waiting = run.event("waiting")
+        assert waiting["missing"] == [{"task": "worker-1", "address": late, "reason": "connection refused"}]
+        assert waiting["timeout"] == 600
+        run.event("waiting", 2)
+        ports.listen(late)
+        assert "every peer was reached" in run.event("notice")["message"]
+        told = len(run.events("waiting"))
+        ports.close(there)
+        ports.close(late)
+        time.sleep(1)
+        assert len(run.events("waiting")) == told
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+        assert len(run.events("started")) == 1
+
+    def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, alive: Any) -> None:
+        address = ports.address()
+        run = trainers.supervise(*DEAF, awaited={"ps-1": address}, patience={"start": 0.5, "giving_up": 0.2})
+        child = int(run.line("ready"))
+        assert run.code(10) == 75
+        failed = run.event("failed")
+        assert failed["exit_code"] == 75
+        assert failed["cause"] == "peers were not there after 0.5 s"
+        assert failed["detail"] == f"missing: ps-1 ({address}: connection refused)"
+        assert not alive(child)
+        assert not run.events("restarting")
+
+    def test_the_training_process_does_not_wait_for_peers(self, trainers: Any, ports: Any) -> None:
+        run = trainers.supervise(*shell("exit 0"), awaited={"ps-0": ports.address()})
+        assert run.code(5) == 0
+
+    def test_a_thousand_missing_peers_fit_in_a_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        awaited = {f"worker-{index}": address for index in range(1000)}
+        run = trainers.supervise(*GRACEFUL, awaited=awaited, patience={"first_waiting": 1.5})
+        waiting = run.event("waiting")
+        assert len(waiting["missing"]) + waiting["more"] == 1000
+        assert all(peer["reason"] == "connection refused" for peer in waiting["missing"])
+        assert max(map(len, run.lines)) < 4096
+        ports.listen(address)
+        run.event("notice")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+    def test_a_server_ends_when_its_chief_is_gone(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        ports.listen(address)
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", patience={"orphan": 1})
+        run.line("ready")
+        time.sleep(1.5)
+        assert run.process.poll() is None
+        ports.close(address)
+        assert run.code(10) == 75
+        failed = run.event("failed")
+        assert failed["cause"] == "the chief was gone for 1 s"
+        assert address in failed["detail"]
+        assert "does not answer" in run.event("notice")["message"]
+
+    def test_a_chief_that_comes_back_in_time_is_no_loss(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="worker", patience={"orphan": 3})
+        run.event("notice")
+        ports.listen(address)
+        assert run.event("notice", 2)["message"] == "the chief answers again"
+        time.sleep(3)
+        assert run.process.poll() is None
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+
+def _process_one() -> list[str]:
+    """How this machine starts a program as process 1; empty where it does not."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    try:
+        return unshare if subprocess.run([*unshare, "true"], capture_output=True, timeout=10, check=False).returncode == 0 else []
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+
+
+def test_as_process_1_it_reaps_orphans_and_stops_well(trainers: Any) -> None:
+    unshare = _process_one()
+    if not unshare:
+        pytest.skip("this machine lets nobody make a PID namespace (unshare)")
+    orphan = "(setsid sleep 0.1 &)"
+    script = (
+        f'trap "echo saved; exit 143" TERM; {orphan}; sleep 0.6; grep -sl "^State:.Z" /proc/[0-9]*/status; '
+        "echo ready; kill -TERM 1; while :; do sleep 0.05; done"
+    )
+    run = trainers.start([*unshare, sys.executable, "-m", "trainer", "--", *shell(script)])
+    assert run.code() == 143
+    assert "saved" in run.lines
+    assert not [line for line in run.lines if line.startswith("/proc")], "a zombie was left"
+
+
+def test_missing_program_says_what_to_do(tmp_path: Path) -> None:
+    text = tmp_path / "script"
+    text.write_text("")
+    assert missing_program(["sh", "-c", "true"]) is None
+    assert "was not found" in (missing_program(["no-such-program"]) or "")
+    assert "is not executable" in (missing_program([str(text)]) or "")
