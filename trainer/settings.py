@@ -83,6 +83,7 @@ class TrainerSettings(Settings):
     scratch_dir: str = Field(description="A directory of the machine's own, where servers find their stop files.")
     spec_digest: str = Field("", description="Digest of the spec, recorded in run.json.")
     local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")
+    has_evaluator: bool = Field(False, description="An evaluator task follows the checkpoints; the chief then evaluates at the end alone.")
     max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task gives up.")
     start_timeout: float = Field(600, gt=0, description="Seconds to wait for peers.")
     orphan_timeout: float = Field(600, gt=0, description="Seconds a ps or worker serves without its chief.")

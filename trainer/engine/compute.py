@@ -1,0 +1,94 @@
+"""What every strategy computes the same way: a built model, the loss of a batch, an evaluation."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.workloads.protocol import Workload
+
+
+@dataclass(frozen=True)
+class Built:
+    """A workload's model and optimizer, with all their variables made."""
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+
+
+def build(workload: Workload, seed: int) -> Built:
+    """Make the model and the optimizer with start weights from `seed`.
+
+    Raises:
+        ValueError: the model has no weights to train.
+    """
+    keras.utils.set_random_seed(seed)
+    model = workload.model()
+    if not model.built or not model.trainable_variables:
+        message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
+        raise ValueError(message)
+    optimizer = workload.optimizer()
+    optimizer.build(model.trainable_variables)
+    return Built(model, optimizer)
+
+
+def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
+    """Return the names of the workload's metrics, in order, without running the model."""
+    names: list[str] = []
+    spec = next(iter(workload.eval_data(1).take(0).element_spec for _ in range(1)))
+
+    @tf.function
+    def trace(inputs: Any, targets: Any) -> None:
+        names.extend(workload.metrics(targets, model(inputs, training=False)))
+
+    trace.get_concrete_function(*spec)
+    return tuple(names)
+
+
+def batch_size_of(inputs: Any) -> tf.Tensor:
+    """Return the number of examples of a batch as a float32 scalar."""
+    return tf.cast(tf.shape(tf.nest.flatten(inputs)[0])[0], tf.float32)
+
+
+def measures(workload: Workload, loss: tf.Tensor, targets: Any, outputs: Any) -> tf.Tensor:
+    """Return loss and metrics of a batch in one float32 vector, in the order of `metric_names`."""
+    values = workload.metrics(targets, outputs)
+    return tf.stack([tf.cast(value, tf.float32) for value in (loss, *values.values())])
+
+
+def total_loss(workload: Workload, targets: Any, outputs: Any, regularisation: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the workload's loss plus the model's own (weight decay and the like)."""
+    loss = tf.cast(workload.loss(targets, outputs), tf.float32)
+    return tf.add_n([loss, *(tf.cast(r, tf.float32) for r in regularisation)]) if regularisation else loss
+
+
+class Evaluator:
+    """Evaluates a model on the workload's held-out set; traced once, data kept open."""
+
+    def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
+        self._names = ("loss", *metric_names(workload, model))
+        self._data = workload.eval_data(batch_size)
+
+        @tf.function(reduce_retracing=True)
+        def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            outputs = model(inputs, training=False)
+            size = batch_size_of(inputs)
+            return measures(workload, tf.cast(workload.loss(targets, outputs), tf.float32), targets, outputs) * size, size
+
+        self._batch: Callable[..., tuple[tf.Tensor, tf.Tensor]] = batch
+
+    def __call__(self) -> dict[str, float]:
+        """Return loss and metrics, means over all held-out examples."""
+        sums: Any = 0.0
+        count: Any = 0.0
+        for inputs, targets in self._data:
+            values, size = self._batch(inputs, targets)
+            sums, count = sums + values, count + size
+        return named(self._names, (sums / count).numpy())
+
+
+def named(names: Iterable[str], values: Iterable[Any]) -> dict[str, float]:
+    """Pair names with values as plain floats."""
+    return {name: float(value) for name, value in zip(names, values, strict=True)}

@@ -1,0 +1,55 @@
+"""The evaluator task: follows the chief's checkpoints and evaluates each newest one into `logs/eval`."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import tensorflow as tf
+
+from trainer.engine import compute, record
+from trainer.engine.compute import Evaluator
+from trainer.engine.logs import Logs
+from trainer.events import Reporter
+from trainer.settings import TrainerSettings
+from trainer.workloads.protocol import Workload
+
+_LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
+
+
+def follow(workload: Workload, settings: TrainerSettings, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
+    """Evaluate checkpoints until the run's last one is done; return its step and metrics, None when stopped.
+
+    Steps that the chief leaves behind faster than they can be evaluated are passed over.
+    """
+    assert settings.train is not None
+    run_dir = Path(settings.run_dir)
+    model = compute.build(workload, settings.train.seed).model
+    evaluate = Evaluator(workload, model, settings.train.evaluate.batch_size)
+    step = tf.Variable(0, dtype=tf.int64)
+    saved = tf.train.Checkpoint(model=model, step=step)
+    logs = Logs(run_dir)
+    done: set[str] = set()
+    metrics: dict[str, float] = {}
+    while not stopped():
+        # Read before the checkpoint: a run that was complete then has saved its last one.
+        complete = record.read(run_dir)
+        path = tf.train.latest_checkpoint(str(run_dir / "checkpoints"))
+        if path and path not in done:
+            began = time.monotonic()
+            try:
+                saved.restore(path).expect_partial()
+            except (tf.errors.OpError, ValueError) as error:
+                # Deleted by the chief meanwhile, or damaged: the next one will do.
+                report("notice", message=f"the checkpoint {path} cannot be read: {str(error).splitlines()[0]}")
+                done.add(path)
+                continue
+            metrics = evaluate()
+            done.add(path)
+            logs.evaluation(metrics, int(step.numpy()))
+            report("evaluated", step=int(step.numpy()), metrics=metrics, seconds=time.monotonic() - began)
+        elif path and complete.get("state") == "succeeded" and complete.get("step", 0) >= (settings.train.steps or 0):
+            logs.close()
+            return int(step.numpy()), metrics
+        else:
+            time.sleep(_LOOK_EVERY)
+    return None

@@ -1,0 +1,101 @@
+"""Training by one process, or by several in step with an all-reduce: strategies single and multi_worker_mirrored."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import compute, updates
+from trainer.engine.ring import Ring
+from trainer.engine.session import Progress
+from trainer.settings import Train
+from trainer.workloads.protocol import Shard, Workload
+
+_LINGER = 0.5  # seconds that the first task stays when all is done: it leads the runtime that the others leave first
+
+
+class LocalSession:
+    """One replica in this process; with a ring of several tasks, one replica in each of them."""
+
+    def __init__(self, workload: Workload, train: Train, ring: Ring) -> None:
+        assert train.batch_size is not None
+        self._workload, self._ring = workload, ring
+        self._batch_size, self._seed = train.batch_size, train.seed
+        built = compute.build(workload, train.seed)
+        self.model: keras.Model = built.model
+        self.optimizer: keras.optimizers.Optimizer = built.optimizer
+        self.is_chief = ring.index == 0
+        self._metrics = compute.metric_names(workload, self.model)
+        self._step = 0
+        self._iterator: Any = None
+        self._call = self._make_call()
+
+    @property
+    def step(self) -> int:
+        """Return the global step as of the last call."""
+        return self._step
+
+    def push(self, step: int) -> None:
+        """See Session.push. Seeds of random layers stay each task's own, so that replicas drop different units."""
+        where = tf.Variable(step, dtype=tf.int64)
+        variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
+        self._ring.share_from_first([where, *(v for v in variables if v.dtype != tf.uint32)])
+        if self._ring.index:
+            for seed in (v for v in variables if v.dtype == tf.uint32):
+                seed.assign(seed + tf.cast(self._ring.index, tf.uint32))
+        self._step = int(where.numpy())
+        shard = Shard(self._batch_size, self._seed, index=self._ring.index, count=self._ring.size, start=self._step)
+        self._iterator = iter(self._workload.train_data(shard))
+
+    def pull(self) -> None:
+        """Do nothing: model and optimizer are where the training happens."""
+
+    def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
+        """See Session.run."""
+        began = time.perf_counter()
+        control = np.array([float(stop), next_steps if self.is_chief else 0], np.float32)
+        with self._ring.watching():
+            totals, told = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
+        self._step += steps
+        loss, *metrics = totals / (steps * self._ring.size)
+        return Progress(
+            step=self._step,
+            steps=steps,
+            loss=float(loss),
+            metrics=compute.named(self._metrics, metrics),
+            examples=steps * self._batch_size * self._ring.size,
+            seconds=time.perf_counter() - began,
+            stop=bool(told[0] > 0),
+            next_steps=int(told[1]) or None,
+        )
+
+    def close(self) -> None:
+        """See Session.close."""
+        self._ring.barrier()
+        if self._ring.size > 1 and self.is_chief:
+            time.sleep(_LINGER)
+
+    def _make_call(self) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+        model, workload, ring, optimizer = self.model, self._workload, self._ring, self.optimizer
+        count = 1 + len(self._metrics)
+
+        @tf.function
+        def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            totals = tf.zeros([count])
+            for _ in tf.range(steps):
+                inputs, targets = next(iterator)
+                with tf.GradientTape() as tape:
+                    outputs = model(inputs, training=True)
+                    loss = compute.total_loss(workload, targets, outputs, model.losses)
+                gradients = tape.gradient(
+                    loss, [v.value for v in model.trainable_variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
+                )
+                updates.apply(optimizer, ring.mean_gradients(gradients), model.trainable_variables)
+                totals += compute.measures(workload, loss, targets, outputs)
+            together = ring.total(tf.concat([totals, control], 0))
+            return together[:count], together[count:]
+
+        return call

@@ -1,0 +1,219 @@
+"""The outer loop: runs a session to its last step, and says when to save, evaluate and write summaries."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.engine import pace
+from trainer.engine.checkpoints import Checkpoints
+from trainer.engine.compute import Evaluator
+from trainer.engine.logs import Logs
+from trainer.engine.record import Record
+from trainer.engine.session import Progress, Session
+from trainer.events import Reporter
+from trainer.settings import Train, TrainerSettings
+from trainer.workloads.protocol import Workload
+
+_REPORT_EVERY = 0.5  # seconds between progress events
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the loop ended: with every step done, or stopped on request after `step`."""
+
+    step: int
+    finished: bool
+    metrics: dict[str, float]
+
+
+def run(session: Session, workload: Workload, settings: TrainerSettings, report: Reporter, stopped: Callable[[], bool]) -> Outcome:
+    """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
+
+    Raises:
+        PeerLostError: from the session; what was saved last is what training resumes from.
+        ValueError: the checkpoints in the run directory are of another model.
+    """
+    assert settings.train is not None
+    train = settings.train
+    assert train.steps is not None
+    chief = _Chief(session, workload, settings, report) if session.is_chief else None
+    session.push(chief.restore() if chief else 0)
+    profile_every = train.summaries.profile_every_steps
+    evaluate_every = 0 if settings.has_evaluator else train.evaluate.every_steps
+    every = (evaluate_every, train.checkpoint.every_steps, train.summaries.every_steps, profile_every)
+    # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
+    wanted = proposal = train.steps_per_execution or 1
+    stop = False
+    while session.step < train.steps and not stop:
+        profiling = bool(profile_every and session.step and session.step % profile_every == 0)
+        steps = 1 if profiling else pace.to_boundary(session.step, wanted, train.steps, *every)
+        with chief.logs.profile() if chief and profiling else nullcontext():
+            progress = session.run(steps, stop=stopped(), next_steps=proposal)
+        stop = progress.stop and session.step < train.steps
+        if chief:
+            chief.after(progress)
+        wanted = progress.next_steps or wanted
+        if not train.steps_per_execution and not profiling:
+            proposal = pace.next_steps(progress.steps, progress.seconds)
+    return chief.finish(finished=not stop) if chief else Outcome(session.step, not stop, {})
+
+
+class _Due:
+    """Tells when something that happens every so many steps, or seconds, is due."""
+
+    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
+        self._steps, self._seconds = steps, seconds
+        self._last_step, self._last_time = 0, time.monotonic()
+
+    def start(self, step: int) -> None:
+        self._last_step, self._last_time = step, time.monotonic()
+
+    def __call__(self, step: int) -> bool:
+        by_steps = bool(self._steps) and self._steps is not None and step // self._steps > self._last_step // self._steps
+        by_time = self._seconds is not None and time.monotonic() - self._last_time >= self._seconds
+        if by_steps or by_time:
+            self.start(step)
+            return True
+        return False
+
+
+class _Chief:
+    """What the chief alone does between calls: it reports, saves, evaluates and writes."""
+
+    def __init__(self, session: Session, workload: Workload, settings: TrainerSettings, report: Reporter) -> None:
+        assert settings.train is not None
+        train = settings.train
+        self._session, self._workload, self._train, self._report = session, workload, train, report
+        run_dir = Path(settings.run_dir)
+        self.logs = Logs(run_dir)
+        self._checkpoints = Checkpoints(run_dir / "checkpoints", session.model, session.optimizer, train.checkpoint.keep)
+        self._record = Record(
+            run_dir,
+            name=settings.run,
+            strategy=settings.strategy,
+            workload=train.workload,
+            steps=train.steps,
+            spec_digest=settings.spec_digest,
+        )
+        self._evaluator: Evaluator | None = None
+        self._save_due = _Due(train.checkpoint.every_steps, train.checkpoint.every_seconds)
+        self._evaluate_due = _Due(0 if settings.has_evaluator else train.evaluate.every_steps)
+        self._summaries_due = _Due(train.summaries.every_steps)
+        self._reported = 0.0
+        self._examples = self._steps_since = 0
+        self._since = time.monotonic()
+        self._saved_step: int | None = None
+        self._evaluated_step: int | None = None
+        self._metrics: dict[str, float] = {}
+
+    def restore(self) -> int:
+        """Load the newest checkpoint and return its step, or 0."""
+        restored = self._checkpoints.restore(lambda message: self._report("notice", message=message))
+        step = restored.step if restored else 0
+        if restored:
+            self._report("restored", step=restored.step, path=restored.path)
+            self._saved_step = step
+        for due in (self._save_due, self._evaluate_due, self._summaries_due):
+            due.start(step)
+        self._record.update("running", step)
+        self._since = time.monotonic()
+        if step == 0 and self._train.summaries.every_steps and hasattr(self._workload, "write_start_summaries"):
+            with self.logs.training_writer(0):
+                self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
+        return step
+
+    def after(self, progress: Progress) -> None:
+        """Do what is due after a call."""
+        step = progress.step
+        last = step >= self._steps
+        self._examples += progress.examples
+        self._steps_since += progress.steps
+        if last or time.monotonic() - self._reported >= _REPORT_EVERY:
+            self._tell(progress)
+        pulled = False
+        if self._summaries_due(step):
+            self._session.pull()
+            pulled = True
+            self.logs.progress(progress, self._session.optimizer)
+            if hasattr(self._workload, "write_summaries"):
+                with self.logs.training_writer(step):
+                    self._workload.write_summaries(self._session.model, step)
+        if self._evaluate_due(step) and not last:
+            if not pulled:
+                self._session.pull()
+                pulled = True
+            self._evaluate(step)
+        if self._save_due(step) and not last:
+            if not pulled:
+                self._session.pull()
+            self._save(step)
+
+    def finish(self, *, finished: bool) -> Outcome:
+        """Save and evaluate for the last time."""
+        step = self._session.step
+        self._session.pull()
+        if self._saved_step != step:
+            self._save(step)
+        if finished:
+            self._evaluate(step)
+        self.logs.close()
+        self._record.update("succeeded" if finished else "stopped", step, metrics=self._metrics)
+        return Outcome(step, finished, self._metrics)
+
+    @property
+    def _steps(self) -> int:
+        assert self._train.steps is not None
+        return self._train.steps
+
+    def _tell(self, progress: Progress) -> None:
+        self._reported = time.monotonic()
+        seconds = self._reported - self._since
+        self._report(
+            "progress",
+            step=progress.step,
+            steps=self._steps,
+            loss=progress.loss,
+            metrics=progress.metrics,
+            examples_per_second=self._examples / seconds,
+            seconds_per_step=seconds / max(1, self._steps_since),
+        )
+        self._examples = self._steps_since = 0
+        self._since = self._reported
+        for worker in progress.workers:
+            self._report(
+                "progress",
+                task=worker.task,
+                step=progress.step,
+                steps=self._steps,
+                local_step=worker.local_step,
+                loss=worker.loss,
+                metrics={},
+                examples_per_second=worker.examples_per_second,
+                seconds_per_step=self._batch / worker.examples_per_second,
+            )
+
+    @property
+    def _batch(self) -> int:
+        assert self._train.batch_size is not None
+        return self._train.batch_size
+
+    def _evaluate(self, step: int) -> None:
+        if self._evaluated_step == step:
+            return
+        began = time.monotonic()
+        if self._evaluator is None:
+            self._evaluator = Evaluator(self._workload, self._session.model, self._train.evaluate.batch_size)
+        self._metrics = self._evaluator()
+        self._evaluated_step = step
+        self.logs.evaluation(self._metrics, step)
+        self._record.update("running", step, metrics=self._metrics)
+        self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
+
+    def _save(self, step: int) -> None:
+        began = time.monotonic()
+        path = self._checkpoints.save(step)
+        self._saved_step = step
+        self._record.update("running", step, checkpoint=path)
+        self._report("checkpoint", step=step, path=path, seconds=time.monotonic() - began)

@@ -1,0 +1,227 @@
+"""Asynchronous training on parameter servers: the chief schedules, workers compute, servers update."""
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import compute
+from trainer.engine.ps_state import ServerState
+from trainer.engine.session import PeerLostError, Progress, WorkerProgress
+from trainer.settings import Train
+from trainer.tf_config import TaskConfig
+from trainer.workloads.protocol import Shard, Workload
+
+_IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
+_SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone
+
+# A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+@dataclass(frozen=True)
+class _Result:
+    worker: int
+    steps: int
+    seconds: float
+    global_step: int
+    totals: np.ndarray[Any, np.dtype[np.float32]]
+
+
+class ParameterServerSession:
+    """The chief's session. Workers run `steps` small steps a call; each reads once and sends one gradient."""
+
+    is_chief = True
+
+    def __init__(self, workload: Workload, train: Train, task: TaskConfig, *, steps: int) -> None:
+        assert train.batch_size is not None
+        self._workload, self._task = workload, task
+        self._batch_size, self._seed, self._target = train.batch_size, train.seed, steps
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        try:
+            strategy = tf.distribute.ParameterServerStrategy(resolver)
+            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+                built = compute.build(workload, train.seed)
+                self._metrics = compute.metric_names(workload, built.model)
+            self.model: keras.Model = built.model
+            self.optimizer: keras.optimizers.Optimizer = built.optimizer
+            self._state = ServerState(self.model, self.optimizer, len(task.cluster["ps"]))
+        except _LOST as error:
+            raise _lost(error) from error
+        self._workers = len(task.cluster["worker"])
+        self._iterators: dict[int, Any] = {}
+        self._local_steps = [0] * self._workers
+        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        self._step = 0
+        self._scheduled = 0  # global steps asked for, done or not
+        self._in_flight = 0
+        self._data = self._make_data()
+        self._call = self._make_call()
+
+    @property
+    def step(self) -> int:
+        """Return the global step as of the last result."""
+        return self._step
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        try:
+            self._state.push(step)
+        except _LOST as error:
+            raise _lost(error) from error
+        self._step = self._scheduled = step
+        self._start = step
+
+    def pull(self) -> None:
+        """See Session.pull. Workers go on meanwhile."""
+        try:
+            self._state.pull()
+        except _LOST as error:
+            raise _lost(error) from error
+
+    def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
+        """Return when at least `steps` more global steps are done; see Session.run.
+
+        Calls overlap: workers already compute the next steps when this returns.
+        """
+        began, start = time.perf_counter(), self._step
+        results: list[_Result] = []
+        goal = min(start + steps, self._target)
+        share = max(1, -(-steps // self._workers))
+        while self._step < goal:
+            self._fill(share)
+            results.append(self._take())
+        done = self._step - start
+        totals = sum(r.totals for r in results) / max(1, sum(r.steps for r in results))
+        return Progress(
+            step=self._step,
+            steps=done,
+            loss=float(totals[0]),
+            metrics=compute.named(self._metrics, totals[1:]),
+            examples=sum(r.steps for r in results) * self._batch_size,
+            seconds=time.perf_counter() - began,
+            stop=stop,
+            next_steps=next_steps or None,
+            workers=[self._worker_progress(r) for r in {r.worker: r for r in results}.values()],
+        )
+
+    def close(self) -> None:
+        """Wait for calls that are still under way; servers are told to stop by `servers.stop_all`."""
+        try:
+            while self._in_flight:
+                self._take()
+            self._coordinator.join()
+        except _LOST as error:
+            raise _lost(error) from error
+
+    def _fill(self, share: int) -> None:
+        try:
+            while self._in_flight < self._workers * _IN_FLIGHT and self._scheduled < self._target:
+                steps = min(share, self._target - self._scheduled)
+                # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
+                self._coordinator._cluster.schedule(self._work, args=(steps,), kwargs={})  # noqa: SLF001
+                self._scheduled += steps
+                self._in_flight += 1
+            if not self._in_flight:  # a worker lost in the middle of a call: its steps count, the call ran again
+                self._scheduled = self._step
+        except _LOST as error:
+            raise _lost(error) from error
+
+    def _take(self) -> _Result:
+        while True:
+            try:
+                result = self._results.get(timeout=_SILENCE)
+                break
+            except queue.Empty:
+                self._look_for_errors()
+        self._in_flight -= 1
+        self._step = max(self._step, result.global_step)
+        self._local_steps[result.worker] += result.steps
+        return result
+
+    def _look_for_errors(self) -> None:
+        try:
+            self._coordinator.done()
+        except _LOST as error:
+            raise _lost(error) from error
+
+    def _worker_progress(self, result: _Result) -> WorkerProgress:
+        return WorkerProgress(
+            task=f"worker-{result.worker}",
+            local_step=self._local_steps[result.worker],
+            loss=float(result.totals[0] / max(1, result.steps)),
+            examples_per_second=result.steps * self._batch_size / result.seconds,
+        )
+
+    def _work(self, steps: int) -> None:
+        """Run one call on a worker; the coordinator's thread of that worker executes this, under its device."""
+        worker = tf.DeviceSpec.from_string(tf.constant(0).device).task
+        began = time.perf_counter()
+        try:
+            if worker not in self._iterators:
+                self._iterators[worker] = iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._start, tf.int64)))
+            values = self._call(self._iterators[worker], tf.constant(steps)).numpy()
+        except tf.errors.OpError:
+            self._iterators.pop(worker, None)  # it lived on that worker
+            raise
+        seconds = time.perf_counter() - began
+        *totals, done, global_step = values
+        self._results.put(_Result(worker, round(done), seconds, round(global_step), np.array(totals, np.float32)))
+
+    def _make_data(self) -> Callable[..., Any]:
+        def data(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+            # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
+            own = start // self._workers
+            return self._workload.train_data(Shard(self._batch_size, self._seed, index=worker, count=self._workers, start=own))
+
+        scalar = tf.TensorSpec([], tf.int64)
+        return tf.function(data).get_concrete_function(scalar, scalar)
+
+    def _make_call(self) -> Callable[..., tf.Tensor]:
+        model, workload, state, target = self.model, self._workload, self._state, self._target
+        count = 1 + len(self._metrics)
+
+        @tf.function
+        def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+            totals = tf.zeros([count])
+            # A call that ran again after its worker was lost must not pass the last step.
+            steps = tf.clip_by_value(target - tf.cast(state.step.read_value(), tf.int32), 0, steps)
+            for _ in tf.range(steps):
+                inputs, targets = next(iterator)
+                values, averages = state.read()
+                with tf.GradientTape() as tape:
+                    tape.watch(values)
+                    outputs, new_averages, regularisation = _stateless(model, values, averages, inputs)
+                    loss = compute.total_loss(workload, targets, outputs, regularisation)
+                state.apply(tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
+                for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
+                    variable.assign_add(new - old)
+                totals += compute.measures(workload, loss, targets, outputs)
+            after = tf.stack([tf.cast(steps, tf.float64), tf.cast(state.step.read_value(), tf.float64)])
+            return tf.concat([tf.cast(totals, tf.float64), after], 0)
+
+        return call
+
+
+def _stateless(model: keras.Model, values: list[tf.Tensor], averages: list[tf.Tensor], inputs: Any) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+    """Call the model on given values; seeds of random layers are drawn where this runs. Returns outputs, averages, losses."""
+    given = iter(averages)
+    fixed = []
+    for variable in model.non_trainable_variables:
+        if variable.value.dtype.is_floating:
+            fixed.append(next(given))
+        else:
+            fixed.append(tf.cast(tf.random.uniform(variable.shape, maxval=2**31 - 1, dtype=tf.int32), variable.value.dtype))
+    outputs, after, losses = model.stateless_call(values, fixed, inputs, training=True, return_losses=True)
+    floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]
+    return outputs, floating, list(losses)
+
+
+def _lost(error: tf.errors.OpError) -> PeerLostError:
+    return PeerLostError(str(error.message).splitlines()[0])

@@ -1,0 +1,109 @@
+"""The training state on the parameter servers: packed variables, the optimizer's slots, the global step."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import packing, updates
+
+
+class ServerState:
+    """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
+
+    Random layers' seeds stay out: each worker draws its own.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int) -> None:
+        self._model, self._optimizer = model, optimizer
+        self.flat = packing.elementwise(optimizer)
+        self.packs = packing.lay_out(model.trainable_variables, servers, flat=self.flat)
+        self.variables: list[keras.Variable] = []
+        for pack in self.packs:
+            members = [model.trainable_variables[i] for i in pack.members]
+            with tf.device(_device(pack.server)):
+                value = pack.join([tf.convert_to_tensor(v.value) for v in members])
+                name = "pack" if pack.flat else members[0].name
+                self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
+        with tf.device(_device(0)):
+            self.step = tf.Variable(0, dtype=tf.int64)
+            self.averages = [tf.Variable(v.value) for v in self._average_sources()]
+            # Slots stand beside their variables; Keras makes them like the variable they belong to.
+            self.optimizer = type(optimizer).from_config(optimizer.get_config())
+            self._build_slots()
+
+    def _build_slots(self) -> None:
+        # Keras makes a slot where the current device is, so each server's are made under its device.
+        add = self.optimizer.add_variable_from_reference
+
+        def add_beside(reference_variable: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
+            with tf.device(reference_variable.value.device):
+                return add(reference_variable, *args, **kwargs)
+
+        self.optimizer.add_variable_from_reference = add_beside
+        self.optimizer.build(self.variables)
+        del self.optimizer.add_variable_from_reference
+
+    def _average_sources(self) -> list[keras.Variable]:
+        return [v for v in self._model.non_trainable_variables if v.value.dtype.is_floating]
+
+    def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return the trainable values in the model's order and the moving averages; on the caller's device."""
+        values: list[Any] = [None] * len(self._model.trainable_variables)
+        for pack, variable in zip(self.packs, self.variables, strict=True):
+            for place, part in zip(pack.members, pack.split(tf.identity(variable.value)), strict=True):
+                values[place] = part
+        return values, [tf.identity(v) for v in self.averages]
+
+    def apply(self, gradients: list[tf.Tensor]) -> None:
+        """Update the variables, on the servers, with one gradient a trainable variable; counts a global step."""
+        joined = [pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in self.packs]
+        with tf.device(_device(0)):
+            updates.apply(self.optimizer, joined, self.variables)
+            self.step.assign_add(1)
+
+    def push(self, step: int) -> None:
+        """Copy the chief's model and optimizer to the servers and set the global step."""
+        for pack, variable in zip(self.packs, self.variables, strict=True):
+            variable.value.assign(pack.join([tf.convert_to_tensor(self._model.trainable_variables[i].value) for i in pack.members]))
+        for average, source in zip(self.averages, self._average_sources(), strict=True):
+            average.assign(source.value)
+        self._copy_optimizer(to_servers=True)
+        self.step.assign(step)
+
+    def pull(self) -> None:
+        """Copy the servers' state to the chief's model and optimizer."""
+        for pack, variable in zip(self.packs, self.variables, strict=True):
+            for place, part in zip(pack.members, pack.split(tf.convert_to_tensor(variable.value.numpy())), strict=True):
+                self._model.trainable_variables[place].value.assign(part)
+        for average, source in zip(self.averages, self._average_sources(), strict=True):
+            source.value.assign(average.numpy())
+        self._copy_optimizer(to_servers=False)
+
+    def _copy_optimizer(self, *, to_servers: bool) -> None:
+        ours, theirs = self._optimizer.variables, self.optimizer.variables
+        if not self.flat:
+            for mine, server in zip(ours, theirs, strict=True):
+                _copy(mine, server) if to_servers else _copy(server, mine)
+            return
+        here = packing.find_slots(self._optimizer, len(self._model.trainable_variables))
+        there = packing.find_slots(self.optimizer, len(self.packs))
+        for i, j in zip(here.scalars, there.scalars, strict=True):
+            _copy(ours[i], theirs[j]) if to_servers else _copy(theirs[j], ours[i])
+        for own, packed in zip(here.slots, there.slots, strict=True):
+            for pack, place in zip(self.packs, packed, strict=True):
+                if to_servers:
+                    theirs[place].value.assign(pack.join([tf.convert_to_tensor(ours[own[i]].value) for i in pack.members]))
+                else:
+                    parts = pack.split(tf.convert_to_tensor(theirs[place].value.numpy()))
+                    for i, part in zip(pack.members, parts, strict=True):
+                        ours[own[i]].value.assign(part)
+
+
+def _copy(source: keras.Variable, target: keras.Variable) -> None:
+    target.value.assign(np.asarray(source.value.numpy()))
+
+
+def _device(server: int) -> str:
+    return f"/job:ps/replica:0/task:{server}/device:CPU:0"

@@ -1,0 +1,76 @@
+"""What a strategy gives the loop: a session that runs steps and can show its state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import keras
+
+
+class PeerLostError(Exception):
+    """Another task of the cluster went away; the training process ends with exit code 75 and is started again."""
+
+
+@dataclass(frozen=True)
+class WorkerProgress:
+    """What one worker did in a call; `local_step` counts its own steps since it started."""
+
+    task: str
+    local_step: int
+    loss: float
+    examples_per_second: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a call of `Session.run` did.
+
+    `step` is the global step after it, `steps` how many of them the call made, `loss` and `metrics` means
+    over those, `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
+    task of the cluster was asked to stop.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    metrics: dict[str, float]
+    examples: int
+    seconds: float
+    stop: bool = False
+    next_steps: int | None = None
+    workers: Sequence[WorkerProgress] = field(default=())
+
+
+class Session(Protocol):
+    """A cluster ready to train. Model and optimizer hold the current state after `pull`, on the chief."""
+
+    model: "keras.Model"
+    optimizer: "keras.optimizers.Optimizer"
+    is_chief: bool
+
+    @property
+    def step(self) -> int:
+        """Return the global step as of the last call."""
+
+    def push(self, step: int) -> None:
+        """Make the state in the chief's `model` and `optimizer` the cluster's, at global step `step`.
+
+        Every task calls it once before the first `run`; what the others hold is replaced. Sets `step` on all of them.
+        """
+
+    def pull(self) -> None:
+        """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
+
+    def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
+        """Run `steps` global steps. Every task calls it with the same number.
+
+        `stop` tells the others that this task was asked to stop; `next_steps` is the chief's proposal for the
+        next call and comes back to every task.
+
+        Raises:
+            PeerLostError: a task that the step needs is gone.
+        """
+
+    def close(self) -> None:
+        """End the cluster's work: called once when every step is done, before the process exits with 0."""

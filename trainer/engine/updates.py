@@ -1,0 +1,73 @@
+"""Applies gradients with a Keras optimizer, by TensorFlow's fused kernel where the arithmetic is the same.
+
+Keras writes Adam as a dozen operations a variable; ResourceApplyAdam does the same in one. Formula:
+keras.optimizers.Adam.update_step and tf.raw_ops.ResourceApplyAdam both compute
+m += (g - m)(1 - b1); v += (g^2 - v)(1 - b2); w -= lr sqrt(1 - b2^t)/(1 - b1^t) m / (sqrt(v) + eps).
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+# Optimizers whose update of an element depends on that element alone.
+ELEMENTWISE = frozenset(
+    getattr(keras.optimizers, name)
+    for name in ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion")
+)
+
+
+def _plain(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tell whether the optimizer does nothing to gradients or variables beyond its update rule."""
+    return (
+        optimizer.clipnorm is None
+        and optimizer.clipvalue is None
+        and optimizer.global_clipnorm is None
+        and not optimizer.use_ema
+        and optimizer.loss_scale_factor is None
+        and optimizer.gradient_accumulation_steps is None
+        and optimizer.weight_decay is None
+    )
+
+
+def fuses(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
+    """Tell whether `apply` uses the fused kernel for this optimizer."""
+    return (
+        type(optimizer) is keras.optimizers.Adam
+        and not optimizer.amsgrad
+        and _plain(optimizer)
+        and all(v.dtype == "float32" and getattr(v, "overwrite_with_gradient", False) is False for v in variables)
+    )
+
+
+def _tensor(variable: keras.Variable) -> tf.Variable:
+    return variable.value
+
+
+def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
+    """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them."""
+    if not fuses(optimizer, variables) or any(not isinstance(g, tf.Tensor) for g in gradients):
+        optimizer.apply(list(gradients), list(variables))
+        return
+    # Keras takes step t + 1 and the learning rate (a schedule's, too) at step t.
+    rate = tf.cast(optimizer.learning_rate, tf.float32)
+    count = tf.cast(optimizer.iterations + 1, tf.float32)
+    beta_1, beta_2 = (tf.constant(beta, tf.float32) for beta in (optimizer.beta_1, optimizer.beta_2))
+    power_1, power_2 = tf.pow(beta_1, count), tf.pow(beta_2, count)
+    for variable, gradient in zip(variables, gradients, strict=True):
+        index = optimizer._get_variable_index(variable)  # noqa: SLF001 - Keras has no public name for a variable's slots
+        with tf.device(_tensor(variable).device):
+            tf.raw_ops.ResourceApplyAdam(
+                var=_tensor(variable).handle,
+                m=_tensor(optimizer._momentums[index]).handle,  # noqa: SLF001
+                v=_tensor(optimizer._velocities[index]).handle,  # noqa: SLF001
+                beta1_power=power_1,
+                beta2_power=power_2,
+                lr=rate,
+                beta1=beta_1,
+                beta2=beta_2,
+                epsilon=tf.constant(optimizer.epsilon, tf.float32),
+                grad=gradient,
+                use_locking=True,
+            )
+    optimizer.iterations.assign_add(1)

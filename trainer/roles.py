@@ -1,0 +1,141 @@
+"""A task's role and strategy become what the training process does. One function a role.
+
+TensorFlow is imported by the roles that need all of it, not here: servers start without.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.engine import servers
+from trainer.engine.session import Session
+from trainer.events import Reporter
+from trainer.exit_codes import ExitCode
+from trainer.settings import TrainerSettings
+from trainer.tf_config import TaskConfig
+from trainer.workloads.catalog import with_defaults
+from trainer.workloads.protocol import Workload
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every role gets: the task, its settings with the workload's defaults, and a way to hear of a stop."""
+
+    task: TaskConfig
+    settings: TrainerSettings
+    report: Reporter
+    stopped: Callable[[], bool]
+    began: float
+
+
+def run(context: Context) -> ExitCode:
+    """Do the task's work and return how it ended."""
+    role = _ROLES.get((context.settings.strategy, context.task.role), _ROLES.get(("*", context.task.role), _train))
+    return role(context)
+
+
+# Keeps what talks to servers from being torn down, with errors in the log, once they are gone.
+_alive: list[Session] = []
+
+
+def _workload(context: Context) -> Workload:
+    from trainer.workloads.loading import load_workload
+
+    assert context.settings.train is not None
+    return load_workload(context.settings.train)
+
+
+def _single(context: Context, workload: Workload) -> Session:
+    from trainer.engine.local import LocalSession
+    from trainer.engine.ring import Ring
+
+    assert context.settings.train is not None
+    return LocalSession(workload, context.settings.train, Ring())
+
+
+def _multi_worker(context: Context, workload: Workload) -> Session:
+    from trainer.engine.local import LocalSession
+    from trainer.engine.ring import Ring
+
+    assert context.settings.train is not None
+    names = [f"{role}-{i}" for role in ("chief", "worker") for i in range(len(context.task.cluster.get(role, ())))]
+    index = names.index(f"{context.task.role}-{context.task.index}")
+    return LocalSession(workload, context.settings.train, Ring(len(names), index))
+
+
+def _mirrored(context: Context, workload: Workload) -> Session:
+    from trainer.engine.mirrored import MirroredSession, devices
+
+    assert context.settings.train is not None
+    return MirroredSession(workload, context.settings.train, devices(context.settings.local_replicas))
+
+
+def _parameter_server(context: Context, workload: Workload) -> Session:
+    from trainer.engine.parameter_server import ParameterServerSession
+
+    assert context.settings.train is not None
+    assert context.settings.train.steps is not None
+    return ParameterServerSession(workload, context.settings.train, context.task, steps=context.settings.train.steps)
+
+
+_SESSIONS: dict[str, Callable[[Context, Workload], Session]] = {
+    "single": _single,
+    "mirrored": _mirrored,
+    "multi_worker_mirrored": _multi_worker,
+    "parameter_server": _parameter_server,
+}
+
+
+def _train(context: Context) -> ExitCode:
+    from trainer.engine import loop
+
+    # Some sessions configure TensorFlow's devices, so they are made before anything that starts it up.
+    workload = _workload(context)
+    session = _SESSIONS[context.settings.strategy](context, workload)
+    _alive.append(session)
+    context.report("ready", seconds=time.time() - context.began)
+    outcome = loop.run(session, workload, context.settings, context.report, context.stopped)
+    if not outcome.finished:
+        return ExitCode.STOPPED
+    session.close()
+    if context.settings.strategy == "parameter_server":
+        for name in servers.stop_all(context.task, context.settings.scratch_dir):
+            context.report("notice", message=f"{name} could not be told that the run is done; it ends by its orphan timeout")
+    _done(context, outcome.step, outcome.metrics)
+    return ExitCode.DONE
+
+
+def _serve(context: Context) -> ExitCode:
+    finished = servers.serve(context.task, context.settings.scratch_dir, context.stopped)
+    if not finished:
+        return ExitCode.STOPPED
+    _done(context, None, {})
+    return ExitCode.DONE
+
+
+def _evaluate(context: Context) -> ExitCode:
+    from trainer.engine import evaluator
+
+    last = evaluator.follow(_workload(context), context.settings, context.report, context.stopped)
+    if last is None:
+        return ExitCode.STOPPED
+    _done(context, *last)
+    return ExitCode.DONE
+
+
+def _done(context: Context, step: int | None, metrics: dict[str, float]) -> None:
+    context.report("done", step=step, seconds=time.time() - context.began, metrics=metrics)
+
+
+# (strategy, role) -> what the task does; every other task trains.
+_ROLES: dict[tuple[str, str], Callable[[Context], ExitCode]] = {
+    ("parameter_server", "ps"): _serve,
+    ("parameter_server", "worker"): _serve,
+    ("*", "evaluator"): _evaluate,
+}
+
+
+def complete(settings: TrainerSettings) -> TrainerSettings:
+    """Return the settings with what the spec left out filled in from the workload's defaults."""
+    assert settings.train is not None
+    return settings.model_copy(update={"train": with_defaults(settings.train)})

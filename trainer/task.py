@@ -1,0 +1,101 @@
+"""The training process, `python -m trainer.task`: imports TensorFlow, does the task's work, ends with its exit code.
+
+Started by the parent process (`trainer`), which has checked TF_CONFIG and the settings before.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from trainer import lifeline
+from trainer.events import Reporter
+from trainer.exit_codes import ExitCode
+from trainer.settings import TrainerSettings
+from trainer.tf_config import TaskConfig, parse
+
+
+class _Stop:
+    """Remembers that this process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+
+# Set where the user has not said otherwise; each with its reason.
+_ENVIRONMENT = {
+    "KERAS_BACKEND": "tensorflow",
+    # A peer that is not there yet is waited for, not an error.
+    "GRPC_FAIL_FAST": "use_caller",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    # TensorFlow's own default on x86; said aloud, it is not announced in every task's log.
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+}
+
+# With one inter-op thread, a server's data pipeline and the loop that reads it wait for each other for ever.
+_FEWEST_INTEROP_THREADS = 4
+
+
+def main() -> NoReturn:
+    """Run the task and leave by os._exit: TensorFlow's threads may wait for peers that are gone for ever."""
+    lifeline.die_with_parent()
+    began = time.time()
+    stop = _Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop.handle)
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    if threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
+        os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
+    task = parse(os.environ.get("TF_CONFIG"))
+    settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
+    report = Reporter(task.name)
+    attempt = int(os.environ.get("TRAINER_ATTEMPT", "1"))
+    report("started", attempt=attempt, role=task.role, pid=os.getpid())
+    code = _run(task, settings, report, stop, began)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _Stop, began: float) -> ExitCode:
+    from trainer import roles
+    from trainer.engine.session import PeerLostError
+    from trainer.workloads.errors import WorkloadError
+
+    try:
+        return roles.run(roles.Context(task, roles.complete(settings), report, stop, began))
+    except PeerLostError as error:
+        # A stop reaches the tasks of a cluster one by one: a peer that left for it is no loss.
+        _tell(f"a peer was lost: {error}")
+        return ExitCode.PEER_LOST
+    except WorkloadError as error:
+        _tell(str(error))
+        return ExitCode.WRONG_CONFIGURATION
+    except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line
+        traceback.print_exc()
+        _tell(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", shown=True)
+        return ExitCode.FAILURE
+
+
+def _tell(line: str, *, shown: bool = False) -> None:
+    """Show the error line, and leave it for the parent to report."""
+    if not shown:
+        print(line, file=sys.stderr)
+    if path := os.environ.get("TRAINER_ERROR_FILE"):
+        Path(path).write_text(line)
+
+
+if __name__ == "__main__":
+    main()
