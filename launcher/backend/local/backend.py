@@ -56,7 +56,8 @@ class LocalBackend:
     def runs(self) -> list[RunStatus]:
         """Tell of every run below the directory, newest first."""
         try:
-            found = [Layout(path) for path in self._runs.iterdir() if (path / "launcher").is_dir()]
+            # No run's name has a dot: `<name>.<time>` is what `up --fresh` moved aside.
+            found = [Layout(path) for path in self._runs.iterdir() if "." not in path.name and (path / "launcher").is_dir()]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -139,7 +140,8 @@ class LocalBackend:
         status = snapshot.status
         if not kept and status.state not in ENDED:
             status = leftovers.interrupted(layout, snapshot)
-        return _with_summary(status, layout)
+        # A run's directory may have been moved aside since.
+        return _with_summary(dataclasses.replace(status, name=layout.name, run_dir=str(layout.run_dir)), layout)
 
     def _let_go(self, name: str) -> None:
         fd = self._lifelines.pop(name, None)
