@@ -22,6 +22,10 @@ from trainer.workloads.protocol import Shard
 BLOCK_BYTES = 2_500_000
 MAX_BLOCK = 64
 
+# The cipher behind the permutation: with 4 rounds, the default, one pair in nine of 100 examples stays side by side;
+# with 8 none more than chance. A set of fewer than 65,536 costs more an example, 10 us each of 100.
+ROUNDS = 8
+
 # Any number far above the steps of a run; blocks are added to it without overflow.
 ENDLESS = 2**62
 
@@ -68,7 +72,7 @@ def _shuffled(place: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
         index=position,
         seed=tf.cast(keys, tf.int32),
         max_index=tf.fill(tf.shape(flat), tf.constant(examples - 1, tf.int64)),
-        rounds=4,
+        rounds=ROUNDS,
     )
     return tf.ensure_shape(tf.reshape(picked, tf.shape(place)), place.shape)
 
