@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(own)
     if options.events:
         os.environ["TRAINER_EVENTS"] = options.events
-    if not (options.settings or os.environ.get("TRAINER_SETTINGS") or command):
+    if not (options.settings or os.environ.get("TRAINER_SETTINGS")) and command is None:
         parser.print_usage(sys.stderr)
         print(
             "trainer: there is nothing to run; expected settings (TRAINER_SETTINGS or --settings FILE) or a program after --;"

@@ -128,7 +128,7 @@ class Prober:
                 self._connect(probe, found[1:], reason)
 
         timer = self._reactor.call_later(_CONNECT_TIMEOUT, lambda: settle("no answer"))
-        self._reactor.on_ready(connection, selectors.EVENT_WRITE, lambda: settle(_outcome(connection)))
+        self._reactor.on_ready(connection, selectors.EVENT_WRITE, lambda: settle(outcome(connection)))
 
     def _finish(self, probe: "_Probe", answer: Answer) -> None:
         self._open.discard(probe)
@@ -144,7 +144,8 @@ class _Probe:
         self.tell = tell
 
 
-def _outcome(connection: socket.socket) -> Answer:
+def outcome(connection: socket.socket) -> Answer:
+    """Return what came of a connection that was being made, now that its socket can be written."""
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         return _in_words(code)

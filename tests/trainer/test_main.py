@@ -1,0 +1,121 @@
+"""The `trainer` command: what it takes, what it refuses, and how fast it is there."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SETTINGS = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/a", "train": {"workload": "mnist"}}
+TF_CONFIG = {"cluster": {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"]}, "task": {"type": "worker", "index": 0}}
+
+
+def trainer(*arguments: str, text: str | None = None, **env: Any) -> subprocess.CompletedProcess[str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
+    given = {name: value if isinstance(value, str) else json.dumps(value) for name, value in env.items()}
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments],
+        input=text, cwd=REPOSITORY, env={**ours, **given}, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+
+def test_nothing_to_run_is_refused_with_help() -> None:
+    ended = trainer()
+    assert ended.returncode == 2
+    assert "usage: trainer" in ended.stderr
+    assert "TRAINER_SETTINGS or --settings FILE" in ended.stderr
+
+
+def test_help_has_the_exit_codes() -> None:
+    ended = trainer("--help")
+    assert ended.returncode == 0
+    for code in ("  2  the configuration is wrong", " 75  a peer was lost", "143  asked to stop"):
+        assert code in ended.stdout
+
+
+def test_version() -> None:
+    assert trainer("--version").stdout.startswith("trainer ")
+
+
+def test_a_check_starts_nothing() -> None:
+    ended = trainer("--check", TRAINER_SETTINGS={**SETTINGS, "strategy": "parameter_server"}, TF_CONFIG=TF_CONFIG)
+    assert ended.returncode == 0
+    assert ended.stdout == "trainer: TF_CONFIG and settings are right; this task is worker-0\n"
+
+
+def test_settings_come_from_a_file_or_stdin_too(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps(SETTINGS))
+    assert trainer("--check", "--settings", str(file)).returncode == 0
+    assert trainer("--check", "--settings", "-", text=file.read_text()).returncode == 0
+    assert trainer("--check", "--settings", "-", text="run: a").returncode == 2
+
+
+def test_problems_of_tf_config_and_settings_come_together() -> None:
+    ended = trainer(TRAINER_SETTINGS={"run": 1}, TF_CONFIG={"cluster": {}, "task": {"type": "master", "index": 0}}, TRAINER_LIFELINE="77")
+    assert ended.returncode == 2
+    for part in ("TF_CONFIG.task.type", "TRAINER_SETTINGS.run is 1", "TRAINER_SETTINGS.run_dir is missing", "TRAINER_LIFELINE is '77'"):
+        assert f"trainer: {part}" in ended.stderr
+    event = json.loads(ended.stdout)
+    assert (event["event"], event["exit_code"], event["cause"]) == ("failed", 2, "the configuration is wrong")
+    assert "(and 4 more)" in event["detail"]
+
+
+@pytest.mark.parametrize(
+    "arguments, settings, part",
+    [
+        (["--", "true"], SETTINGS, "have a train section and a program follows --"),
+        ([], {**SETTINGS, "train": None}, "no train section and no program follows --"),
+        (["--"], None, "no program follows --"),
+        (["--", "no-such-program"], None, "'no-such-program' was not found"),
+        ([], {**SETTINGS, "strategy": "parameter_server"}, "needs at least one ps"),
+    ],
+)
+def test_what_does_not_go_together(arguments: list[str], settings: dict[str, Any] | None, part: str) -> None:
+    ended = trainer(*arguments, TRAINER_SETTINGS=settings or "")
+    assert ended.returncode == 2
+    assert part in ended.stderr
+
+
+def test_a_users_program_runs_with_the_trainers_environment() -> None:
+    script = 'echo "$GRPC_FAIL_FAST $TRAINER_ATTEMPT $1"'
+    ended = trainer("--events", "text", "--", "sh", "-c", script, "sh", "--events", TF_CONFIG=TF_CONFIG)
+    assert ended.returncode == 0
+    assert "use_caller 1 --events" in ended.stdout.splitlines()
+    assert "attempt 1 started as worker" in ended.stdout
+
+
+def test_settings_limit_the_restarts_of_a_users_program() -> None:
+    ended = trainer("--", "sh", "-c", "exit 7", TRAINER_SETTINGS={**SETTINGS, "train": None, "max_restarts": 0})
+    assert ended.returncode == 7
+    assert "limit of 0 restarts" in ended.stdout
+
+
+def test_a_users_program_waits_for_its_peers_by_name(trainers: Any, ports: Any) -> None:
+    address = ports.address()
+    config = {"cluster": {"worker": [ports.address(), address]}, "task": {"type": "worker", "index": 0}}
+    run = trainers.trainer("--", "sleep", "60", env={"TF_CONFIG": json.dumps(config)})
+    waiting = run.event("waiting")
+    assert waiting["task"] == "worker-0"
+    assert waiting["missing"] == [{"task": "worker-1", "address": address, "reason": "connection refused"}]
+    assert 4.5 < waiting["seconds"] < 8
+
+
+def test_the_parent_is_small_and_quick() -> None:
+    program = (
+        "import sys; import trainer.__main__, trainer.supervise, trainer.configuration, trainer.tf_config, trainer.peers\n"
+        "print(sorted({'tensorflow', 'keras', 'numpy', 'typer', 'rich', 'yaml', 'asyncio', 'launcher'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "[]\n"
+    times = []
+    for _ in range(3):
+        began = time.monotonic()
+        assert trainer("--check", TRAINER_SETTINGS=SETTINGS).returncode == 0
+        times.append(time.monotonic() - began)
+    assert min(times) < 1.0  # 0.15 s on an idle machine

@@ -1,0 +1,56 @@
+"""What follows when a training process has ended: the decisions, without processes."""
+
+import signal
+
+import pytest
+
+from trainer.restarts import End, History, Policy, Restart, cause_of, exit_code_of, judge
+
+POLICY = Policy(max_restarts=3)
+
+
+def test_done_and_wrong_configuration_end_it() -> None:
+    assert judge(0, 10, History(), POLICY) == End(0)
+    assert judge(2, 10, History(), POLICY) == End(2, "the configuration is wrong")
+
+
+@pytest.mark.parametrize("code", [75, 1, 139, -signal.SIGKILL, -signal.SIGSEGV])
+def test_failures_count_until_the_limit(code: int) -> None:
+    decision = judge(code, 10, History(restarts=2), POLICY)
+    assert isinstance(decision, Restart)
+    assert decision.history.restarts == 3
+    end = judge(code, 10, decision.history, POLICY)
+    assert isinstance(end, End)
+    assert end.exit_code == exit_code_of(code)
+    assert "limit of 3 restarts" in end.cause
+
+
+@pytest.mark.parametrize("code", [143, -signal.SIGTERM])
+def test_a_stop_never_counts(code: int) -> None:
+    decision = judge(code, 10, History(restarts=3), POLICY)
+    assert isinstance(decision, Restart)
+    assert decision.history.restarts == 3
+
+
+def test_delays_double_to_the_longest() -> None:
+    history, delays = History(), []
+    for _ in range(8):
+        decision = judge(143, 1, history, POLICY)
+        assert isinstance(decision, Restart)
+        delays.append(decision.delay)
+        history = decision.history
+    assert delays == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_an_attempt_that_lived_starts_the_delays_again_but_not_the_count() -> None:
+    decision = judge(75, 61, History(restarts=2, early_ends=5), POLICY)
+    assert isinstance(decision, Restart)
+    assert decision.delay == 1
+    assert decision.history == History(restarts=3, early_ends=1)
+
+
+def test_causes_are_words() -> None:
+    assert cause_of(75) == "a peer was lost"
+    assert cause_of(-9) == cause_of(137) == "killed by SIGKILL (out of memory?)"
+    assert cause_of(-11) == "killed by SIGSEGV"
+    assert cause_of(1) == "failed with exit code 1"

@@ -1,0 +1,180 @@
+"""TF_CONFIG: what is understood, and what each wrong one is told."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.tf_config import TaskConfig, TfConfigError, parse, split_address
+
+CLUSTER = {"chief": ["chief:2222"], "worker": ["worker-0:2222", "worker-1:2222"], "ps": ["ps-0:2222"]}
+
+
+def text(cluster: Any, role: Any = "chief", index: Any = 0, **more: Any) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, **more})
+
+
+def problems(given: str) -> list[str]:
+    with pytest.raises(TfConfigError) as raised:
+        parse(given)
+    return raised.value.problems
+
+
+@pytest.mark.parametrize("nothing", [None, "", "  \n", '{"cluster": {}, "task": {"type": "chief", "index": 0}}'])
+def test_no_cluster_is_a_chief_that_works_alone(nothing: str | None) -> None:
+    task = parse(nothing)
+    assert (task.name, task.role, task.index, task.cluster) == ("chief", "chief", 0, {})
+    assert task.is_chief
+    assert task.address is None
+    assert task.chief_address is None
+    assert task.peers() == {}
+
+
+@pytest.mark.parametrize(
+    "role, index, name, address, is_chief",
+    [
+        ("chief", 0, "chief", "chief:2222", True),
+        ("worker", 0, "worker-0", "worker-0:2222", False),
+        ("worker", 1, "worker-1", "worker-1:2222", False),
+        ("ps", 0, "ps-0", "ps-0:2222", False),
+        ("evaluator", 0, "evaluator", None, False),
+    ],
+)
+def test_each_task_knows_itself_and_all_others(role: str, index: int, name: str, address: str | None, *, is_chief: bool) -> None:
+    task = parse(text(CLUSTER, role, index))
+    assert (task.name, task.address, task.is_chief) == (name, address, is_chief)
+    assert (task.chief_name, task.chief_address) == ("chief", "chief:2222")
+    everyone = {"chief": "chief:2222", "worker-0": "worker-0:2222", "worker-1": "worker-1:2222", "ps-0": "ps-0:2222"}
+    assert task.tasks() == everyone
+    assert task.peers() == {other: where for other, where in everyone.items() if other != name}
+
+
+def test_worker_0_leads_a_cluster_of_workers() -> None:
+    cluster = {"worker": ["a:1", "b:1"]}
+    assert parse(text(cluster, "worker", 0)).is_chief
+    other = parse(text(cluster, "worker", 1))
+    assert not other.is_chief
+    assert (other.chief_name, other.chief_address) == ("worker-0", "a:1")
+
+
+def test_what_tensorflow_takes_besides_is_taken() -> None:
+    task = parse(text({"worker": {"1": "b:1", "0": "a:1"}}, "worker", 1, environment="cloud", rpc_layer="grpc"))
+    assert task == TaskConfig(cluster={"worker": ("a:1", "b:1")}, role="worker", index=1)
+
+
+@pytest.mark.parametrize(
+    "address", ["worker-0:2222", "run-worker-0.run:2222", "10.0.0.1:1", "[::1]:65535", "my_service:80", "localhost.:9"]
+)
+def test_addresses_that_are_right(address: str) -> None:
+    assert parse(text({"chief": [address]})).address == address
+
+
+def test_split_address_takes_brackets_away() -> None:
+    assert split_address("[::1]:2222") == ("::1", 2222)
+    assert split_address("ps-0:80") == ("ps-0", 80)
+
+
+WRONG: dict[str, tuple[str, list[str]]] = {
+    "bad JSON": ('{"cluster": {,}}', ["not valid JSON", "line 1 column 14", "near"]),
+    "placeholder of Kubernetes": ('{"cluster":$(TF_CLUSTER),"task":{"type":"ps","index":0}}', ["$(NAME) was not replaced"]),
+    "endless brackets": ("[" * 100_000, ["not usable JSON"]),
+    "endless number": ('{"task": ' + "9" * 5000 + "}", ["not usable JSON"]),
+    "not an object": ("[1]", ["TF_CONFIG is a list, [1]; expected an object"]),
+    "a key twice": ('{"cluster": {"ps": ["a:1"], "ps": ["b:1"]}, "task": {}}', ["the key 'ps' more than once"]),
+    "unknown key": (text(CLUSTER, clutser=1), ["unknown key 'clutser'", "did you mean 'cluster'?"]),
+    "unknown key in task": (
+        json.dumps({"cluster": CLUSTER, "task": {"type": "ps", "index": 0, "id": 1}}),
+        ["TF_CONFIG.task has an unknown key 'id'; expected type, index"],
+    ),
+    "unknown task type": (text(CLUSTER, "wroker"), ["unknown task type 'wroker'", "did you mean 'worker'?"]),
+    "master": (text(CLUSTER, "master"), ["unknown task type 'master'", "write 'chief'"]),
+    "parameter_server": (text(CLUSTER, "parameter_server"), ["did you mean 'ps'?"]),
+    "task type is a number": (text(CLUSTER, 5), ["TF_CONFIG.task.type is a number, 5; expected one of chief"]),
+    "task is a list": (json.dumps({"cluster": CLUSTER, "task": ["worker", 0]}), ["TF_CONFIG.task is a list"]),
+    "no type": (json.dumps({"cluster": CLUSTER, "task": {"index": 0}}), ["TF_CONFIG.task.type is missing"]),
+    "no index": (json.dumps({"cluster": CLUSTER, "task": {"type": "ps"}}), ["TF_CONFIG.task.index is missing"]),
+    "index out of range": (text(CLUSTER, "worker", 2), ["index is 2, but the cluster has 2 worker", "expected 0 to 1", "add the address"]),
+    "index is a text": (text(CLUSTER, "worker", "1"), ['index is a text, "1"', "remove the quotes"]),
+    "index is a fraction": (text(CLUSTER, "worker", 1.5), ["index is a number, 1.5; expected an integer"]),
+    "index is a boolean": (text(CLUSTER, "worker", index=True), ["index is a boolean, true; expected an integer"]),
+    "index is negative": (text(CLUSTER, "worker", -1), ["index is -1; expected 0 or more"]),
+    "second evaluator": (text(CLUSTER, "evaluator", 1), ["index is 1; expected 0: a run has one evaluator"]),
+    "alone with an index": (text({}, "chief", 1), ["index is 1; expected 0: the cluster is empty"]),
+    "not in the cluster": (text({"chief": ["a:1"]}, "worker"), ["'worker', which TF_CONFIG.cluster does not have; expected one of: chief"]),
+    "evaluator in the cluster": (text({**CLUSTER, "evaluator": ["e:1"]}), ["cluster.evaluator must not be there", "remove it"]),
+    "master in the cluster": (text({**CLUSTER, "master": ["e:1"]}), ["cluster has an unknown task type 'master'", "write 'chief'"]),
+    "no chief": (text({"ps": ["a:1"], "worker": ["b:1"]}, "ps"), ["has ps but no chief", "add chief"]),
+    "two chiefs": (text({"chief": ["a:1", "b:1"]}), ["cluster.chief has 2 addresses; expected one"]),
+    "one address for two": (text({"chief": ["a:1"], "worker": ["b:1", "A:1"]}), ["chief and worker-1 are on one address, a:1"]),
+    "empty job": (text({"chief": ["a:1"], "worker": []}), ["cluster.worker is empty", "remove 'worker'"]),
+    "job is a text": (text({"chief": "a:1"}), ['cluster.chief is a text, "a:1"; expected a list']),
+    "gaps between indexes": (text({"worker": {"0": "a:1", "2": "b:1"}}, "worker"), ["indexes 0, 2; expected 0, 1 without gaps"]),
+    "cluster is a list": (text(["a:1"]), ["TF_CONFIG.cluster is a list"]),
+    "address without port": (text({"chief": ["chief"]}), ["cluster.chief[0]: 'chief' is not host:port"]),
+    "address is null": (text({"chief": [None]}), ["cluster.chief[0] is null"]),
+    "port out of range": (text({"chief": ["a:65536"]}), ["'65536' for a port; expected a number from 1 to 65535"]),
+    "port zero": (text({"chief": ["a:0"]}), ["'0' for a port"]),
+    "port is a word": (text({"chief": ["a:http"]}), ["'http' for a port"]),
+    "scheme": (text({"chief": ["grpc://a:1"]}), ["'grpc://a' for a host", "no scheme"]),
+    "IPv6 without brackets": (text({"chief": ["::1:2222"]}), ["stands in brackets"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_mistake_is_one_problem_that_says_all(name: str) -> None:
+    given, expected = WRONG[name]
+    found = problems(given)
+    assert len(found) == 1, found
+    for part in expected:
+        assert part in found[0]
+
+
+def test_every_problem_comes_at_once() -> None:
+    found = problems(
+        text({"evaluator": ["e:1"], "wroker": ["w:1"], "ps": ["p", "p:1", "p:1"]}, "master", "x", clutser=1),
+    )
+    places = [
+        "unknown key 'clutser'",
+        "cluster.evaluator",
+        "'wroker'",
+        "cluster.ps[0]",
+        "no chief",
+        "ps-1 and ps-2",
+        "task.type",
+        "task.index",
+    ]
+    assert len(found) == len(places)
+    for place in places:
+        assert any(place in problem for problem in found), place
+
+
+def test_what_is_missing_altogether() -> None:
+    assert [problem.split(" is missing")[0] for problem in problems("{}")] == ["TF_CONFIG.cluster", "TF_CONFIG.task"]
+
+
+def test_the_largest_cluster_is_read_quickly() -> None:
+    workers = [f"run-worker-{index}.run:2222" for index in range(3500)]
+    task = parse(text({"chief": ["run-chief-0.run:2222"], "worker": workers}, "worker", 3499))
+    assert len(task.peers()) == 3500
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["a:1", "chief", "worker", "", "ps"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["cluster", "task", "type", "index", "chief", "worker", "0"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["cluster", "task", "environment"]), json_values) | json_values)
+def test_whatever_is_given_it_is_a_task_or_a_clear_error(document: Any) -> None:
+    try:
+        said = [parse(json.dumps(document)).name]
+    except TfConfigError as error:
+        said = error.problems
+        assert all(problem.startswith("TF_CONFIG") for problem in said)
+    assert said
