@@ -100,5 +100,6 @@ def render(event: Event) -> str:
     if kind == "evaluated":
         return f"evaluated step {event['step']}: {_numbers(event['metrics'])}"
     if kind == "done":
-        return f"done at step {event['step']} after {event['seconds']:.1f} s  {_numbers(event.get('metrics') or {})}".rstrip()
+        at = f" at step {event['step']}" if event.get("step") is not None else ""  # a server does not count steps
+        return f"done{at} after {event['seconds']:.1f} s  {_numbers(event.get('metrics') or {})}".rstrip()
     return templates[kind].format(**event)
