@@ -1,5 +1,7 @@
 """Progress events in tasks' output. A user's own program may print what merely looks like one: that stays a line of output."""
 
+import re
+
 from trainer.events import Event, parse, render
 
 # How the launcher marks lines of its own in a task's log.
@@ -20,3 +22,16 @@ def event_in(text: str) -> Event | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return event
+
+
+# What TensorFlow's C++ side says of itself at level INFO, and absl before it is set up.
+_CHATTER = re.compile(
+    r"I\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+ \S+:\d+\] "
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \w+/"
+    r"|WARNING: All log messages before absl::InitializeLog"
+)
+
+
+def is_chatter(text: str) -> bool:
+    """Tell whether a line of output is TensorFlow's own information, which `up` leaves to `logs`."""
+    return _CHATTER.match(text) is not None

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from launcher.backend.model import LogLine, RunStatus, State
 from launcher.cli import formats, task_rows
-from launcher.cli.lines import LAUNCHER_NOTE
+from launcher.cli.lines import LAUNCHER_NOTE, is_chatter
 from launcher.cli.pace import Pace
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import grid
@@ -60,8 +60,10 @@ class LiveView:
             self._console.print(self._prefixes.line(event["task"], render(event), _STYLES.get(kind, "")), soft_wrap=True)
 
     def output(self, line: LogLine) -> None:
-        """Let a program's own output scroll."""
-        style = "yellow" if line.text.startswith(LAUNCHER_NOTE) else ""
+        """Let a program's own output scroll, without TensorFlow's chatter."""
+        if is_chatter(line.text):
+            return
+        style = "bright_black" if line.text.startswith(LAUNCHER_NOTE) else ""
         self._console.print(self._prefixes.line(line.task, line.text, style), soft_wrap=True)
 
     def status(self, status: RunStatus) -> None:

@@ -16,9 +16,16 @@ def _runs_of(context: Any) -> Path:
     return Path(context.params.get("runs") or os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS)
 
 
+def _given(context: Any, argument: str) -> str | None:
+    # An option that still waits for its value stops the parser before it has given the arguments their names.
+    value = context.params.get(argument) or next(iter(context.args), None)
+    return None if value is None else str(value)
+
+
 def _tasks_of(context: Any) -> list[dict[str, Any]]:
     runs = _runs_of(context)
-    names = [context.params["name"]] if context.params.get("name") else run_names(runs)
+    name = _given(context, "name")
+    names = run_names(runs) if name is None else [name]
     plans = (stored(runs, name, "plan") for name in names)
     return [task for plan in plans if plan for task in plan.get("tasks", ())]
 
@@ -51,9 +58,9 @@ def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
     from launcher.spec.loader import load
 
     try:
-        spec = load(Path(ctx.params["file"]), [])
+        spec = load(Path(_given(ctx, "file") or ""))
         tasks = plan(spec, "local", run_dir="", digest="").tasks
-    except (LauncherError, KeyError, TypeError):
+    except LauncherError:
         return []
     return _matching((task.name for task in tasks), incomplete)
 

@@ -8,7 +8,7 @@ import typer
 
 from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
-from launcher.cli.runs import DEFAULT_RUNS
+from launcher.cli.runs import DEFAULT_RUNS, near
 from launcher.errors import UsageError
 from launcher.plan.models import Plan, Task
 
@@ -76,7 +76,7 @@ def _show(planned: Plan) -> None:
         )
     console = Console(highlight=False)
     show(console, _HEADERS, rows, right=("CPU", "MEMORY", "GPUS"))
-    console.print(f"\n{planned.name}: {planned.strategy}, run directory {planned.run_dir}", soft_wrap=True)
+    console.print(f"\n{planned.name}: {planned.strategy}, run directory {near(planned.run_dir)}", soft_wrap=True)
     for notice in planned.notices:
         console.print(f"notice: {notice}", soft_wrap=True, markup=False)
 

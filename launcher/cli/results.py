@@ -10,7 +10,7 @@ from rich.text import Text
 from launcher.backend.model import Backend, RunStatus, State, TaskStatus
 from launcher.cli import formats
 from launcher.cli.lines import LAUNCHER_NOTE, event_in
-from launcher.cli.runs import command
+from launcher.cli.runs import command, near
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
 from trainer.exit_codes import ExitCode, describe
@@ -44,15 +44,15 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
     }
 
 
-def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path) -> None:
-    """Print what the run came to, why it failed if it did, and what the user may do next."""
+def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, file: Path | None = None) -> None:
+    """Print what the run came to, why it failed if it did, and what the user may do next; `file` is its spec, if known."""
     mark, colour = MARKS[status.state]
     seconds = _seconds(status)
     took = f" after {formats.duration(seconds)}" if seconds is not None else ""
     head = f"{status.name} {_WORDS[status.state]}{took}"
     console.print()
     console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
-    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs)]
+    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, file)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         console.print(Text.assemble((f"  {name:<{width}}  ", "bright_black"), value), soft_wrap=True)
@@ -76,17 +76,19 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
         speed.append(f"{formats.seconds_each(status.seconds_per_step)} a step")
     facts += [("speed", ", ".join(speed))] * bool(speed)
     if status.loss is not None:
-        facts.append(("loss", f"{status.loss:.4g}"))
+        facts.append(("training loss", f"{status.loss:.4g}"))
     facts += [("metrics", formats.metrics(status.metrics))] * bool(status.metrics)
     restarts = [f"{task.name} {len(task.restarts)} (last: {task.restarts[-1].cause})" for task in status.tasks if task.restarts]
     facts.append(("restarts", ", ".join(restarts) or "none"))
     return facts
 
 
-def _next(status: RunStatus, runs: Path) -> list[tuple[str, str]]:
-    steps = [("run", status.run_dir)]
+def _next(status: RunStatus, runs: Path, file: Path | None) -> list[tuple[str, str]]:
+    steps = [("run", near(status.run_dir))]
     if status.checkpoint is not None:
-        steps.append(("checkpoint", status.checkpoint))
+        steps.append(("checkpoint", near(status.checkpoint)))
+    if status.state is not State.SUCCEEDED and file is not None:
+        steps.append(("go on with", command(runs, "up", str(file))))
     if (Path(status.run_dir) / "logs").is_dir():
         steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
     return steps
@@ -106,7 +108,8 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
     if task is None:
         return [*facts, ("log", command(runs, "logs", status.name))]
     how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
-    facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
+    if task.name not in status.reason:
+        facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
     last = last_error_line(backend, status.name, task.name)
     facts += [("last error", last)] * bool(last)
     role, _, index = task.name.partition("-")
@@ -115,14 +118,12 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
 
 
 def last_error_line(backend: Backend, name: str, task: str) -> str:
-    """Return the line that says why a task failed: its `failed` event, the last that names an exception, or the last of all."""
+    """Return the line that says why a task failed: the last that names an exception, its `failed` event, or the last of all."""
     try:
         lines = [line.text for line in backend.logs(name, tasks=[task], follow=False, since=None, tail=_LAST_LINES)]
     except LauncherError:
         return ""
-    events = [event for event in map(event_in, lines) if event and event["event"] == "failed"]
-    if events and events[-1].get("detail"):
-        return str(events[-1]["detail"])
     written = [line.strip() for line in lines if line.strip() and event_in(line) is None and not line.startswith(LAUNCHER_NOTE)]
     errors = [line for line in written if _ERROR_LINE.match(line)]
-    return (errors or written or [""])[-1]
+    details = [str(event["detail"]) for event in map(event_in, lines) if event and event["event"] == "failed" and event.get("detail")]
+    return (errors or details or written or [""])[-1]

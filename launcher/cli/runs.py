@@ -42,6 +42,14 @@ def find_run(name: str | None, backend: Backend, runs: Path) -> str:
     raise UsageError(f"there are {len(known)} runs under {runs}", f"say which one: {names}")
 
 
+def near(path: str) -> str:
+    """Return a path for people: from the working directory, where it is below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
 def command(runs: Path, verb: str, *rest: str) -> str:
     """Return the command line a user types next, with --runs where the runs are not where a verb looks by itself."""
     words = ["launcher", verb, *rest]

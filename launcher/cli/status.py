@@ -13,7 +13,7 @@ from launcher.backend.model import ENDED, Backend, RunStatus
 from launcher.cli import formats, task_rows
 from launcher.cli.options import Json, Name, On, Runs
 from launcher.cli.prefixes import Prefixes
-from launcher.cli.runs import DEFAULT_RUNS, find_run
+from launcher.cli.runs import DEFAULT_RUNS, find_run, near
 from launcher.cli.tables import grid, plain
 
 EXAMPLES = (
@@ -101,7 +101,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "speed": _speed(current),
         "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),
         "checkpoint": _checkpoint(current),
-        "run directory": current.run_dir,
+        "run directory": near(current.run_dir),
     }
     return [(fact, value) for fact, value in facts.items() if value]
 
@@ -129,4 +129,5 @@ def _speed(current: RunStatus) -> str:
 def _checkpoint(current: RunStatus) -> str:
     if current.checkpoint is None:
         return ""
-    return current.checkpoint if current.checkpoint_step is None else f"step {current.checkpoint_step:,}: {current.checkpoint}"
+    path = near(current.checkpoint)
+    return path if current.checkpoint_step is None else f"step {current.checkpoint_step:,}: {path}"

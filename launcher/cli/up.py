@@ -54,7 +54,7 @@ def up(
     say = _sayer(as_json=as_json)
     if decision == "complete" and old is not None:
         say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh')}` trains it anew")
-        return _finish(backend, old, runs, as_json=as_json, code=0, quiet=True)
+        return _finish(backend, old, runs, None, as_json=as_json, code=0)
     if decision == "fresh" and old is not None:
         say(f"{spec.name} starts anew; the old run is now {move_aside(runs, spec.name)}")
     if decision == "resume" and old is not None:
@@ -64,7 +64,7 @@ def up(
     if detach:
         backend.start(plan, dump(spec), detach=True)
         return _detached(plan, runs, as_json=as_json)
-    return _foreground(backend, plan, dump(spec), runs, as_json=as_json)
+    return _foreground(backend, plan, dump(spec), runs, file, as_json=as_json)
 
 
 def _changes(runs: Path, spec: ClusterSpec) -> list[tuple[str, Any, Any]]:
@@ -100,7 +100,7 @@ def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _foreground(backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, *, as_json: bool) -> int:
+def _foreground(backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, file: Path, *, as_json: bool) -> int:
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
     from launcher.cli.results import EXIT_CODES
@@ -114,7 +114,7 @@ def _foreground(backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, 
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED
-    return _finish(backend, status, runs, as_json=as_json, code=code)
+    return _finish(backend, status, runs, file, as_json=as_json, code=code)
 
 
 def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
@@ -132,13 +132,13 @@ def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
     return PlainView(tasks)
 
 
-def _finish(backend: Backend, status: RunStatus, runs: Path, *, as_json: bool, code: int, quiet: bool = False) -> int:
+def _finish(backend: Backend, status: RunStatus, runs: Path, file: Path | None, *, as_json: bool, code: int) -> int:
     from launcher.cli.results import show_summary, summary
 
     if as_json:
         print(json.dumps(summary(status, code)), flush=True)
-    elif not quiet:
+    elif file is not None:
         from rich.console import Console
 
-        show_summary(Console(highlight=False), backend, status, runs)
+        show_summary(Console(highlight=False), backend, status, runs, file)
     return code

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from launcher.backend.model import LogLine, RunStatus
+from launcher.cli.lines import is_chatter
 from launcher.cli.pace import Pace
 from launcher.cli.prefixes import Prefixes
 from trainer.events import Event, render
@@ -30,8 +31,9 @@ class PlainView:
             self._print(event["task"], render(event))
 
     def output(self, line: LogLine) -> None:
-        """Print the line as the program wrote it."""
-        self._print(line.task, line.text)
+        """Print the line as the program wrote it, unless it is TensorFlow's chatter."""
+        if not is_chatter(line.text):
+            self._print(line.task, line.text)
 
     def status(self, status: RunStatus) -> None:
         """Print nothing: what matters comes as events."""

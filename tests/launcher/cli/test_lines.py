@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.lines import event_in
+from launcher.cli.lines import event_in, is_chatter
 
 PROGRESS: dict[str, Any] = {
     "event": "progress",
@@ -44,3 +44,18 @@ def test_what_looks_like_one_is_output(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("line", ["", "step 3", '{"event":', '{"event":"progress"', "[]"])
 def test_ordinary_output_is_output(line: str) -> None:
     assert event_in(line) is None
+
+
+@pytest.mark.parametrize(
+    "line, chatter",
+    [
+        ("I0000 00:00:1795263742.645292   25075 port.cc:153] oneDNN custom operations are on.", True),
+        ("2026-01-31 12:00:00.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This binary", True),
+        ("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR", True),
+        ("2026-01-31 12:00:00.123456: W tensorflow/core/framework/op.cc:1] something", False),
+        ("E0000 00:00:1795263742.645292   25075 grpc.cc:1] lost", False),
+        ("I am a line", False),
+    ],
+)
+def test_only_tensorflows_information_is_chatter(line: str, chatter: bool) -> None:
+    assert is_chatter(line) is chatter

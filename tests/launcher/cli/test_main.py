@@ -134,6 +134,9 @@ def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "cluster.yaml").write_text(SPEC)
     directory = tmp_path / "runs" / "mnist" / "launcher"
     directory.mkdir(parents=True)
+    other = tmp_path / "runs" / "other" / "launcher"
+    other.mkdir(parents=True)
+    (other / "plan.json").write_text(json.dumps({"tasks": [{"name": "ps-0", "role": "ps", "index": 0}]}))
     (tmp_path / "runs" / "mnist.20260131" / "launcher").mkdir(parents=True)
     tasks = [{"name": "chief", "role": "chief", "index": 0}, {"name": "worker-0", "role": "worker", "index": 0}]
     tasks.append({"name": "worker-1", "role": "worker", "index": 1})
@@ -141,7 +144,7 @@ def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:
 
     assert complete("launcher st", tmp_path, environment) == ["status"]
     assert complete("launcher logs --fo", tmp_path, environment) == ["--follow"]
-    assert complete("launcher logs ", tmp_path, environment) == ["mnist", "cluster.yaml"]
+    assert complete("launcher logs ", tmp_path, environment) == ["mnist", "other", "cluster.yaml"]
     assert complete("launcher logs mnist --role ", tmp_path, environment) == ["chief", "worker"]
     assert complete("launcher logs mnist --role worker --index ", tmp_path, environment) == ["0", "1"]
     assert complete("launcher init --strategy mul", tmp_path, environment) == ["multi_worker_mirrored"]

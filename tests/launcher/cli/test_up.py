@@ -29,7 +29,7 @@ def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spe
     assert done.returncode == 1
     assert "chief | about to fail" in done.stdout
     summary = done.stdout.partition("toy failed")[2]
-    for fact in ("chief, attempt 1", "exit code 1", "ValueError: the data is not there", "launcher logs toy --role chief"):
+    for fact in ("chief", "attempt 1", "exit code 1", "ValueError: the data is not there", "launcher logs toy --role chief"):
         assert fact in summary
     shown = cli("logs", "toy", "--role", "chief")
     assert "chief | ValueError: the data is not there" in shown.stdout.splitlines()

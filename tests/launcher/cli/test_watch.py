@@ -98,7 +98,7 @@ def test_wait_tells_the_result(cli: Cli, spec: Spec) -> None:
     assert json.loads(waited.stdout)["state"] == "failed"
     shown = cli("status")
     assert "failed" in shown.stdout
-    assert "the data is not there" in shown.stdout
+    assert "exit code 1" in shown.stdout
 
 
 def test_down_deletes_only_what_is_confirmed(cli: Cli, spec: Spec, tmp_path: Path) -> None:
