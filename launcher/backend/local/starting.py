@@ -41,7 +41,9 @@ def start(layout: Layout, plan: Plan, spec: dict[str, Any], *, lock_fd: int, det
     The run stops when that end is closed, as it is when this process dies. Raises LauncherError when a task could not
     be started, and OSError when files cannot be written.
     """
-    write_json(layout.spec, spec)
+    # What the run was last started from is told by spec.json: it changes once the run is on its way.
+    new_spec = layout.spec.with_suffix(".new")
+    write_json(new_spec, spec)
     write_json(layout.plan, to_document(plan))
     with contextlib.ExitStack() as opened:
         ready, ready_of_child = _pipe(opened)
@@ -74,6 +76,7 @@ def start(layout: Layout, plan: Plan, spec: dict[str, Any], *, lock_fd: int, det
         if answer:
             process.wait()
             raise LauncherError(answer["message"], answer["remedy"])
+        new_spec.replace(layout.spec)
         process.returncode = 0  # it outlives this object on purpose: no warning that it still runs
         return None if lifeline is None else os.dup(lifeline.fileno())
 

@@ -86,7 +86,8 @@ class TaskRun:
                 cwd=self.task.cwd,
                 env=environment,
                 start_new_session=True,
-                pass_fds=(lifeline,),
+                # With the read end of its own output it can go on writing when the supervisor is gone, and save.
+                pass_fds=(lifeline, reading),
             )
         except OSError:
             os.close(reading)
@@ -174,8 +175,9 @@ class TaskRun:
 
     def why(self, code: int) -> str:
         """Say why an attempt ended: the exit code in words and the task's last words."""
-        said = self.failure or self.last_line
-        return f"{describe(code)}: {said}" if said else describe(code)
+        if self.failure:
+            return self.failure
+        return f"{describe(code)}: {self.last_line}" if self.last_line else describe(code)
 
     def tell(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
@@ -191,12 +193,12 @@ class TaskRun:
         elif kind in {"started", "ready", "restored", "progress"}:
             self.state, self.reason = State.RUNNING, ""
         elif kind == "restarting":
-            code, cause = whole(event, "exit_code"), text(event, "cause")
+            code, cause = whole(event, "exit_code"), _said(event)
             self.restarts.append(Restart(time.time(), self.attempt, code, cause))
             self._counted_in_place = whole(event, "restarts") or self._counted_in_place
             self.state, self.reason = State.RESTARTING, cause
         elif kind == "failed":
-            self.failure = text(event, "detail") or text(event, "cause")
+            self.failure = _said(event)
         return (self.state, self.reason) != before or kind == "restarting"
 
     def status(self) -> TaskStatus:
@@ -231,6 +233,11 @@ class TaskRun:
             elif line.strip():
                 self.last_line = line.decode("utf-8", "replace").strip()[:_LAST_LINE]
         return events
+
+
+def _said(event: Event) -> str:
+    """Return the cause that an event gives, with its detail."""
+    return ": ".join(part[:_LAST_LINE] for part in (text(event, "cause"), text(event, "detail")) if part)
 
 
 def _waiting(event: Event) -> str:

@@ -1,0 +1,67 @@
+"""Runs that leave nothing behind, and a launcher in the foreground that can be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.backend.local import processes, state
+from launcher.backend.local.layout import Layout
+from launcher.plan.document import to_document
+from launcher.plan.models import Plan
+from tests.launcher.backend.local.running import Runs
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """A directory of runs; whatever still runs when the test ends is killed."""
+    made = Runs(tmp_path / "runs")
+    yield made
+    directories = list(made.directory.iterdir()) if made.directory.is_dir() else []
+    for path in directories:
+        snapshot = state.read(Layout(path).state)
+        if snapshot and snapshot.supervisor and processes.alive(snapshot.supervisor):
+            os.kill(snapshot.supervisor.pid, signal.SIGKILL)
+        for pid in made.processes(path.name):
+            processes.send(pid, signal.SIGKILL)
+    for fd in made.backend._lifelines.values():
+        os.close(fd)
+
+
+@pytest.fixture
+def foreground() -> Iterator[Callable[[Plan], "subprocess.Popen[str]"]]:
+    """Start a run from another process, as `launcher up` does, which then waits."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(plan: Plan) -> "subprocess.Popen[str]":
+        text = (
+            "import json, sys, time, pathlib\n"
+            "from launcher.backend.local.backend import LocalBackend\n"
+            "from launcher.plan.document import from_document\n"
+            "backend = LocalBackend(pathlib.Path(sys.argv[1]))\n"
+            "backend.start(from_document(json.load(sys.stdin)), {}, detach=False)\n"
+            "print('started', flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", text, str(Path(plan.run_dir).parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        json.dump(to_document(plan), process.stdin)
+        process.stdin.close()
+        assert process.stdout.readline() == "started\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(5)
+        if process.stdout:
+            process.stdout.close()

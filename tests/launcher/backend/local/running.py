@@ -1,0 +1,100 @@
+"""Plans of small programs run for a test, and waits with a deadline."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.backend.local import processes, state
+from launcher.backend.local.backend import LocalBackend
+from launcher.backend.local.layout import Layout
+from launcher.backend.model import ENDED, RunStatus
+from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Scope, Task
+
+
+class Runs:
+    """A directory of runs and its backend; programs are Python text, run directly or under the trainer's parent."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.backend = LocalBackend(directory)
+
+    def plan(self, programs: dict[str, str], *, name: str = "run", **fields: Any) -> Plan:
+        """Return a plan with a task for each program; `fields` replace those of the plan and of its tasks."""
+        run_dir = str(self.directory / name)
+        task_fields: dict[str, Any] = {
+            "scope": fields.pop("scope", "alone"),
+            "max_restarts": fields.pop("max_restarts", 0),
+            "env": {"RUN_DIR": run_dir, "RUN_NAME": name, "PYTHONPATH": os.getcwd(), **fields.pop("env", {})},  # noqa: PTH109
+            "supervised": fields.pop("supervised", False),
+        }
+        tasks = tuple(_task(task, text, place, **task_fields) for place, (task, text) in enumerate(programs.items()))
+        settings: dict[str, Any] = {
+            "target": "local", "strategy": "parameter_server", "spec_digest": "d1", "start_timeout": 20.0, "grace_period": 5.0,
+            "deadline": None, "decisive": (tasks[0].name,),
+        }  # fmt: skip
+        return Plan(name=name, run_dir=run_dir, tasks=tasks, **settings | fields)
+
+    def start(self, programs: dict[str, str], *, detach: bool = True, **fields: Any) -> str:
+        """Start a run and return its name."""
+        plan = self.plan(programs, **fields)
+        self.backend.start(plan, {"name": plan.name}, detach=detach)
+        return plan.name
+
+    def wait(self, name: str = "run", seconds: float = 15) -> RunStatus:
+        """Return the run's status once it has ended."""
+        until(lambda: self.backend.status(name).state in ENDED, seconds)
+        return self.backend.status(name)
+
+    def lines(self, name: str = "run", task: str = "chief") -> list[str]:
+        """Return what a task has written, without the launcher's own lines."""
+        lines = self.backend.logs(name, tasks=[task], follow=False)
+        return [line.text for line in lines if not line.text.startswith("--- launcher: ")]
+
+    def until_line(self, text: str, name: str = "run", task: str = "chief") -> None:
+        """Wait until a task has written a line."""
+        until(lambda: text in self.lines(name, task))
+
+    def layout(self, name: str = "run") -> Layout:
+        """Return where the run keeps its files."""
+        return Layout(self.directory / name)
+
+    def supervisor(self, name: str = "run") -> int:
+        """Return the process id of a run's supervisor."""
+        snapshot = state.read(self.layout(name).state)
+        assert snapshot is not None
+        assert snapshot.supervisor is not None
+        return snapshot.supervisor.pid
+
+    def processes(self, name: str = "run") -> list[int]:
+        """Return every process that was started for the run, wherever it went, the supervisor not among them."""
+        mine = str(self.directory / name)
+        return [pid for pid in processes._running() if processes._session_of(pid) is not None and processes.belongs(pid, run_dir=mine)]
+
+
+def _task(name: str, text: str, place: int, *, scope: Scope, max_restarts: int, env: dict[str, str], supervised: bool) -> Task:
+    role, _, index = name.partition("-")
+    roles: dict[str, RoleName] = {"chief": "chief", "worker": "worker", "ps": "ps", "evaluator": "evaluator"}
+    program = (sys.executable, "-u", "-c", "import os, sys, time, signal, subprocess\n" + text)
+    return Task(
+        name=name,
+        role=roles[role],
+        index=int(index or 0),
+        address=f"127.0.0.1:{2222 + place}",
+        tf_config={"cluster": {}, "task": {"type": role, "index": int(index or 0)}},
+        command=(sys.executable, "-P", "-m", "trainer", "--", *program) if supervised else program,
+        env=env,
+        resources=Resources(),
+        restart=RestartRule(scope, max_restarts),
+        mounts_run_dir=True,
+    )
+
+
+def until(condition: Callable[[], bool], seconds: float = 15) -> None:
+    """Wait until something holds; fail when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.03)

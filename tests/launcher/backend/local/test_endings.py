@@ -1,0 +1,36 @@
+"""Who is asked to leave when."""
+
+import json
+
+import pytest
+
+from launcher.backend.local import endings
+from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
+
+NAMES: dict[str, RoleName] = {"chief": "chief", "worker-0": "worker", "ps-0": "ps", "evaluator": "evaluator"}
+
+
+def plan(strategy: str, *, trains: bool) -> Plan:
+    env = {"TRAINER_SETTINGS": json.dumps({"train": {}} if trains else {})}
+    tasks = tuple(
+        Task(name, role, 0, "", {}, (), env, Resources(), RestartRule("alone", 0), mounts_run_dir=True) for name, role in NAMES.items()
+    )
+    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",))
+
+
+def test_servers_are_asked_to_stop_after_those_that_save() -> None:
+    assert endings.waves(plan("parameter_server", trains=True)) == [{"chief", "evaluator"}, {"worker-0", "ps-0"}]
+    assert endings.waves(plan("multi_worker_mirrored", trains=True)) == [set(NAMES)]
+
+
+@pytest.mark.parametrize(
+    "strategy, trains, expected",
+    [
+        ("parameter_server", True, {"ps-0": 20, "worker-0": 20}),
+        ("parameter_server", False, {"ps-0": 0, "worker-0": 3}),
+        ("multi_worker_mirrored", False, {"worker-0": 20}),
+    ],
+)
+def test_own_time_at_the_end_of_a_run(strategy: str, trains: bool, expected: dict[str, float]) -> None:
+    made = plan(strategy, trains=trains)
+    assert {task.name: endings.own_time(made, task) for task in made.tasks if task.name in expected} == expected

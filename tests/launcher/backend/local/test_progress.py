@@ -1,0 +1,33 @@
+"""What a run has reached, from its events."""
+
+from launcher.backend.local.progress import Progress
+
+
+def test_evaluations_are_told_rather_than_training_metrics() -> None:
+    progress = Progress()
+    progress.apply({"event": "progress", "step": 1, "steps": 9, "metrics": {"accuracy": 0.1}}, leads=True)
+    assert progress.metrics == {"accuracy": 0.1}
+    progress.apply({"event": "evaluated", "step": 1, "metrics": {"accuracy": 0.8}}, leads=False)
+    progress.apply({"event": "progress", "step": 2, "steps": 9, "metrics": {"accuracy": 0.2}}, leads=True)
+    assert (progress.step, progress.metrics) == (2, {"accuracy": 0.8})
+
+
+def test_only_the_task_that_leads_tells_of_steps() -> None:
+    progress = Progress()
+    assert progress.apply({"event": "ready"}, leads=False)
+    assert not progress.apply({"event": "progress", "step": 5}, leads=False)
+    assert (progress.ready, progress.step) == (True, None)
+
+
+def test_values_of_the_wrong_kind_count_as_not_told() -> None:
+    progress = Progress()
+    event = {"event": "progress", "step": True, "steps": "9", "loss": float("nan"), "metrics": {"a": 1, "b": "x", "c": float("inf")}}
+    progress.apply(event, leads=True)
+    assert (progress.step, progress.steps, progress.loss, progress.metrics) == (None, None, None, {"a": 1.0})
+    assert progress.eta() is None
+
+
+def test_a_restored_run_starts_from_its_checkpoint() -> None:
+    progress = Progress()
+    progress.apply({"event": "restored", "step": 40, "path": "ckpt-40"}, leads=True)
+    assert progress.fields(ended=False)["step"] == 40

@@ -1,0 +1,34 @@
+"""The table of what follows from an exit code, and the back-off."""
+
+import pytest
+
+from launcher.backend.local import restarts
+from launcher.backend.local.restarts import Verdict
+
+
+@pytest.mark.parametrize(
+    "code, counted, expected",
+    [
+        (0, 0, Verdict.DONE),
+        (2, 0, Verdict.GIVE_UP),
+        (75, 0, Verdict.RESTART),
+        (75, 3, Verdict.GIVE_UP),
+        (143, 3, Verdict.RESTART_UNCOUNTED),
+        (1, 2, Verdict.RESTART),
+        (137, 3, Verdict.GIVE_UP),
+    ],
+)
+def test_verdict(code: int, counted: int, expected: Verdict) -> None:
+    assert restarts.verdict(code, counted=counted, max_restarts=3) is expected
+
+
+def test_signals_are_told_as_shells_do() -> None:
+    assert [restarts.exit_code(code) for code in (0, 75, -9, -15)] == [0, 75, 137, 143]
+
+
+def test_the_delay_doubles_up_to_a_limit_and_starts_anew_after_a_healthy_minute() -> None:
+    delays = [0.0]
+    for _ in range(7):
+        delays.append(restarts.delay(delays[-1], ran_for=5))
+    assert delays[1:] == [1, 2, 4, 8, 16, 30, 30]
+    assert restarts.delay(30, ran_for=60) == 1
