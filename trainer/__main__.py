@@ -158,7 +158,8 @@ def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[s
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     if settings is not None:
-        environment["TRAINER_SETTINGS"] = settings.model_dump_json()
+        # What was left out stays left out: the workload's defaults fill it in.
+        environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
     strategy = settings.strategy if settings else _likely_strategy(task)
     return Job(
         command=tuple(command or TRAINING),

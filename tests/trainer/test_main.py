@@ -96,6 +96,14 @@ def test_settings_limit_the_restarts_of_a_users_program() -> None:
     assert "limit of 0 restarts" in ended.stdout
 
 
+def test_settings_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("{run: a, run_dir: /runs/a, scratch_dir: /scratch, max_restarts: 1}")
+    ended = trainer("--settings", str(file), "--", "sh", "-c", 'echo "$TRAINER_SETTINGS"')
+    given = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/scratch", "max_restarts": 1}
+    assert json.loads(ended.stdout.splitlines()[-1]) == given  # and nothing that was left out: the workload decides that
+
+
 def test_a_users_program_waits_for_its_peers_by_name(trainers: Any, ports: Any) -> None:
     address = ports.address()
     config = {"cluster": {"worker": [ports.address(), address]}, "task": {"type": "worker", "index": 0}}
