@@ -65,4 +65,7 @@ class Summarizing(Protocol):
         """
 
     def write_start_summaries(self, model: "keras.Model", logdir: str) -> None:
-        """Write what is written once, before the first step: the graph, the projector's configuration."""
+        """Write what needs no step: the graph, the projector's configuration.
+
+        Called on the chief alone before the first step of each attempt, also of a resumed one, with the same default writer.
+        """
