@@ -93,11 +93,11 @@ class TensorBoard:
         """Return the answer to `get` as JSON."""
         return json.loads(self.get(path, **query))
 
-    def wait_for(self, path: str, expected: set[str], seconds: float = 30) -> Any:
+    def wait_for(self, path: str, expected: set[str], seconds: float = 60) -> Any:
         """Return `json(path)` as soon as it, a mapping or a list, names all of `expected`; TensorBoard loads a log bit by bit."""
         return self._until(lambda found: expected <= set(found), path, f"name {sorted(expected)}", seconds)
 
-    def wait_for_plugins(self, expected: set[str], seconds: float = 30) -> None:
+    def wait_for_plugins(self, expected: set[str], seconds: float = 60) -> None:
         """Return as soon as these plugins have something to show: TensorBoard has their tabs."""
         self._until(
             lambda found: all(found[plugin]["enabled"] for plugin in expected), "plugins_listing", f"enable {sorted(expected)}", seconds
