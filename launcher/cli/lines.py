@@ -24,14 +24,15 @@ def event_in(text: str) -> Event | None:
     return event
 
 
-# What TensorFlow's C++ side says of itself at level INFO, and absl before it is set up.
+# What TensorFlow's C++ side says of itself at level INFO, and absl before it is set up; and that a run starts, in each task's log.
 _CHATTER = re.compile(
-    r"I\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+ \S+:\d+\] "
+    r"I\d{4} \d\d:\d\d:\d+\.\d+\s+\d+ \S+:\d+\] "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \w+/"
     r"|WARNING: All log messages before absl::InitializeLog"
+    rf"|{LAUNCHER_NOTE}run \S+ starts$"
 )
 
 
 def is_chatter(text: str) -> bool:
-    """Tell whether a line of output is TensorFlow's own information, which `up` leaves to `logs`."""
+    """Tell whether a line of output tells nobody anything while a run is watched; `logs` shows it."""
     return _CHATTER.match(text) is not None

@@ -1,6 +1,7 @@
 """A run in the foreground on a terminal: a bar and a line for each task below, what is notable scrolls above."""
 
 import time
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +23,7 @@ from trainer.events import Event, render
 # What the display below shows anyway does not scroll.
 _SHOWN_BELOW = frozenset({"started", "ready", "progress", "checkpoint", "done"})
 _STYLES = {"restarting": "yellow", "failed": "red", "stopping": "yellow", "waiting": "bright_black"}
+_BAR = partial(ProgressBar, complete_style="cyan", finished_style="green")
 # Lines of the terminal that stay free for what scrolls.
 _KEPT_FREE = 8
 
@@ -63,7 +65,7 @@ class LiveView:
         """Let a program's own output scroll, without TensorFlow's chatter."""
         if is_chatter(line.text):
             return
-        style = "bright_black" if line.text.startswith(LAUNCHER_NOTE) else ""
+        style = "yellow" if line.text.startswith(LAUNCHER_NOTE) else ""
         self._console.print(self._prefixes.line(line.task, line.text, style), soft_wrap=True)
 
     def status(self, status: RunStatus) -> None:
@@ -88,7 +90,8 @@ class LiveView:
         return Group(*parts)
 
     def _head(self, state: State) -> RenderableType:
-        self._spinner.update(text=Text.assemble((self._name, "bold"), "  ", (self._saying or str(state), task_rows.MARKS[state][1])))
+        doing = self._saying or ("starting" if state is State.PENDING else str(state))
+        self._spinner.update(text=Text.assemble((self._name, "bold"), "  ", (doing, task_rows.MARKS[state][1])))
         return self._spinner
 
     def _bar(self, status: RunStatus) -> RenderableType:
@@ -100,7 +103,7 @@ class LiveView:
         line = Table.grid(padding=(0, 1), expand=True)
         line.add_column(ratio=1, min_width=10)
         line.add_column(no_wrap=True)
-        line.add_row(ProgressBar(total=steps, completed=min(step, steps)), Text(f"{100 * step / steps:3.0f} %"))
+        line.add_row(_BAR(total=steps, completed=min(step, steps)), Text(f"{100 * step / steps:3.0f} %"))
         return Group(line, self._facts(status, progress, f"{step:,}/{steps:,}", elapsed))
 
     def _facts(self, status: RunStatus, progress: Event, steps: str, elapsed: str) -> Text:

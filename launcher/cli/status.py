@@ -41,12 +41,14 @@ def status(
     if watch and console.is_terminal and not as_json:
         _watch(backend, run, console)
         return
-    while True:
+    shown: RunStatus | None = None
+    while shown is None or (watch and shown.state not in ENDED):
+        if shown is not None:
+            time.sleep(WATCH_EVERY)
         current = backend.status(run)
-        _print(console, current, as_json=as_json)
-        if not watch or current.state in ENDED:
-            return
-        time.sleep(WATCH_EVERY)
+        if current != shown:
+            _print(console, current, as_json=as_json)
+        shown = current
 
 
 def _watch(backend: Backend, run: str, console: Console) -> None:

@@ -36,7 +36,7 @@ def tensorboard(
     """Open TensorBoard on a run's logs."""
     from launcher.cli.backends import open_backend
 
-    if importlib.util.find_spec("tensorboard") is None:
+    if not _is_installed():
         raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
     backend = open_backend(on, runs)
     run = find_run(name, backend, runs)
@@ -53,6 +53,13 @@ def tensorboard(
     sys.stdout.flush()
     # In place of this process: Ctrl-C and signals reach TensorBoard itself, and nothing is left behind.
     os.execv(sys.executable, words)  # noqa: S606  a shell is what we do not want
+
+
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("tensorboard") is not None
+    except ValueError:  # noted as not to be had
+        return False
 
 
 def _is_free(host: str, port: int) -> bool:

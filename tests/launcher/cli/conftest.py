@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
 def cli(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cli]:
     """Run a command line in an empty directory; whatever still runs at the end of the test is killed."""
 
-    def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 40) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*LAUNCHER, *arguments],
             cwd=tmp_path,

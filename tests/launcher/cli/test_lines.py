@@ -54,6 +54,8 @@ def test_ordinary_output_is_output(line: str) -> None:
         ("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR", True),
         ("2026-01-31 12:00:00.123456: W tensorflow/core/framework/op.cc:1] something", False),
         ("E0000 00:00:1795263742.645292   25075 grpc.cc:1] lost", False),
+        ("--- launcher: run toy starts", True),
+        ("--- launcher: attempt 2 starts in 1 s: killed", False),
         ("I am a line", False),
     ],
 )
