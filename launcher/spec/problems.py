@@ -82,6 +82,12 @@ def any_of(names: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def all_of(names: Iterable[str]) -> str:
+    """Write names as a list: `a, b and c`."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that `word` most probably means, or None when nothing is near.
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from launcher.spec import names, quantities, wording
 from launcher.spec.document import Document
 from launcher.spec.models import ClusterSpec, Role
-from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, shown
+from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
 from trainer.settings import Train
 from trainer.workloads import catalog
 
@@ -75,12 +75,13 @@ def roles_fit_strategy(subject: Subject) -> Iterator[Finding]:
     """The strategy has every role it needs, and no other."""
     strategy, present = subject.spec.strategy, _roles(subject.spec)
     shape = SHAPES[strategy]
-    expected = f"{' and '.join(shape.required)}, and if you like {any_of(shape.optional)}"
+    expected = f"{all_of(shape.required)}; {all_of(shape.optional)} if you like"
+    # Without `roles` in the file, the strategy is the place to look at.
+    place = None if ("roles",) in subject.document.sources else subject.document.place(("strategy",))
     for role in shape.required:
         if role not in present:
-            yield Finding(
-                ("roles", role), f"strategy {strategy} needs a {role}, and there is none", expected, f"add `{role}: {{}}` to `roles`"
-            )
+            message = f"strategy {strategy} needs a {role}, and there is none"
+            yield Finding(("roles", role), message, expected, f"add `{role}: {{}}` to `roles`", place=place)
     for role in present:
         if role not in shape.required + shape.optional:
             fitting = any_of(name for name, other in SHAPES.items() if role in other.required + other.optional)
@@ -119,7 +120,7 @@ def train_or_command(subject: Subject) -> Iterator[Finding]:
     expected = "either `train`, for the built-in trainer, or `command`, for a program of your own"
     if given.get("train") is not None and given.get("command") is not None:
         yield Finding(("command",), "`train` and `command` exclude each other", expected, "remove one of the two", on="key")
-    nothing = subject.spec.train is None and subject.spec.command is None
+    nothing = given.get("train") is None and given.get("command") is None
     if nothing and not subject.broken & {("train",), ("command",)} and not _is_empty(subject, ("train",)):
         yield Finding((), "there is nothing to run: neither `train` nor `command`", expected, "add `train: {workload: mnist_mlp}`, say")
 
@@ -308,7 +309,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "workload"), ("train", "evaluate"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
     ((), env_names),
-    ((("kubernetes", "node_selector"),), node_labels),
+    ((), node_labels),
     ((("code",),), code_exists),
     ((("train", "data"),), data_exists),
 )

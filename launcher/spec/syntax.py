@@ -48,7 +48,7 @@ def parse(data: bytes, file: str) -> yaml.MappingNode:
     if node is None:
         raise _error(file, 0, 0, "the file is empty", "a cluster spec", "write a starter spec with `launcher init`")
     if not isinstance(node, yaml.MappingNode):
-        kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single text"
+        kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
         raise _error(
             file,
             node.start_mark.line,
@@ -142,9 +142,9 @@ def _worded(text: str, file: str, error: yaml.MarkedYAMLError) -> SpecError:
         except yaml.YAMLError:
             pass
     problem = error.problem or "cannot be read"
-    # The mark of the problem is often the end of the file; what it belongs to starts at the context's mark.
-    unclosed = "unexpected end of stream" in problem or "expected ','" in problem
-    mark = (error.context_mark if unclosed else None) or error.problem_mark or error.context_mark
+    # The problem's mark is behind what is wrong, often at the end of the file; the context's mark is at its start.
+    behind = any(part in problem for part in ("unexpected end of stream", "expected ','", "could not find expected ':'"))
+    mark = (error.context_mark if behind else None) or error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
     for part, message, remedy in _WORDING:
         if part in problem:

@@ -14,6 +14,19 @@ from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, p
 _PRINTS_IN_FULL = 1e15
 _PLAIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
 
+# What people mean who write one value for a whole section.
+_SHORTHANDS = {
+    **dict.fromkeys(("chief", "worker", "ps", "evaluator"), "replicas"),
+    **dict.fromkeys(("checkpoint", "evaluate", "summaries"), "every_steps"),
+    "train": "workload",
+    "sync": "replicas_to_aggregate",
+    "storage": "size",
+    "tensorboard": "port",
+}
+
+# What a missing field could be.
+_SAMPLES = {"version": "1", "name": "my-run", "workload": "mnist_mlp", "replicas_to_aggregate": "2"}
+
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -70,7 +83,7 @@ def _finding(error: ErrorDetails, model: sections.Model, sources: Mapping[Path, 
         return _unknown_key(path, model, prefix)
     if kind == "missing":
         where = f" in `{path_text(path[:-1])}`" if len(path) > 1 else ""
-        return Finding(path, f"`{path[-1]}` is missing{where}", "", f"add `{path[-1]}: ...`")
+        return Finding(path, f"`{path[-1]}` is missing{where}", "", f"add `{path[-1]}: {_SAMPLES.get(str(path[-1]), '...')}`")
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         bound = _number_text(context[key])
@@ -108,7 +121,7 @@ def _unknown_key(path: Path, model: sections.Model, prefix: Path) -> Finding:
 def _unknown_choice(path: Path, value: Any, known: tuple[str, ...], source: Source | None) -> Finding:
     expected = any_of(str(choice) for choice in known)
     if not isinstance(value, str):
-        return _wrong_type(path, value, expected, source)
+        return Finding(path, _kind(value, _written(value, source)), expected, "choose one of them")
     meant = nearest(value, known)
     return Finding(path, f"{shown(value)} is not one of the choices", expected, f"write {meant}" if meant else "choose one of them")
 
@@ -116,7 +129,7 @@ def _unknown_choice(path: Path, value: Any, known: tuple[str, ...], source: Sour
 def _wrong_type(path: Path, value: Any, expected: str, source: Source | None) -> Finding:
     if value is None:
         return Finding(path, f"`{path_text(path)}` has no value", expected, "give it a value or leave the key out")
-    written = source.text if source and source.text is not None and not source.quoted else shown(value)
+    written = _written(value, source)
     remedy = f"write {expected}"
     match expected, value:
         case "text", bool() | int() | float():
@@ -125,14 +138,23 @@ def _wrong_type(path: Path, value: Any, expected: str, source: Source | None) ->
             message = f"{written} is a number with a fraction or an exponent"
             return Finding(path, message, expected, f"write {round(value)}" if abs(value) < _PRINTS_IN_FULL else remedy)
         case "a whole number" | "a number", str():
-            remedy = f"write {meant}" if (meant := _number_in(value)) else remedy
+            without_quotes = ", without quotes" if source and source.quoted else ""
+            remedy = f"write {meant}{without_quotes}" if (meant := _number_in(value)) else remedy
         case "a list", str():
             remedy = f"write {path[-1]}: {_as_list(value)}"
         case "a mapping", list():
             remedy = "write lines of `key: value`, without dashes"
+        case "a mapping", _:
+            inner = _SHORTHANDS.get(str(path[-1]))
+            remedy = f"write {path[-1]}: {{{inner}: {written}}}" if inner else "write lines of `key: value` below it"
         case "true or false", str():
             remedy = "write true or false, without quotes"
     return Finding(path, _kind(value, written), expected, remedy)
+
+
+def _written(value: Any, source: Source | None) -> str:
+    """Return a value as it stands in the file, where that differs from how it is read."""
+    return source.text if source and source.text is not None and not source.quoted else shown(value)
 
 
 def _kind(value: Any, written: str) -> str:

@@ -1,0 +1,53 @@
+"""Wrong specs, one a file in tests/invalid, each with the exact problems it must give.
+
+`python tests/launcher/spec/test_invalid.py --write` writes the expectations anew: read the difference before you commit it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SpecError
+from launcher.spec.loader import load
+from launcher.spec.problems import render
+
+INVALID = Path(__file__).parents[2] / "invalid"
+CASES = sorted(INVALID.glob("*.yaml"))
+
+
+def problems_of(case: Path) -> str:
+    """Return the problems of a spec as users read them, without the directory this repository is in."""
+    with pytest.raises(SpecError) as caught:
+        load(Path(case.name))
+    return render(caught.value.problems).replace(str(INVALID), "<directory>") + "\n"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_gives_exactly_the_expected_problems(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(INVALID)
+    assert problems_of(case) == case.with_suffix(".expected").read_text(encoding="utf-8")
+
+
+def test_there_are_enough_cases_and_each_has_its_expectation() -> None:
+    assert len(CASES) >= 60
+    assert {case.stem for case in CASES} == {expected.stem for expected in INVALID.glob("*.expected")}
+
+
+def test_each_problem_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(INVALID)
+    for case in CASES:
+        with pytest.raises(SpecError) as caught:
+            load(Path(case.name))
+        for problem in caught.value.problems:
+            assert problem.line >= 1, case.name
+            assert problem.column >= 1, case.name
+            assert problem.message, case.name
+            assert problem.remedy, case.name
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    os.chdir(INVALID)
+    for wrong in CASES:
+        wrong.with_suffix(".expected").write_text(problems_of(wrong), encoding="utf-8")
