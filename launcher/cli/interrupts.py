@@ -17,7 +17,9 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in _ASKING:
-            self._before[number] = signal.signal(number, self._note)
+            # What we were started to ignore stays ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

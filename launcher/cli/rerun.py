@@ -27,7 +27,12 @@ class Asked:
 
 def before(backend: Backend, runs: Path, name: str) -> RunStatus | None:
     """Return the status of the run of that name that is there already, or None."""
-    return backend.status(name) if stored(runs, name, "spec") is not None else None
+    if stored(runs, name, "spec") is None:
+        return None
+    try:
+        return backend.status(name)
+    except UsageError:  # it was never started: what is there is what an `up` left that could not start it
+        return None
 
 
 def decide(old: RunStatus | None, changes: Sequence[Change], asked: Asked, runs: Path) -> Decision:

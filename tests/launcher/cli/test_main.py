@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.cli.main import run
+from launcher.cli.main import load, run
 from launcher.cli.verbs import VERBS
 from tests.launcher.cli.conftest import LAUNCHER, ROOT, Cli
 
@@ -27,7 +29,13 @@ def test_help_of_each_verb_has_examples_that_parse(verb: str, capsys: pytest.Cap
     assert run([verb, "--help"]) == 0
     written = capsys.readouterr().out
     assert VERBS[verb].summary in written
-    assert f"  launcher {verb}" in written.partition("Examples:")[2]
+    lines = [line.strip() for line in written.partition("Examples:")[2].splitlines() if line.startswith("    launcher ")]
+    assert lines
+    for line in lines:
+        first = re.split(r" (?:\||&&|>) ", line)[0]
+        program, named, *arguments = shlex.split(first)
+        assert (program, named) == ("launcher", verb)
+        load(verb).make_context(verb, arguments).close()
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

@@ -86,8 +86,8 @@ def terminal(tmp_path: Path, environment: dict[str, str], cli: Cli) -> Iterator[
     del cli
     opened: list[Terminal] = []
 
-    def open_terminal(*arguments: str) -> Terminal:
-        opened.append(Terminal(arguments, tmp_path, environment))
+    def open_terminal(*arguments: str, **variables: str) -> Terminal:
+        opened.append(Terminal(arguments, tmp_path, environment | variables))
         return opened[-1]
 
     yield open_terminal
@@ -147,3 +147,24 @@ def test_a_changed_spec_is_asked_about(answer: bytes, code: int, shown: str, ter
     up.type(answer)
     assert up.wait() == code
     assert shown in up.written
+
+
+def test_ctrl_c_in_logs_leaves_the_run_alone(terminal: Opener, spec: Spec, cli: Cli) -> None:
+    assert cli("up", spec("forever"), "--detach").returncode == 0
+    logs = terminal("logs", "-f")
+    logs.read_until("| up")
+    logs.type(CTRL_C)
+    assert logs.wait() == 130
+    assert "Traceback" not in logs.written
+    assert state(cli) == "running"
+
+
+def test_status_has_colours_unless_they_are_not_wanted(terminal: Opener, spec: Spec, cli: Cli) -> None:
+    assert cli("up", spec("steps", "1", "0")).returncode == 0
+    coloured = terminal("status")
+    assert coloured.wait() == 0
+    assert "\x1b[32m✔ succeeded" in coloured.written
+    plain = terminal("status", NO_COLOR="1")
+    assert plain.wait() == 0
+    assert "✔ succeeded" in plain.written
+    assert "\x1b[3" not in plain.written

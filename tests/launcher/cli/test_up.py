@@ -104,10 +104,12 @@ def test_fresh_and_resume_exclude_each_other(cli: Cli, spec: Spec) -> None:
     assert "exclude each other" in done.stderr
 
 
-def start(tmp_path: Path, environment: dict[str, str], *arguments: str, until: str = "up") -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, environment: dict[str, str], *arguments: str, until: str = "up", before: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
     """Start `up` in the foreground and wait until its task has written a line."""
     process = subprocess.Popen(
-        [*LAUNCHER, "up", *arguments],
+        [*before, *LAUNCHER, "up", *arguments],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -137,6 +139,17 @@ def test_a_signal_saves_and_stops(
     assert "toy stopped" in out
     assert (tmp_path / "runs" / "toy" / "saved").is_file()
     assert json.loads(cli("status", "--json").stdout)["state"] == "stopped"
+
+
+def test_under_nohup_the_end_of_the_terminal_ends_nothing(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+    process = start(tmp_path, environment, spec("forever"), before=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert json.loads(cli("status", "--json").stdout)["state"] == "running"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
 
 
 def test_a_reader_that_leaves_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
