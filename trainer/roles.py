@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.engine import servers
+from trainer.engine.bare_server import server_class
 from trainer.engine.session import Session
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
@@ -26,6 +27,18 @@ class Context:
     report: Reporter
     stopped: Callable[[], bool]
     began: float
+
+
+def import_for(strategy: str, role: str) -> None:
+    """Import what a role needs of TensorFlow: all of it, or for servers the little that serves."""
+    if _ROLES.get((strategy, role)) is _serve:
+        server_class()
+    else:
+        import keras
+        import tensorflow as tf
+
+        assert keras
+        assert tf
 
 
 def run(context: Context) -> ExitCode:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from trainer import lifeline
+from trainer import lifeline, quiet
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.settings import TrainerSettings
@@ -61,8 +61,6 @@ def main() -> NoReturn:
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
     report = Reporter(task.name)
-    attempt = int(os.environ.get("TRAINER_ATTEMPT", "1"))
-    report("started", attempt=attempt, role=task.role, pid=os.getpid())
     code = _run(task, settings, report, stop, began)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -70,9 +68,12 @@ def main() -> NoReturn:
 
 
 def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _Stop, began: float) -> ExitCode:
-    from trainer import roles
-    from trainer.engine.session import PeerLostError
-    from trainer.workloads.errors import WorkloadError
+    with quiet.importing():
+        from trainer import roles
+        from trainer.engine.session import PeerLostError
+        from trainer.workloads.errors import WorkloadError
+
+        roles.import_for(settings.strategy, task.role)
 
     try:
         return roles.run(roles.Context(task, roles.complete(settings), report, stop, began))

@@ -1,6 +1,6 @@
 """Saves and restores the chief's model, optimizer and global step, as plain TensorFlow checkpoints.
 
-The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=...)`. A
+The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...])`. A
 checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before.
 """
 
@@ -10,6 +10,12 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
+
+from trainer.workloads.errors import WorkloadError
+
+
+class CheckpointError(WorkloadError):
+    """What is in the run directory cannot be gone on from. Nothing in it was changed."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,9 @@ class Checkpoints:
 
     def __init__(self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int) -> None:
         self._step = tf.Variable(0, dtype=tf.int64)
-        self._saved = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step)
+        # Keras leaves the state of random layers out of a model's checkpoint.
+        seeds = [v.value for v in model.non_trainable_variables if not v.value.dtype.is_floating]
+        self._saved = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step, seeds=seeds)
         self._manager = tf.train.CheckpointManager(self._saved, str(directory), max_to_keep=keep, checkpoint_name="ckpt")
 
     @property
@@ -40,22 +48,31 @@ class Checkpoints:
         Each that cannot be read is told to `notice` and left in place.
 
         Raises:
-            ValueError: a checkpoint is there and fits another model; going on would lose it.
+            CheckpointError: a checkpoint is there and fits another model, or none of them can be read; going on would lose them.
         """
-        for path in reversed(self._manager.checkpoints):
+        paths = list(reversed(self._manager.checkpoints))
+        for path in paths:
             try:
-                self._saved.restore(path).assert_existing_objects_matched()
-            except (AssertionError, ValueError) as error:
-                message = (
-                    f"the checkpoint {path} is of another model or optimizer: {str(error).splitlines()[0]}; "
-                    "train under another name, or start afresh"
-                )
-                raise ValueError(message) from error
-            except tf.errors.OpError as error:
-                notice(f"the checkpoint {path} cannot be read and is passed over: {str(error.message).splitlines()[0]}")
+                status = self._saved.restore(path)
+            except ValueError as error:  # shapes differ
+                raise self._other_model(path, error) from error
+            except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
+                notice(f"the checkpoint {path} cannot be read and is passed over: {next(iter(str(error).splitlines()), repr(error))}")
                 continue
+            try:
+                status.assert_existing_objects_matched()
+            except AssertionError as error:
+                raise self._other_model(path, error) from error
             return Restored(int(self._step.numpy()), path)
+        if paths:
+            raise CheckpointError(f"none of the {len(paths)} checkpoints can be read: {', '.join(paths)}; start afresh, or put a copy in their place")
         return None
+
+    @staticmethod
+    def _other_model(path: str, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}); train under another name, or start afresh"
+        )
 
     def save(self, step: int) -> str:
         """Write a checkpoint of global step `step`, delete those beyond `keep`, and return its path."""

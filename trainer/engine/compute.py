@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Workload
 
 
@@ -22,13 +23,13 @@ def build(workload: Workload, seed: int) -> Built:
     """Make the model and the optimizer with start weights from `seed`.
 
     Raises:
-        ValueError: the model has no weights to train.
+        WorkloadError: the model has no weights to train.
     """
     keras.utils.set_random_seed(seed)
     model = workload.model()
     if not model.built or not model.trainable_variables:
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
-        raise ValueError(message)
+        raise WorkloadError(message)
     optimizer = workload.optimizer()
     optimizer.build(model.trainable_variables)
     return Built(model, optimizer)

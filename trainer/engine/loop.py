@@ -33,7 +33,7 @@ def run(session: Session, workload: Workload, settings: TrainerSettings, report:
 
     Raises:
         PeerLostError: from the session; what was saved last is what training resumes from.
-        ValueError: the checkpoints in the run directory are of another model.
+        CheckpointError: the checkpoints in the run directory are of another model.
     """
     assert settings.train is not None
     train = settings.train
@@ -119,7 +119,7 @@ class _Chief:
             due.start(step)
         self._record.update("running", step)
         self._since = time.monotonic()
-        if step == 0 and self._train.summaries.every_steps and hasattr(self._workload, "write_start_summaries"):
+        if self._train.summaries.every_steps and hasattr(self._workload, "write_start_summaries"):
             with self.logs.training_writer(0):
                 self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
         return step

@@ -1,0 +1,48 @@
+"""A workload small enough to train to the end in a second: two classes of points, with every kind of layer state."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.workloads import in_memory
+from trainer.workloads.protocol import Shard
+
+
+class Small:
+    """Points [batch, 4] to logits [batch, 2]. `params`: optimizer (a Keras name), dropout, normalised."""
+
+    def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
+        self._params, self._seed = dict(params), seed
+        random = np.random.default_rng(5)
+        self._inputs = random.normal(size=(400, 4)).astype(np.float32)
+        self._targets = (self._inputs.sum(axis=1) > 0).astype(np.int64)
+        assert data == "synthetic"
+
+    def model(self) -> keras.Model:
+        layers: list[Any] = [keras.Input((4,)), keras.layers.Dense(8, activation="relu")]
+        if self._params.get("normalised"):
+            layers.append(keras.layers.BatchNormalization())
+        if self._params.get("dropout"):
+            layers.append(keras.layers.Dropout(0.2, seed=3))
+        return keras.Sequential([*layers, keras.layers.Dense(2)])
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        name, arguments = self._params.get("optimizer", "Adam"), dict(self._params.get("arguments", {}))
+        if self._params.get("schedule"):
+            arguments["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9)
+        return getattr(keras.optimizers, name)(**{"learning_rate": 0.05, **arguments})
+
+    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs))
+
+    def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"accuracy": tf.reduce_mean(tf.cast(tf.argmax(outputs, axis=1) == targets, tf.float32))}
+
+    def train_data(self, shard: Shard) -> tf.data.Dataset:
+        return in_memory.batches(self._inputs, self._targets, shard)
+
+    def eval_data(self, batch_size: int) -> tf.data.Dataset:
+        return in_memory.once(self._inputs, self._targets, batch_size)

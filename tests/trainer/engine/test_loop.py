@@ -1,0 +1,127 @@
+"""The loop on real sessions in this process: resume is exact, files are written when they are due."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.engine.small import Small
+from trainer.engine import loop, record
+from trainer.engine.checkpoints import CheckpointError
+from trainer.engine.local import LocalSession
+from trainer.engine.ring import Ring
+from trainer.events import Reporter
+from trainer.settings import TrainerSettings
+
+
+class Output(io.StringIO):
+    """Collects the events that a reporter writes."""
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in map(json.loads, self.getvalue().splitlines()) if event["event"] == kind]
+
+
+def settings(run_dir: Path, steps: int, **train: Any) -> TrainerSettings:
+    base = {
+        "workload": "small:Small",
+        "steps": steps,
+        "batch_size": 16,
+        "checkpoint": {"every_steps": 10, "keep": 2},
+        "evaluate": {"every_steps": 20, "batch_size": 100},
+        "summaries": {"every_steps": 10, "profile_every_steps": 0},
+    }
+    return TrainerSettings.model_validate(
+        {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
+    )
+
+
+def train(run_dir: Path, steps: int, params: dict[str, Any] | None = None, stop_after: int | None = None, **changes: Any) -> tuple[Any, Any, Output]:
+    """Train in this process; returns session, outcome and what was reported."""
+    workload = Small({"dropout": True, "normalised": True} if params is None else params)
+    chosen = settings(run_dir, steps, **changes)
+    assert chosen.train
+    session = LocalSession(workload, chosen.train, Ring())
+    output = Output()
+    stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
+    outcome = loop.run(session, workload, chosen, Reporter("chief", output), stopped)
+    return session, outcome, output
+
+
+def state(session: Any) -> list[np.ndarray]:
+    return [np.asarray(v.value) for v in (*session.model.variables, *session.optimizer.variables)]
+
+
+def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    straight, _, _ = train(tmp_path / "straight", 60)
+    _, first, _ = train(tmp_path / "halves", 30)
+    resumed, second, output = train(tmp_path / "halves", 60)
+    assert (first.step, second.step) == (30, 60)
+    assert [event["step"] for event in output.events("restored")] == [30]
+    for whole, half in zip(state(straight), state(resumed), strict=True):
+        np.testing.assert_array_equal(whole, half)
+
+
+def test_steps_a_call_do_not_change_what_is_learned(tmp_path: Path) -> None:
+    one, _, _ = train(tmp_path / "one", 30, steps_per_execution=1)
+    many, _, _ = train(tmp_path / "many", 30, steps_per_execution=7)
+    for mine, theirs in zip(state(one), state(many), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_checkpoints_and_evaluations_come_when_they_are_due(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 45)
+    assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40, 45]
+    assert [event["step"] for event in output.events("evaluated")] == [20, 40, 45]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.index")) == ["ckpt-40.index", "ckpt-45.index"]
+    kept = record.read(tmp_path)
+    assert (kept["state"], kept["step"], kept["steps"]) == ("succeeded", 45, 45)
+    assert kept["metrics"] == pytest.approx(outcome.metrics)
+    assert list(tmp_path.glob("logs/train/events*"))
+    assert list(tmp_path.glob("logs/eval/events*"))
+
+
+def test_the_model_learns(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 150, params={})
+    assert outcome.metrics["accuracy"] > 0.95
+    assert output.events("progress")[-1]["step"] == 150
+
+
+def test_a_stop_saves_first_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 100, stop_after=33, steps_per_execution=1)
+    assert not outcome.finished
+    assert outcome.step == 34
+    assert output.events("checkpoint")[-1]["step"] == 34
+    assert record.read(tmp_path)["state"] == "stopped"
+    _, resumed, output = train(tmp_path, 100)
+    assert output.events("restored")[0]["step"] == 34
+    assert resumed.step == 100
+
+
+def test_timed_checkpoints(tmp_path: Path) -> None:
+    _, _, output = train(tmp_path, 40, steps_per_execution=10, checkpoint={"every_seconds": 1e-6})
+    assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40]
+
+
+def test_a_complete_run_trains_no_more(tmp_path: Path) -> None:
+    first, _, _ = train(tmp_path, 20)
+    second, outcome, output = train(tmp_path, 20)
+    assert outcome.step == 20
+    assert output.events("progress") == []
+    for mine, theirs in zip(state(first), state(second), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_profile_of_one_step_is_recorded(tmp_path: Path) -> None:
+    train(tmp_path, 25, summaries={"every_steps": 0, "profile_every_steps": 20})
+    assert len(list(tmp_path.glob("logs/train/plugins/profile/*/*.xplane.pb"))) == 1
+
+
+def test_another_models_checkpoints_end_the_run_before_anything_is_written(tmp_path: Path) -> None:
+    train(tmp_path, 20, params={})
+    before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    with pytest.raises(CheckpointError, match="of another model"):
+        train(tmp_path, 40, params={"normalised": True})
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before

@@ -1,0 +1,32 @@
+"""How many steps a call runs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.engine import pace
+
+
+@given(st.integers(1, 1000), st.floats(1e-6, 100))
+def test_a_call_grows_step_by_step_and_never_beyond_its_limits(steps: int, seconds: float) -> None:
+    chosen = pace.next_steps(steps, seconds)
+    assert 1 <= chosen <= 1000
+    assert chosen <= steps * 8
+
+
+def test_fast_steps_are_many_in_a_call_and_slow_ones_few() -> None:
+    assert pace.next_steps(100, 0.1) == 200
+    assert pace.next_steps(10, 20.0) == 1
+
+
+@given(st.integers(0, 5000), st.integers(1, 1000), st.integers(1, 500), st.one_of(st.none(), st.integers(1, 500)))
+def test_no_boundary_is_passed(step: int, wanted: int, every: int, also: int | None) -> None:
+    last = step + 2000
+    steps = pace.to_boundary(step, wanted, last, every, also)
+    assert 1 <= steps <= wanted
+    for multiple in (every, also):
+        if multiple:
+            assert (step + steps - 1) // multiple == step // multiple
+
+
+def test_the_last_step_ends_a_call() -> None:
+    assert pace.to_boundary(1990, 100, 2000, None) == 10
