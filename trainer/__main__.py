@@ -121,8 +121,8 @@ def _settings(path: str | None, problems: list[str]) -> "TrainerSettings | None"
 
 def _misuse(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None) -> list[str]:
     """Return why settings and command, each right by itself, cannot be run together or in this cluster."""
+    from trainer.child import missing_program
     from trainer.configuration import check_fit
-    from trainer.supervise import missing_program
 
     problems = check_fit(task, settings) if settings else []
     if command is None:

@@ -5,16 +5,15 @@ import os
 import selectors
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import lifeline
+from trainer.child import kill_group, reap, spawn
 from trainer.exit_codes import ExitCode
 from trainer.peers import ChiefWatch, PeerWait, Prober
 from trainer.reactor import Reactor, Timer
@@ -24,6 +23,7 @@ Report = Callable[..., None]
 
 TRAINING = (sys.executable, "-m", "trainer.task")
 
+_CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
 _LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
 _LONGEST_DETAIL = 2000
 
@@ -36,6 +36,7 @@ class Patience:
     orphan: float = 600.0  # for a chief that is gone
     first_waiting: float = 5.0
     waiting_every: float = 10.0
+    serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
     giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
     launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
     killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
@@ -116,7 +117,8 @@ class _Supervisor:
             reactor.call_later(0, self._start)
             reactor.run()
         finally:
-            self._kill_group()
+            if self._child is not None:
+                kill_group(self._child)
         return self._exit_code
 
     # Attempts
@@ -155,50 +157,17 @@ class _Supervisor:
             )
 
     def _spawn(self) -> int:
-        command = list(self._job.command)
         environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(self._attempt)}
         if self._error_file:
             environment["TRAINER_ERROR_FILE"] = str(self._error_file)
         environment.pop("TRAINER_LIFELINE", None)
-        pipe = self._parent_pipe() if lifeline.needs_pipe() else None
-        environment |= lifeline.child_environment(pipe)
-        process = subprocess.Popen(
-            command if self._job.built_in else lifeline.wrapped(command),
-            env=environment,
-            pass_fds=() if pipe is None else (pipe,),
-            process_group=0,
-        )
-        if pipe is not None:
-            os.close(pipe)
-        # Only this class reaps: the object must not, nor complain that nobody did.
-        process.returncode = 0
-        return process.pid
-
-    def _parent_pipe(self) -> int:
-        reading, writing = os.pipe()  # `writing` stays open, and is nobody else's, for as long as this process lives
-        os.set_inheritable(writing, False)
-        return reading
+        return spawn(self._job.command, environment, bound=self._job.built_in)
 
     def _reap(self) -> None:
-        """Take note of every child that ended; as process 1 of a container there are others than our own."""
-        while True:
-            try:
-                if hasattr(os, "waitid"):
-                    # Look first: while the dead leader is not reaped, its process group's number is nobody else's.
-                    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                    if ended is None:
-                        return
-                    if ended.si_pid == self._child:
-                        self._kill_group()
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self._child:
-                self._kill_group()
-                self._child = None
-                self._ended(os.waitstatus_to_exitcode(status))
+        code = reap(self._child)
+        if code is not None:
+            self._child = None
+            self._ended(code)
 
     def _ended(self, code: int) -> None:
         if self._wait is not None:
@@ -279,15 +248,32 @@ class _Supervisor:
         if self._stopping:
             return
         self._stopping = True
-        self._report("stopping", reason=reason)
+        serves = self._job.watched_chief is not None and self._child is not None
+        self._report("stopping", reason=f"{reason}; serving until the chief has saved" if serves else reason)
         if self._child is None:  # between two attempts
             if self._backoff is not None:
                 self._backoff.cancel()
             self._leave(ExitCode.STOPPED)
             return
+        if self._job.watched_chief is not None:
+            self._terminate_after_chief(self._job.watched_chief)
+            return
         self._terminate()
         if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow waits inside, deaf to signals
             self._reactor.call_later(self._job.patience.giving_up, self._kill_unless_training)
+
+    def _terminate_after_chief(self, address: str) -> None:
+        """Stop a server once its chief is gone: all tasks of a run are told at once, and the chief saves what servers hold."""
+        self._reactor.call_later(self._job.patience.serve_on, self._terminate)
+        ChiefWatch(
+            self._reactor,
+            self._prober,
+            address,
+            timeout=_CHIEF_IS_GONE,
+            lost=lambda _reason: None,
+            back=lambda: None,
+            orphaned=lambda _reason: self._terminate(),
+        )
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
@@ -315,17 +301,12 @@ class _Supervisor:
         if self._child is None or self._killed_for:
             return
         self._killed_for = reason
-        self._kill_group()
+        kill_group(self._child)
         self._reactor.call_later(self._job.patience.killed, self._abandon)
 
     def _abandon(self) -> None:
         if self._child is not None:
             self._fail(exit_code_of(-signal.SIGKILL), "the training process does not end, not even by SIGKILL", f"process {self._child}")
-
-    def _kill_group(self) -> None:
-        if self._child is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no permission for the dead
-                os.killpg(self._child, signal.SIGKILL)
 
     # Peers
 
@@ -353,11 +334,3 @@ class _Supervisor:
 
     def _orphaned(self, reason: str) -> None:
         self._give_up(f"the chief was gone for {self._job.patience.orphan:g} s", f"chief ({self._job.watched_chief}: {reason})")
-
-
-def missing_program(command: Sequence[str]) -> str | None:
-    """Return why `command` cannot be run, None when its program is there and executable."""
-    if shutil.which(command[0]):
-        return None
-    what = "is not executable" if Path(command[0]).is_file() else "was not found"
-    return f"the program {command[0]!r} {what}; give a path, or a name that is in a directory of PATH"

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from trainer.supervise import missing_program
-
 # Says when it is ready, notes a SIGTERM and leaves with 143, as a training process does that saved its checkpoint.
 GRACEFUL = ("sh", "-c", 'trap "echo saved; exit 143" TERM; echo ready $$; while :; do sleep 0.05; done')
 DEAF = ("sh", "-c", 'trap "" TERM; echo ready $$; while :; do sleep 0.05; done')
@@ -307,9 +305,30 @@ class TestPeers:
         assert address in failed["detail"]
         assert "does not answer" in run.event("notice")["message"]
 
+    def test_a_server_serves_on_until_its_chief_has_saved(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        ports.listen(address)
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps")
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert "until the chief has saved" in run.event("stopping")["reason"]
+        time.sleep(1.5)
+        assert run.process.poll() is None
+        assert "saved" not in run.lines
+        ports.close(address)
+        assert run.code() == 143
+
+    def test_a_server_that_stops_alone_serves_on_for_a_while_only(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        ports.listen(address)
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", patience={"serve_on": 0.3})
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
     def test_a_chief_that_comes_back_in_time_is_no_loss(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="worker", patience={"orphan": 4})
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="worker", patience={"orphan": 4, "serve_on": 0.1})
         run.event("notice")
         ports.listen(address)
         assert run.event("notice", 2)["message"] == "the chief answers again"
@@ -341,11 +360,3 @@ def test_as_process_1_it_reaps_orphans_and_stops_well(trainers: Any) -> None:
     assert run.code() == 143
     assert "saved" in run.lines
     assert not [line for line in run.lines if line.startswith("/proc")], "a zombie was left"
-
-
-def test_missing_program_says_what_to_do(tmp_path: Path) -> None:
-    text = tmp_path / "script"
-    text.write_text("")
-    assert missing_program(["sh", "-c", "true"]) is None
-    assert "was not found" in (missing_program(["no-such-program"]) or "")
-    assert "is not executable" in (missing_program([str(text)]) or "")
