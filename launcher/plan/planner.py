@@ -23,7 +23,8 @@ from trainer.workloads.catalog import with_defaults
 CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is an emptyDir of the pod's own
 CONTAINER_CODE = "/code"
 
-THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+# TensorFlow's coordinator for parameter servers waits for ever with one thread between operations: one waits for the other.
+LEAST_INTER_OP_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,9 @@ def _local_environments(members: list[_Member], machine: Machine) -> tuple[dict[
     gpus = shares.gpus({member.name: member.resources for member in members}, machine.gpus)
     environments = {
         member.name: {
-            **dict.fromkeys(THREAD_VARIABLES, str(counts[member.name])),
+            "TF_NUM_INTRAOP_THREADS": str(counts[member.name]),
+            "TF_NUM_INTEROP_THREADS": str(max(LEAST_INTER_OP_THREADS, counts[member.name])),
+            "OMP_NUM_THREADS": str(counts[member.name]),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name]),
         }
         for member in members

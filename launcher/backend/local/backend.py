@@ -164,16 +164,27 @@ def _await_snapshot(layout: Layout, *, timeout: float = 10.0) -> Snapshot | None
         time.sleep(0.02)
 
 
+# Field of RunStatus -> its name in run.json and its type there.
+_SUMMARY: dict[str, tuple[str, type]] = {
+    "step": ("step", int),
+    "steps": ("steps", int),
+    "metrics": ("metrics", dict),
+    "checkpoint": ("checkpoint", str),
+}
+
+
 def _with_summary(status: RunStatus, layout: Layout) -> RunStatus:
-    """Fill in what the tasks' events did not tell from run.json, which the chief writes."""
+    """Fill in what events did not tell from run.json, which the chief writes; of an interrupted run it tells the last."""
     summary = state.read_json(layout.summary)
     if summary is None or status.state == State.PENDING:
         return status
-    told: dict[str, Any] = {}
-    if status.step is None and isinstance(summary.get("step"), int):
-        told["step"] = summary["step"]
-    if status.steps is None and isinstance(summary.get("steps"), int):
-        told["steps"] = summary["steps"]
-    if not status.metrics and isinstance(summary.get("metrics"), dict):
-        told["metrics"] = {name: value for name, value in summary["metrics"].items() if isinstance(value, int | float)}
+    newer = status.state == State.INTERRUPTED
+    told = {
+        field: summary[key]
+        for field, (key, kind) in _SUMMARY.items()
+        if isinstance(summary.get(key), kind) and (newer or not getattr(status, field))
+    }
+    if "checkpoint" in told:  # checkpoints are named by their step
+        step = told["checkpoint"].rpartition("-")[2]
+        told["checkpoint_step"] = int(step) if step.isdecimal() else None
     return dataclasses.replace(status, **told)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from launcher.backend.local import endings, ports, processes, state
 from launcher.backend.local.layout import Layout
+from launcher.backend.local.lifelines import Lifelines
 from launcher.backend.local.progress import Progress
 from launcher.backend.local.record import Record, say
 from launcher.backend.local.restarts import Verdict
@@ -72,8 +73,7 @@ class Supervisor:
         self._record = Record(layout.state, self._snapshot)
         self._host = socket.gethostname()
         self._self = processes.identify(os.getpid())
-        # Tasks hold the read end: it closes for them when this process is gone, however that happens.
-        self._life_of_tasks, self._our_life = os.pipe()
+        self._lifelines = Lifelines(endings.waves(self.plan))
         self._signals = SignalPipe(_SIGNALS)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         if lifeline is not None:
@@ -191,7 +191,7 @@ class Supervisor:
     # What follows
 
     def _start(self, task: TaskRun) -> None:
-        output = task.start(self._life_of_tasks)
+        output = task.start(self._lifelines.of(task.name), self._lifelines.kept_by(task.name))
         self._selector.register(output, selectors.EVENT_READ, lambda: self._on_output(task))
         say(f"{task.name} started: attempt {task.attempt}, pid {task.identity.pid if task.identity else 0}")
         self._record.changed()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,7 @@ _READ = 64 * 1024
 # What is still in the pipe when a task has ended; more than the largest pipe that a user may have.
 _DRAIN = 1024 * 1024
 _KILL_AGAIN = 5.0
+_KILLED_FROM_OUTSIDE = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}
 _LAST_LINE = 300  # characters of the last line that reasons quote
 
 
@@ -65,10 +67,11 @@ class TaskRun:
         """Which attempt this is, from 1."""
         return len(self.restarts) + 1
 
-    def start(self, lifeline: int) -> int:
+    def start(self, lifeline: int, keeps: Iterable[int] = ()) -> int:
         """Start the process; return the pipe its output comes from. Raises OSError.
 
-        `lifeline` is the read end of a pipe that closes with the supervisor.
+        `lifeline` is the read end of a pipe; the task stops when it closes. `keeps` are the write ends of pipes that
+        are not to close before this task has ended, as those who stop after it have them for a lifeline.
         """
         environment = {
             **os.environ,
@@ -87,7 +90,7 @@ class TaskRun:
                 env=environment,
                 start_new_session=True,
                 # With the read end of its own output it can go on writing when the supervisor is gone, and save.
-                pass_fds=(lifeline, reading),
+                pass_fds=(lifeline, reading, *keeps),
             )
         except OSError:
             os.close(reading)
@@ -177,7 +180,10 @@ class TaskRun:
         """Say why an attempt ended: the exit code in words and the task's last words."""
         if self.failure:
             return self.failure
-        return f"{describe(code)}: {self.last_line}" if self.last_line else describe(code)
+        # Who was killed from outside had no say: its last line is about something else.
+        if code in _KILLED_FROM_OUTSIDE or not self.last_line:
+            return _KILLED_FROM_OUTSIDE.get(code) or describe(code)
+        return f"{describe(code)}: {self.last_line}"
 
     def tell(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""

@@ -172,6 +172,12 @@ def test_cores_are_shared_and_cpu_is_honoured() -> None:
         assert task.env["OMP_NUM_THREADS"] == task.env["TF_NUM_INTEROP_THREADS"] == threads[task.name]
 
 
+def test_no_task_has_a_single_thread_between_operations_with_which_tensorflow_would_wait_for_ever() -> None:
+    made = planned(strategy="parameter_server", roles=PS_ROLES, machine=Machine(cores=2))
+    assert {task.env["TF_NUM_INTRAOP_THREADS"] for task in made.tasks} == {"1"}
+    assert {task.env["TF_NUM_INTEROP_THREADS"] for task in made.tasks} == {"2"}
+
+
 def test_gpus_are_shared_out_and_a_lack_of_them_is_said() -> None:
     roles = {"chief": {}, "worker": {"replicas": 3, "gpus": 1}}
     made = planned(strategy="multi_worker_mirrored", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))

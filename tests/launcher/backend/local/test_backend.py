@@ -237,13 +237,19 @@ def test_a_killed_supervisor_leaves_nothing_and_the_run_can_be_started_again(run
     assert runs.lines()[-1] == "second life"
 
 
-def test_without_its_supervisor_every_task_leaves_by_itself(runs: Runs) -> None:
-    runs.start({"chief": SAVES, "worker-0": SAVES, "ps-0": SAVES}, supervised=True, env={"TRAINER_EVENTS": "json"})
-    for task in ("chief", "worker-0", "ps-0"):
+def test_without_its_supervisor_every_task_leaves_by_itself_those_that_save_first(runs: Runs, tmp_path: Path) -> None:
+    def saves(task: str, seconds: float) -> str:
+        return SAVES.replace("os._exit", f"time.sleep({seconds}); open({str(tmp_path / task)!r}, 'w').write(str(time.time())); os._exit")
+
+    programs = {"chief": saves("chief", 0.5), "worker-0": saves("worker-0", 0), "ps-0": saves("ps-0", 0)}
+    runs.start(programs, supervised=True, env={"TRAINER_EVENTS": "json"})
+    for task in programs:
         runs.until_line("up", task=task)
     os.kill(runs.supervisor(), signal.SIGKILL)
     until(lambda: not runs.processes(), 5)
     assert runs.backend.status("run").reason == "the launcher's supervisor was killed"
+    saved = {task: float((tmp_path / task).read_text()) for task in programs}
+    assert saved["chief"] < min(saved["worker-0"], saved["ps-0"])
 
 
 def test_starting_again_first_ends_what_a_killed_supervisor_left(runs: Runs) -> None:
@@ -399,6 +405,18 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="Not a directory") as error:
         stuck.start({"chief": "pass"})
     assert "choose another directory" in error.value.remedy
+
+
+def test_an_interrupted_run_tells_the_checkpoint_that_its_chief_saved_after_all(runs: Runs) -> None:
+    runs.start({"chief": event("progress", step=40, steps=100) + "print('up'); time.sleep(60)"}, grace_period=0.1)
+    runs.until_line("up")
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    summary = {"step": 47, "steps": 100, "metrics": {"accuracy": 0.5}, "checkpoint": "checkpoints/ckpt-47"}
+    runs.layout().summary.write_text(json.dumps(summary))
+    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    status = runs.backend.status("run")
+    assert (status.step, status.checkpoint_step, status.metrics) == (47, 47, {"accuracy": 0.5})
+    runs.backend.stop("run", now=True)
 
 
 def test_the_spec_is_stored_as_it_was_started(runs: Runs) -> None:

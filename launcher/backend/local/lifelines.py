@@ -1,0 +1,27 @@
+"""How tasks hear that their supervisor is gone, however that happened, in the order in which they are to stop.
+
+Each wave of tasks reads from a pipe of its own, whose write end the supervisor holds, and so do the tasks of the wave
+before. So when the supervisor is killed, those that save stop first, and the servers they save from after them.
+"""
+
+import os
+from collections.abc import Sequence
+
+
+class Lifelines:
+    """A pipe for each wave. They stay open as long as this process lives."""
+
+    def __init__(self, waves: Sequence[frozenset[str]]) -> None:
+        self._waves = tuple(waves)
+        self._pipes = [os.pipe() for _ in waves]
+
+    def of(self, task: str) -> int:
+        """Return the read end whose closing tells the task to stop."""
+        return self._pipes[self._place(task)][0]
+
+    def kept_by(self, task: str) -> tuple[int, ...]:
+        """Return the write ends that the task is to hold as well: those of the wave after its own."""
+        return tuple(writing for _, writing in self._pipes[self._place(task) + 1 :][:1])
+
+    def _place(self, task: str) -> int:
+        return next(place for place, wave in enumerate(self._waves) if task in wave)
