@@ -14,7 +14,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 
 from launcher.errors import Problem, SpecError
-from launcher.spec.problems import Finding, Path, Place, path_text, shown
+from launcher.spec.problems import Finding, Path, Place, named, path_text, shown
 
 _TAG = "tag:yaml.org,2002:"
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})[eE][-+]?[0-9]{1,4}\Z")
@@ -170,7 +170,7 @@ class Reader:
             name = self._key(key_node, path, place)
             if name in pairs:
                 first = pairs[name][0].line
-                message = f"the key `{name}` stands here a second time; the first is in line {first}"
+                message = f"the key {named(str(name))} stands here a second time; the first is in line {first}"
                 self._note((*path, name), place, message, "each key once", "remove one of the two")
             elif name is not None:
                 pairs[name] = (place, value_node)

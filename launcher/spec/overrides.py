@@ -25,7 +25,7 @@ def apply(document: Document, text: str, number: int) -> None:
     node = syntax.parse_value(value_text, FILE, number, column=len(written) + 2)
     value_place = Place(FILE, number, len(written) + 2)
     if node is None:
-        read = Document(None, {path: Source(start, value_place, "null")})
+        read = Document(None, {path: Source(start, value_place, "")})
     else:
         read = Reader(FILE, number, len(written) + 2).read(node, path, start)
     parent = _mapping_at(document, path[:-1], start)

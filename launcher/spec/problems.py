@@ -76,6 +76,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
+def named(key: str) -> str:
+    """Write a key as it stands in messages: in backticks, or as JSON when it has other than plain characters."""
+    return f"`{key}`" if key and key.isprintable() and len(key) <= _LONGEST_SHOWN else shown(key)
+
+
 def any_of(names: Iterable[str]) -> str:
     """Write names as a choice: `a, b or c`."""
     *most, last = names

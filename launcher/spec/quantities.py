@@ -41,7 +41,7 @@ _MEANT_DURATION = {
 
 def parse_cpu(value: object) -> float:
     """Return cores from `2`, `0.5`, `"500m"`. Raises FieldError (a ValueError) for anything else, and for nothing or less."""
-    if isinstance(value, str) and re.match(CPU_PATTERN, value) and value.isascii():
+    if isinstance(value, str) and re.fullmatch(CPU_PATTERN[1:-1], value):
         cores = int(value[:-1]) / 1000 if value.endswith("m") else float(value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9:
         cores = float(value)
@@ -54,7 +54,7 @@ def parse_cpu(value: object) -> float:
 
 def parse_memory(value: object) -> int:
     """Return bytes from `"4Gi"`, `"512M"`, `"1.5Gi"`. Raises FieldError (a ValueError) for anything else."""
-    if isinstance(value, str) and (match := _MEASURE.match(value)) and value.isascii():
+    if isinstance(value, str) and (match := _MEASURE.match(value)):
         number, unit = match.groups()
         if unit in _BYTES and value == number + unit:
             size = math.floor(float(number) * _BYTES[unit])
@@ -70,7 +70,7 @@ def parse_memory(value: object) -> int:
 
 def parse_duration(value: object) -> float:
     """Return seconds from `"90s"`, `"10m"`, `"1h30m"`, `"1d"`. Raises FieldError (a ValueError) for anything else."""
-    if isinstance(value, str) and re.match(DURATION_PATTERN, value) and value.isascii() and not value.endswith("\n"):
+    if isinstance(value, str) and re.fullmatch(DURATION_PATTERN[1:-1], value):
         seconds = math.fsum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
         if not 0 < seconds <= _LONGEST:
             raise FieldError(f"{shown(value)} is out of range", "more than nothing and at most 366d", "write a duration in that range")

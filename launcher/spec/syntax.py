@@ -40,11 +40,7 @@ _WORDING: tuple[tuple[str, str, str], ...] = (
 def parse(data: bytes, file: str) -> yaml.MappingNode:
     """Return the mapping that is the document. Raises SpecError with the one thing that keeps it from being read."""
     text = _decode(data, file)
-    try:
-        _check_limits(_events(text), file)
-        node = yaml.compose(text, Loader=_FastLoader)
-    except yaml.MarkedYAMLError as error:
-        raise _worded(text, file, error) from None
+    node = _compose(text, file)
     if node is None:
         raise _error(file, 0, 0, "the file is empty", "a cluster spec", "write a starter spec with `launcher init`")
     if not isinstance(node, yaml.MappingNode):
@@ -66,15 +62,18 @@ def parse_value(text: str, file: str, line: int, column: int) -> yaml.Node | Non
     `line` and `column` are where the text starts. Raises SpecError as `parse` does.
     """
     try:
-        decoded = _decode(text.encode("utf-8", "surrogateescape"), file)
-        _check_limits(_events(decoded), file)
-        try:
-            return yaml.compose(decoded, Loader=_FastLoader)
-        except yaml.MarkedYAMLError as error:
-            raise _worded(decoded, file, error) from None
+        return _compose(_decode(text.encode("utf-8", "surrogatepass"), file), file)
     except SpecError as error:
         moved = [replace(problem, line=line, column=problem.column + column - 1) for problem in error.problems]
         raise SpecError(moved) from None
+
+
+def _compose(text: str, file: str) -> yaml.Node | None:
+    try:
+        _check_limits(_events(text), file)
+        return yaml.compose(text, Loader=_FastLoader)
+    except yaml.MarkedYAMLError as error:
+        raise _worded(text, file, error) from None
 
 
 def _error(file: str, line: int, column: int, message: str, expected: str = "", remedy: str = "") -> SpecError:

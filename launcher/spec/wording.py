@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.spec import sections
 from launcher.spec.document import Source
-from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, path_text, shown
+from launcher.spec.problems import FieldError, Finding, Path, any_of, named, nearest, path_text, shown
 
 _PRINTS_IN_FULL = 1e15
 _PLAIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
@@ -110,12 +110,12 @@ def _unknown_key(path: Path, model: sections.Model, prefix: Path) -> Finding:
     known = sections.keys(section) if section else ()
     expected = f"one of {', '.join(known)}" if known else "no keys"
     if meant := nearest(key, known):
-        return Finding(path, f"unknown key `{key}`", expected, f"write `{meant}`", on="key")
+        return Finding(path, f"unknown key {named(key)}", expected, f"write `{meant}`", on="key")
     elsewhere = [(*prefix, *place) for place in sections.places_of(model, key)]
     if elsewhere:
         places = any_of(f"`{path_text(place)}`" for place in elsewhere[:4])
-        return Finding(path, f"unknown key `{key}`", expected, f"move it: {places} takes it", on="key")
-    return Finding(path, f"unknown key `{key}`", expected, "remove it", on="key")
+        return Finding(path, f"unknown key {named(key)}", expected, f"move it: {places} takes it", on="key")
+    return Finding(path, f"unknown key {named(key)}", expected, "remove it", on="key")
 
 
 def _unknown_choice(path: Path, value: Any, known: tuple[str, ...], source: Source | None) -> Finding:

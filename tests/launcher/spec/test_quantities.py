@@ -1,0 +1,89 @@
+"""Quantities: what is accepted, as what, and what a wrong one is told."""
+
+import pytest
+
+from launcher.spec.problems import FieldError
+from launcher.spec.quantities import parse_cpu, parse_duration, parse_memory
+
+
+@pytest.mark.parametrize("written, cores", [(2, 2.0), (0.25, 0.25), ("500m", 0.5), ("4", 4.0), ("1.5", 1.5), ("1m", 0.001)])
+def test_cpu(written: object, cores: float) -> None:
+    assert parse_cpu(written) == cores
+
+
+@pytest.mark.parametrize(
+    "written", [0, -1, "0.0", "0m", "1.5m", "two", "", "2 ", "2\n", "m", True, None, [], float("nan"), float("inf"), "٣"]
+)
+def test_cpu_that_is_none(written: object) -> None:
+    with pytest.raises(FieldError):
+        parse_cpu(written)
+
+
+@pytest.mark.parametrize(
+    "written, size",
+    [("4Gi", 4 * 2**30), ("512M", 512 * 10**6), ("1.5Gi", 3 * 2**29), ("100k", 10**5), ("64Ki", 2**16), ("2Ti", 2**41), ("1E", 10**18)],
+)
+def test_memory(written: str, size: int) -> None:
+    assert parse_memory(written) == size
+
+
+@pytest.mark.parametrize(
+    "written, remedy",
+    [
+        (8, "write 8Gi, if gibibytes are meant"),
+        ("4", "write 4Gi"),
+        ("4GB", "write 4G"),
+        ("4gb", "write 4G"),
+        ("4GiB", "write 4Gi"),
+        ("4g", "write 4Gi"),
+        ("512m", "write 512Mi"),
+        ("20 Gi", "write 20Gi"),
+        ("0Gi", "give a size above zero"),
+        ("big", "write the size, 4Gi say"),
+        (True, "write the size, 4Gi say"),
+        ("4Gi\n", "write the size, 4Gi say"),
+    ],
+)
+def test_memory_that_is_none(written: object, remedy: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        parse_memory(written)
+    assert caught.value.remedy == remedy
+
+
+@pytest.mark.parametrize(
+    "written, seconds",
+    [
+        ("90s", 90.0),
+        ("10m", 600.0),
+        ("24h", 86400.0),
+        ("1h30m", 5400.0),
+        ("1.5h", 5400.0),
+        ("500ms", 0.5),
+        ("2d", 172800.0),
+        ("1d1h1m1s", 90061.0),
+    ],
+)
+def test_duration(written: str, seconds: float) -> None:
+    assert parse_duration(written) == seconds
+
+
+@pytest.mark.parametrize(
+    "written, remedy",
+    [
+        (30, "write 30s, if seconds are meant"),
+        ("90", "write 90s"),
+        ("5 min", "write 5m"),
+        ("2 hours", "write 2h"),
+        ("5M", "write 5m"),
+        ("0s", "write a duration in that range"),
+        ("400d", "write a duration in that range"),
+        ("soon", "write the duration, 10m say"),
+        ("-5m", "write the duration, 10m say"),
+        ("10m\n", "write the duration, 10m say"),
+        (None, "write the duration, 10m say"),
+    ],
+)
+def test_duration_that_is_none(written: object, remedy: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        parse_duration(written)
+    assert caught.value.remedy == remedy

@@ -1,0 +1,66 @@
+"""Rules between sections, where they let a spec pass. What they refuse is in tests/invalid."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.spec.loader import load
+from launcher.spec.rules import check_workload
+
+ROOT = Path(__file__).parents[3]
+
+
+def spec_of(tmp_path: Path, strategy: str, roles: str, more: str = "train: {workload: mnist_mlp}") -> Path:
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"version: 1\nname: run\nstrategy: {strategy}\nroles: {roles}\n{more}\n", encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    "strategy, roles",
+    [
+        ("single", "{chief: {}}"),
+        ("single", "{chief: {}, evaluator: {}}"),
+        ("mirrored", "{chief: {gpus: 4}}"),
+        ("multi_worker_mirrored", "{worker: {}}"),
+        ("multi_worker_mirrored", "{worker: {replicas: 3}, evaluator: {}}"),
+        ("multi_worker_mirrored", "{chief: {}, worker: {replicas: 3}}"),
+        ("parameter_server", "{chief: {}, worker: {replicas: 3}, ps: {replicas: 2}, evaluator: {}}"),
+        ("parameter_server", "{chief: {}, worker: {}, ps: {}, evaluator: null}"),
+    ],
+)
+def test_roles_that_fit_their_strategy(strategy: str, roles: str, tmp_path: Path) -> None:
+    assert load(spec_of(tmp_path, strategy, roles)).strategy == strategy
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "train: {workload: mnist_mlp}\nlimits: {deadline: 10m, start_timeout: 10m}",
+        "train: {workload: mnist_mlp}\ntensorboard: {port: 2222}",
+        "train: {workload: mnist, params: {dropout_keep: 1, learning_rate: 1e-4}}",
+        "train: {workload: 'a.b:C', params: {anything: [1, {x: y}]}}",
+        "train: {workload: 'a:C', evaluate: {every_steps: 10}}",
+        "command: [python]",
+        "command: [python]\nenv: {GRPC_FAIL_FAST: use_caller, _X: '', LANG: C.UTF-8}",
+        "train: {workload: mnist_mlp}\nkubernetes: {node_selector: {example.com/pool: A_1, zone: ''}}",
+    ],
+)
+def test_what_is_allowed(more: str, tmp_path: Path) -> None:
+    assert load(spec_of(tmp_path, "single", "{chief: {}}", more)).name == "run"
+
+
+@pytest.mark.parametrize("workload", ["mnist", "mnist_mlp", "a:B", "a.b.c:D", "a.b:outer.Inner", "_a:_b"])
+def test_workloads(workload: str) -> None:
+    check_workload(workload)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_valid_small_and_known_to_editors(example: Path) -> None:
+    text = example.read_text(encoding="utf-8")
+    spec = load(example)
+    assert spec.name == example.stem
+    assert f"launcher up examples/{example.name}" in text
+    assert len(text.splitlines()) < 40
+    schema = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+    assert (example.parent / schema).resolve() == ROOT / "launcher" / "spec" / "schema.json"
