@@ -9,21 +9,20 @@ from dataclasses import dataclass
 
 from trainer.engine import servers
 from trainer.engine.bare_server import server_class
+from trainer.engine.job import Job
 from trainer.engine.session import Session
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
-from trainer.settings import TrainerSettings
 from trainer.tf_config import TaskConfig
-from trainer.workloads.catalog import with_defaults
 from trainer.workloads.protocol import Workload
 
 
 @dataclass(frozen=True)
 class Context:
-    """What every role gets: the task, its settings with the workload's defaults, and a way to hear of a stop."""
+    """What every role gets: the task, the job, and a way to hear of a stop."""
 
     task: TaskConfig
-    settings: TrainerSettings
+    job: Job
     report: Reporter
     stopped: Callable[[], bool]
     began: float
@@ -34,16 +33,13 @@ def import_for(strategy: str, role: str) -> None:
     if _ROLES.get((strategy, role)) is _serve:
         server_class()
     else:
-        import keras
-        import tensorflow as tf
-
-        assert keras
-        assert tf
+        import keras  # noqa: F401
+        import tensorflow as tf  # noqa: F401
 
 
 def run(context: Context) -> ExitCode:
     """Do the task's work and return how it ended."""
-    role = _ROLES.get((context.settings.strategy, context.task.role), _ROLES.get(("*", context.task.role), _train))
+    role = _ROLES.get((context.job.strategy, context.task.role), _ROLES.get(("*", context.task.role), _train))
     return role(context)
 
 
@@ -54,41 +50,35 @@ _alive: list[Session] = []
 def _workload(context: Context) -> Workload:
     from trainer.workloads.loading import load_workload
 
-    assert context.settings.train is not None
-    return load_workload(context.settings.train)
+    return load_workload(context.job.train)
 
 
 def _single(context: Context, workload: Workload) -> Session:
     from trainer.engine.local import LocalSession
     from trainer.engine.ring import Ring
 
-    assert context.settings.train is not None
-    return LocalSession(workload, context.settings.train, Ring())
+    return LocalSession(workload, context.job, Ring())
 
 
 def _multi_worker(context: Context, workload: Workload) -> Session:
     from trainer.engine.local import LocalSession
     from trainer.engine.ring import Ring
 
-    assert context.settings.train is not None
     names = [f"{role}-{i}" for role in ("chief", "worker") for i in range(len(context.task.cluster.get(role, ())))]
     index = names.index(f"{context.task.role}-{context.task.index}")
-    return LocalSession(workload, context.settings.train, Ring(len(names), index))
+    return LocalSession(workload, context.job, Ring(len(names), index))
 
 
 def _mirrored(context: Context, workload: Workload) -> Session:
     from trainer.engine.mirrored import MirroredSession, devices
 
-    assert context.settings.train is not None
-    return MirroredSession(workload, context.settings.train, devices(context.settings.local_replicas))
+    return MirroredSession(workload, context.job, devices(context.job.local_replicas))
 
 
 def _parameter_server(context: Context, workload: Workload) -> Session:
-    from trainer.engine.parameter_server import ParameterServerSession
+    from trainer.engine.parameter_server import ParameterServerSession, connect
 
-    assert context.settings.train is not None
-    assert context.settings.train.steps is not None
-    return ParameterServerSession(workload, context.settings.train, context.task, steps=context.settings.train.steps)
+    return ParameterServerSession(workload, context.job, connect(context.task))
 
 
 _SESSIONS: dict[str, Callable[[Context, Workload], Session]] = {
@@ -104,22 +94,22 @@ def _train(context: Context) -> ExitCode:
 
     # Some sessions configure TensorFlow's devices, so they are made before anything that starts it up.
     workload = _workload(context)
-    session = _SESSIONS[context.settings.strategy](context, workload)
+    session = _SESSIONS[context.job.strategy](context, workload)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)
-    outcome = loop.run(session, workload, context.settings, context.report, context.stopped)
+    outcome = loop.run(session, workload, context.job, context.report, context.stopped)
     if not outcome.finished:
         return ExitCode.STOPPED
     session.close()
-    if context.settings.strategy == "parameter_server":
-        for name in servers.stop_all(context.task, context.settings.scratch_dir):
+    if context.job.strategy == "parameter_server":
+        for name in servers.stop_all(context.task, context.job.scratch_dir):
             context.report("notice", message=f"{name} could not be told that the run is done; it ends by its orphan timeout")
     _done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE
 
 
 def _serve(context: Context) -> ExitCode:
-    finished = servers.serve(context.task, context.settings.scratch_dir, context.stopped)
+    finished = servers.serve(context.task, context.job.scratch_dir, context.stopped)
     if not finished:
         return ExitCode.STOPPED
     _done(context, None, {})
@@ -129,7 +119,7 @@ def _serve(context: Context) -> ExitCode:
 def _evaluate(context: Context) -> ExitCode:
     from trainer.engine import evaluator
 
-    last = evaluator.follow(_workload(context), context.settings, context.report, context.stopped)
+    last = evaluator.follow(_workload(context), context.job, context.report, context.stopped)
     if last is None:
         return ExitCode.STOPPED
     _done(context, *last)
@@ -146,9 +136,3 @@ _ROLES: dict[tuple[str, str], Callable[[Context], ExitCode]] = {
     ("parameter_server", "worker"): _serve,
     ("*", "evaluator"): _evaluate,
 }
-
-
-def complete(settings: TrainerSettings) -> TrainerSettings:
-    """Return the settings with what the spec left out filled in from the workload's defaults."""
-    assert settings.train is not None
-    return settings.model_copy(update={"train": with_defaults(settings.train)})

@@ -70,16 +70,16 @@ def main() -> NoReturn:
 def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _Stop, began: float) -> ExitCode:
     with quiet.importing():
         from trainer import roles
+        from trainer.engine.job import job
         from trainer.engine.session import PeerLostError
         from trainer.workloads.errors import WorkloadError
 
         roles.import_for(settings.strategy, task.role)
 
     try:
-        return roles.run(roles.Context(task, roles.complete(settings), report, stop, began))
+        return roles.run(roles.Context(task, job(settings), report, stop, began))
     except PeerLostError as error:
-        # A stop reaches the tasks of a cluster one by one: a peer that left for it is no loss.
-        _tell(f"a peer was lost: {error}")
+        _tell(str(error))
         return ExitCode.PEER_LOST
     except WorkloadError as error:
         _tell(str(error))

@@ -67,7 +67,9 @@ class Run:
             if result := condition():
                 return result
             time.sleep(0.05)
-        logs = "\n".join(f"--- {p.name}\n" + "\n".join(p.read_text().splitlines()[-15:]) for p in self.directory.glob("launcher/tasks/*.log"))
+        logs = "\n".join(
+            f"--- {p.name}\n" + "\n".join(p.read_text().splitlines()[-15:]) for p in self.directory.glob("launcher/tasks/*.log")
+        )
         raise AssertionError(f"waited {timeout} s for {what}\n{logs}")
 
     def kill_training_process(self, task: str) -> float:

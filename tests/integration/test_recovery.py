@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.integration.running import Run, started
 
 STEPS = 4000
@@ -41,7 +42,7 @@ def kill_midway(run: Run, victim: str, chief: str) -> tuple[float, int]:
 
 def comes_from(event: dict[str, Any], victim: str, killed: float) -> bool:
     # Two seconds: what the victim had sent before it was killed has been reported by then.
-    return event["task"] == victim and event["time"] > killed + 2
+    return bool(event["task"] == victim and event["time"] > killed + 2)
 
 
 def assert_complete(run: Run) -> None:

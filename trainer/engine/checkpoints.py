@@ -65,7 +65,9 @@ class Checkpoints:
                 raise self._other_model(path, error) from error
             return Restored(int(self._step.numpy()), path)
         if paths:
-            raise CheckpointError(f"none of the {len(paths)} checkpoints can be read: {', '.join(paths)}; start afresh, or put a copy in their place")
+            raise CheckpointError(
+                f"none of the {len(paths)} checkpoints can be read: {', '.join(paths)}; start afresh, or put a copy in their place"
+            )
         return None
 
     @staticmethod

@@ -2,29 +2,27 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import tensorflow as tf
 
 from trainer.engine import compute, record
 from trainer.engine.compute import Evaluator
+from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.events import Reporter
-from trainer.settings import TrainerSettings
 from trainer.workloads.protocol import Workload
 
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
 
 
-def follow(workload: Workload, settings: TrainerSettings, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
+def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
     """Evaluate checkpoints until the run's last one is done; return its step and metrics, None when stopped.
 
     Steps that the chief leaves behind faster than they can be evaluated are passed over.
     """
-    assert settings.train is not None
-    run_dir = Path(settings.run_dir)
-    model = compute.build(workload, settings.train.seed).model
-    evaluate = Evaluator(workload, model, settings.train.evaluate.batch_size)
+    run_dir = job.run_dir
+    model = compute.build(workload, job.seed).model
+    evaluate = Evaluator(workload, model, job.evaluation_batch_size)
     step = tf.Variable(0, dtype=tf.int64)
     saved = tf.train.Checkpoint(model=model, step=step)
     logs = Logs(run_dir)
@@ -47,7 +45,7 @@ def follow(workload: Workload, settings: TrainerSettings, report: Reporter, stop
             done.add(path)
             logs.evaluation(metrics, int(step.numpy()))
             report("evaluated", step=int(step.numpy()), metrics=metrics, seconds=time.monotonic() - began)
-        elif path and complete.get("state") == "succeeded" and complete.get("step", 0) >= (settings.train.steps or 0):
+        elif path and complete.get("state") == "succeeded" and complete.get("step", 0) >= job.steps:
             logs.close()
             return int(step.numpy()), metrics
         else:

@@ -1,7 +1,6 @@
 """Training by one process, or by several in step with an all-reduce: strategies single and multi_worker_mirrored."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import compute, updates
+from trainer.engine.job import Job
 from trainer.engine.ring import Ring
 from trainer.engine.session import Progress
-from trainer.settings import Train
 from trainer.workloads.protocol import Shard, Workload
 
 _LINGER = 0.5  # seconds that the first task stays when all is done: it leads the runtime that the others leave first
@@ -20,11 +19,10 @@ _LINGER = 0.5  # seconds that the first task stays when all is done: it leads th
 class LocalSession:
     """One replica in this process; with a ring of several tasks, one replica in each of them."""
 
-    def __init__(self, workload: Workload, train: Train, ring: Ring) -> None:
-        assert train.batch_size is not None
+    def __init__(self, workload: Workload, job: Job, ring: Ring) -> None:
         self._workload, self._ring = workload, ring
-        self._batch_size, self._seed = train.batch_size, train.seed
-        built = compute.build(workload, train.seed)
+        self._batch_size, self._seed = job.batch_size, job.seed
+        built = compute.build(workload, job.seed)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self.is_chief = ring.index == 0
@@ -78,7 +76,7 @@ class LocalSession:
         if self._ring.size > 1 and self.is_chief:
             time.sleep(_LINGER)
 
-    def _make_call(self) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    def _make_call(self) -> Any:
         model, workload, ring, optimizer = self.model, self._workload, self._ring, self.optimizer
         count = 1 + len(self._metrics)
 

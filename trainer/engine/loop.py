@@ -4,16 +4,15 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.engine import pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.compute import Evaluator
+from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.engine.record import Record
 from trainer.engine.session import Progress, Session
 from trainer.events import Reporter
-from trainer.settings import Train, TrainerSettings
 from trainer.workloads.protocol import Workload
 
 _REPORT_EVERY = 0.5  # seconds between progress events
@@ -28,34 +27,29 @@ class Outcome:
     metrics: dict[str, float]
 
 
-def run(session: Session, workload: Workload, settings: TrainerSettings, report: Reporter, stopped: Callable[[], bool]) -> Outcome:
+def run(session: Session, workload: Workload, job: Job, report: Reporter, stopped: Callable[[], bool]) -> Outcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
     Raises:
         PeerLostError: from the session; what was saved last is what training resumes from.
         CheckpointError: the checkpoints in the run directory are of another model.
     """
-    assert settings.train is not None
-    train = settings.train
-    assert train.steps is not None
-    chief = _Chief(session, workload, settings, report) if session.is_chief else None
+    chief = _Chief(session, workload, job, report) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
-    profile_every = train.summaries.profile_every_steps
-    evaluate_every = 0 if settings.has_evaluator else train.evaluate.every_steps
-    every = (evaluate_every, train.checkpoint.every_steps, train.summaries.every_steps, profile_every)
+    every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
-    wanted = proposal = train.steps_per_execution or 1
+    wanted = proposal = job.steps_per_execution or 1
     stop = False
-    while session.step < train.steps and not stop:
-        profiling = bool(profile_every and session.step and session.step % profile_every == 0)
-        steps = 1 if profiling else pace.to_boundary(session.step, wanted, train.steps, *every)
+    while session.step < job.steps and not stop:
+        profiling = bool(job.profile_every and session.step and session.step % job.profile_every == 0)
+        steps = 1 if profiling else pace.to_boundary(session.step, wanted, job.steps, *every)
         with chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), next_steps=proposal)
-        stop = progress.stop and session.step < train.steps
+        stop = progress.stop and session.step < job.steps
         if chief:
             chief.after(progress)
         wanted = progress.next_steps or wanted
-        if not train.steps_per_execution and not profiling:
+        if not job.steps_per_execution and not profiling:
             proposal = pace.next_steps(progress.steps, progress.seconds)
     return chief.finish(finished=not stop) if chief else Outcome(session.step, not stop, {})
 
@@ -82,25 +76,22 @@ class _Due:
 class _Chief:
     """What the chief alone does between calls: it reports, saves, evaluates and writes."""
 
-    def __init__(self, session: Session, workload: Workload, settings: TrainerSettings, report: Reporter) -> None:
-        assert settings.train is not None
-        train = settings.train
-        self._session, self._workload, self._train, self._report = session, workload, train, report
-        run_dir = Path(settings.run_dir)
-        self.logs = Logs(run_dir)
-        self._checkpoints = Checkpoints(run_dir / "checkpoints", session.model, session.optimizer, train.checkpoint.keep)
+    def __init__(self, session: Session, workload: Workload, job: Job, report: Reporter) -> None:
+        self._session, self._workload, self._job, self._report = session, workload, job, report
+        self.logs = Logs(job.run_dir)
+        self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep)
         self._record = Record(
-            run_dir,
-            name=settings.run,
-            strategy=settings.strategy,
-            workload=train.workload,
-            steps=train.steps,
-            spec_digest=settings.spec_digest,
+            job.run_dir,
+            name=job.run,
+            strategy=job.strategy,
+            workload=job.train.workload,
+            steps=job.steps,
+            spec_digest=job.spec_digest,
         )
         self._evaluator: Evaluator | None = None
-        self._save_due = _Due(train.checkpoint.every_steps, train.checkpoint.every_seconds)
-        self._evaluate_due = _Due(0 if settings.has_evaluator else train.evaluate.every_steps)
-        self._summaries_due = _Due(train.summaries.every_steps)
+        self._save_due = _Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
+        self._evaluate_due = _Due(job.evaluate_every)
+        self._summaries_due = _Due(job.summaries_every)
         self._reported = 0.0
         self._examples = self._steps_since = 0
         self._since = time.monotonic()
@@ -119,7 +110,7 @@ class _Chief:
             due.start(step)
         self._record.update("running", step)
         self._since = time.monotonic()
-        if self._train.summaries.every_steps and hasattr(self._workload, "write_start_summaries"):
+        if self._job.summaries_every and hasattr(self._workload, "write_start_summaries"):
             with self.logs.training_writer(0):
                 self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
         return step
@@ -127,7 +118,7 @@ class _Chief:
     def after(self, progress: Progress) -> None:
         """Do what is due after a call."""
         step = progress.step
-        last = step >= self._steps
+        last = step >= self._job.steps
         self._examples += progress.examples
         self._steps_since += progress.steps
         if last or time.monotonic() - self._reported >= _REPORT_EVERY:
@@ -162,18 +153,13 @@ class _Chief:
         self._record.update("succeeded" if finished else "stopped", step, metrics=self._metrics)
         return Outcome(step, finished, self._metrics)
 
-    @property
-    def _steps(self) -> int:
-        assert self._train.steps is not None
-        return self._train.steps
-
     def _tell(self, progress: Progress) -> None:
         self._reported = time.monotonic()
         seconds = self._reported - self._since
         self._report(
             "progress",
             step=progress.step,
-            steps=self._steps,
+            steps=self._job.steps,
             loss=progress.loss,
             metrics=progress.metrics,
             examples_per_second=self._examples / seconds,
@@ -186,25 +172,20 @@ class _Chief:
                 "progress",
                 task=worker.task,
                 step=progress.step,
-                steps=self._steps,
+                steps=self._job.steps,
                 local_step=worker.local_step,
                 loss=worker.loss,
                 metrics={},
                 examples_per_second=worker.examples_per_second,
-                seconds_per_step=self._batch / worker.examples_per_second,
+                seconds_per_step=self._job.batch_size / worker.examples_per_second,
             )
-
-    @property
-    def _batch(self) -> int:
-        assert self._train.batch_size is not None
-        return self._train.batch_size
 
     def _evaluate(self, step: int) -> None:
         if self._evaluated_step == step:
             return
         began = time.monotonic()
         if self._evaluator is None:
-            self._evaluator = Evaluator(self._workload, self._session.model, self._train.evaluate.batch_size)
+            self._evaluator = Evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
         self._metrics = self._evaluator()
         self._evaluated_step = step
         self.logs.evaluation(self._metrics, step)

@@ -1,15 +1,14 @@
 """Training on every GPU of one machine, or on logical CPU devices where it has none: strategy mirrored."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.engine import compute
+from trainer.engine.job import Job
 from trainer.engine.session import Progress
-from trainer.settings import Train
 from trainer.workloads.protocol import Shard, Workload
 
 
@@ -28,14 +27,13 @@ class MirroredSession:
 
     is_chief = True
 
-    def __init__(self, workload: Workload, train: Train, names: list[str]) -> None:
-        assert train.batch_size is not None
-        self._workload, self._batch_size, self._seed = workload, train.batch_size, train.seed
+    def __init__(self, workload: Workload, job: Job, names: list[str]) -> None:
+        self._workload, self._batch_size, self._seed = workload, job.batch_size, job.seed
         # Several logical CPUs share one memory: there, copying to the first and adding is all there is to do.
         hub = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
         self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=hub)
         with self._strategy.scope():
-            built = compute.build(workload, train.seed)
+            built = compute.build(workload, job.seed)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self._metrics = compute.metric_names(workload, self.model)
@@ -83,7 +81,7 @@ class MirroredSession:
     def close(self) -> None:
         """Do nothing: there is nobody else."""
 
-    def _make_call(self) -> Callable[..., tf.Tensor]:
+    def _make_call(self) -> Any:
         model, workload, optimizer, strategy = self.model, self._workload, self.optimizer, self._strategy
         replicas, count = self.replicas, 1 + len(self._metrics)
 

@@ -110,7 +110,7 @@ def find_slots(optimizer: keras.optimizers.Optimizer, count: int) -> Slots:
     by_kind = first + 1 < len(owners) and owners[first + 1] == 1
     if not kinds:
         return Slots(scalars, ())
-    place = (lambda kind, j: first + kind * count + j) if by_kind else (lambda kind, j: first + j * kinds + kind)
+    across, along = (count, 1) if by_kind else (1, kinds)
     # Scalars that stand behind the slots move with the number of variables.
     moved = tuple(i if i < first else i + (count - 2) * kinds for i in scalars)
-    return Slots(moved, tuple(tuple(place(kind, j) for j in range(count)) for kind in range(kinds)))
+    return Slots(moved, tuple(tuple(first + kind * across + j * along for j in range(count)) for kind in range(kinds)))

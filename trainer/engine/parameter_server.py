@@ -1,8 +1,8 @@
 """Asynchronous training on parameter servers: the chief schedules, workers compute, servers update."""
 
+import logging
 import queue
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import compute
+from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
-from trainer.engine.session import PeerLostError, Progress, WorkerProgress
-from trainer.settings import Train
+from trainer.engine.session import PeerLostError, Progress, WorkerProgress, cause
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Shard, Workload
 
@@ -33,28 +33,57 @@ class _Result:
     totals: np.ndarray[Any, np.dtype[np.float32]]
 
 
+class _Repeated(logging.Filter):
+    """Drops what the coordinator logs of each worker's error: the error itself is raised, or told as a notice."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Remote function on worker" not in record.getMessage()
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The chief's connection to every server of a cluster; there is one in a process."""
+
+    coordinator: Any
+    servers: int
+    workers: int
+
+
+def connect(task: TaskConfig) -> Connection:
+    """Connect the chief to all ps and workers; returns when every one of them answers.
+
+    Raises:
+        PeerLostError: one of them went away meanwhile.
+    """
+    tf.get_logger().addFilter(_Repeated())
+    cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
+    try:
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    except _LOST as error:
+        raise _lost(error) from error
+    return Connection(coordinator, len(task.cluster["ps"]), len(task.cluster["worker"]))
+
+
 class ParameterServerSession:
     """The chief's session. Workers run `steps` small steps a call; each reads once and sends one gradient."""
 
     is_chief = True
 
-    def __init__(self, workload: Workload, train: Train, task: TaskConfig, *, steps: int) -> None:
-        assert train.batch_size is not None
-        self._workload, self._task = workload, task
-        self._batch_size, self._seed, self._target = train.batch_size, train.seed, steps
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    def __init__(self, workload: Workload, job: Job, connection: Connection) -> None:
+        self._workload = workload
+        self._batch_size, self._seed, self._target = job.batch_size, job.seed, job.steps
+        self._coordinator, self._workers = connection.coordinator, connection.workers
         try:
-            strategy = tf.distribute.ParameterServerStrategy(resolver)
-            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
             with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-                built = compute.build(workload, train.seed)
+                built = compute.build(workload, job.seed)
                 self._metrics = compute.metric_names(workload, built.model)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
-            self._state = ServerState(self.model, self.optimizer, len(task.cluster["ps"]))
+            self._state = ServerState(self.model, self.optimizer, connection.servers)
         except _LOST as error:
             raise _lost(error) from error
-        self._workers = len(task.cluster["worker"])
         self._iterators: dict[int, Any] = {}
         self._local_steps = [0] * self._workers
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
@@ -98,7 +127,7 @@ class ParameterServerSession:
             self._fill(share)
             results.append(self._take())
         done = self._step - start
-        totals = sum(r.totals for r in results) / max(1, sum(r.steps for r in results))
+        totals = np.sum([r.totals for r in results], axis=0) / max(1, sum(r.steps for r in results))
         return Progress(
             step=self._step,
             steps=done,
@@ -174,7 +203,7 @@ class ParameterServerSession:
         *totals, done, global_step = values
         self._results.put(_Result(worker, round(done), seconds, round(global_step), np.array(totals, np.float32)))
 
-    def _make_data(self) -> Callable[..., Any]:
+    def _make_data(self) -> Any:
         def data(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
             # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
             own = start // self._workers
@@ -183,7 +212,7 @@ class ParameterServerSession:
         scalar = tf.TensorSpec([], tf.int64)
         return tf.function(data).get_concrete_function(scalar, scalar)
 
-    def _make_call(self) -> Callable[..., tf.Tensor]:
+    def _make_call(self) -> Any:
         model, workload, state, target = self.model, self._workload, self._state, self._target
         count = 1 + len(self._metrics)
 
@@ -209,7 +238,9 @@ class ParameterServerSession:
         return call
 
 
-def _stateless(model: keras.Model, values: list[tf.Tensor], averages: list[tf.Tensor], inputs: Any) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+def _stateless(
+    model: keras.Model, values: list[tf.Tensor], averages: list[tf.Tensor], inputs: Any
+) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
     """Call the model on given values; seeds of random layers are drawn where this runs. Returns outputs, averages, losses."""
     given = iter(averages)
     fixed = []
@@ -224,4 +255,4 @@ def _stateless(model: keras.Model, values: list[tf.Tensor], averages: list[tf.Te
 
 
 def _lost(error: tf.errors.OpError) -> PeerLostError:
-    return PeerLostError(str(error.message).splitlines()[0])
+    return PeerLostError(cause(error))

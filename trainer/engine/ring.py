@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.session import PeerLostError
+from trainer.engine.session import PeerLostError, cause
 
 _GROUP = 1
 _GRADIENTS, _CONTROL, _STATE = 1, 2, 100  # instance keys: one a place in the program
@@ -80,11 +80,11 @@ class Ring:
         try:
             yield
         except _LOST as error:
-            raise PeerLostError(str(error.message).splitlines()[0]) from error
+            raise PeerLostError(cause(error)) from error
         except tf.errors.OpError as error:
             if "Collective ops is aborted" not in str(error.message):
                 raise
-            raise PeerLostError(str(error.message).splitlines()[0]) from error
+            raise PeerLostError(cause(error)) from error
 
 
 def _share(ring: Ring, variables: Sequence[tf.Variable]) -> None:

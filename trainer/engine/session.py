@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import keras
@@ -10,6 +10,13 @@ if TYPE_CHECKING:
 
 class PeerLostError(Exception):
     """Another task of the cluster went away; the training process ends with exit code 75 and is started again."""
+
+
+def cause(error: Any) -> str:
+    """Return the line of a TensorFlow error that says what happened and to whom."""
+    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
+    telling = [line for line in lines if "UNAVAILABLE" in line or "Unavailable" in line or "/job:" in line]
+    return (telling or lines or [type(error).__name__])[0]
 
 
 @dataclass(frozen=True)

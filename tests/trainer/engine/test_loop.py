@@ -11,6 +11,7 @@ import pytest
 from tests.trainer.engine.small import Small
 from trainer.engine import loop, record
 from trainer.engine.checkpoints import CheckpointError
+from trainer.engine.job import Job, job
 from trainer.engine.local import LocalSession
 from trainer.engine.ring import Ring
 from trainer.events import Reporter
@@ -24,7 +25,7 @@ class Output(io.StringIO):
         return [event for event in map(json.loads, self.getvalue().splitlines()) if event["event"] == kind]
 
 
-def settings(run_dir: Path, steps: int, **train: Any) -> TrainerSettings:
+def settings(run_dir: Path, steps: int, **train: Any) -> Job:
     base = {
         "workload": "small:Small",
         "steps": steps,
@@ -33,17 +34,20 @@ def settings(run_dir: Path, steps: int, **train: Any) -> TrainerSettings:
         "evaluate": {"every_steps": 20, "batch_size": 100},
         "summaries": {"every_steps": 10, "profile_every_steps": 0},
     }
-    return TrainerSettings.model_validate(
-        {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
+    return job(
+        TrainerSettings.model_validate(
+            {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
+        )
     )
 
 
-def train(run_dir: Path, steps: int, params: dict[str, Any] | None = None, stop_after: int | None = None, **changes: Any) -> tuple[Any, Any, Output]:
+def train(
+    run_dir: Path, steps: int, params: dict[str, Any] | None = None, stop_after: int | None = None, **changes: Any
+) -> tuple[Any, Any, Output]:
     """Train in this process; returns session, outcome and what was reported."""
     workload = Small({"dropout": True, "normalised": True} if params is None else params)
     chosen = settings(run_dir, steps, **changes)
-    assert chosen.train
-    session = LocalSession(workload, chosen.train, Ring())
+    session = LocalSession(workload, chosen, Ring())
     output = Output()
     stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
     outcome = loop.run(session, workload, chosen, Reporter("chief", output), stopped)

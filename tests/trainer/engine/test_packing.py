@@ -48,7 +48,7 @@ def test_variables_by_themselves_keep_their_shape_and_order() -> None:
     assert packs[1].join([tf.ones((50, 50))]).shape == (50, 50)
 
 
-@pytest.mark.parametrize("kind", sorted(ELEMENTWISE, key=lambda kind: str(kind.__name__)))
+@pytest.mark.parametrize("kind", sorted(ELEMENTWISE, key=str))
 @pytest.mark.parametrize("count", [1, 3])
 def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: int) -> None:
     optimizer = kind()

@@ -1,0 +1,44 @@
+"""Parameter servers compute what one process computes: with one worker, the very same weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.engine.drive_parameter_server import CASES, STEPS
+
+DRIVER = Path(__file__).with_name("drive_parameter_server.py")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    scratch = tmp_path_factory.mktemp("servers")
+    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=110, check=False)
+    assert done.stdout, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(result, dict)
+    return result
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_one_worker_on_two_servers_learns_what_one_process_learns(report: dict[str, Any], case: str) -> None:
+    assert report["cases"][case]["step"] == STEPS
+    assert report["cases"][case]["difference"] < 1e-4
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_state_goes_to_the_servers_and_back_unchanged(report: dict[str, Any], case: str) -> None:
+    assert report["cases"][case]["roundtrip"] == 0
+
+
+def test_random_layers_learn_too(report: dict[str, Any]) -> None:
+    losses = report["dropout_losses"]
+    assert losses[-1] < losses[0] * 0.7
+
+
+def test_every_server_ends_with_success_when_told(report: dict[str, Any]) -> None:
+    assert report["missed"] == []
+    assert report["exit_codes"] == [0, 0, 0]

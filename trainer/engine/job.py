@@ -1,0 +1,64 @@
+"""What the engine trains: the trainer's settings with nothing left open."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.settings import Checkpoints, Strategy, Train, TrainerSettings
+from trainer.workloads.catalog import with_defaults
+from trainer.workloads.errors import WorkloadError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run's work. `every` numbers are global steps, 0 is never; times are seconds."""
+
+    run: str
+    strategy: Strategy
+    run_dir: Path
+    scratch_dir: str
+    spec_digest: str
+    local_replicas: int
+    train: Train  # what `load_workload` takes
+    steps: int
+    batch_size: int
+    seed: int
+    steps_per_execution: int | None  # None: chosen by measurement
+    checkpoint: Checkpoints
+    evaluate_every: int
+    evaluation_batch_size: int
+    summaries_every: int
+    profile_every: int
+
+
+def job(settings: TrainerSettings) -> Job:
+    """Complete the settings with the workload's defaults.
+
+    Raises:
+        WorkloadError: there is nothing to train, or the workload says not how long.
+    """
+    if settings.train is None:
+        raise WorkloadError("the settings have no `train` section; give one, or run a command: trainer -- python train.py")
+    train = with_defaults(settings.train)
+    if train.steps is None or train.batch_size is None:
+        raise WorkloadError(
+            f"train.steps is {train.steps} and train.batch_size {train.batch_size} for {train.workload}; give both a number"
+        )
+    return Job(
+        run=settings.run,
+        strategy=settings.strategy,
+        run_dir=Path(settings.run_dir),
+        scratch_dir=settings.scratch_dir,
+        spec_digest=settings.spec_digest,
+        local_replicas=settings.local_replicas,
+        train=train,
+        steps=train.steps,
+        batch_size=train.batch_size,
+        seed=train.seed,
+        steps_per_execution=train.steps_per_execution,
+        checkpoint=train.checkpoint,
+        # An evaluator follows the checkpoints; the chief then evaluates at the end alone.
+        evaluate_every=0 if settings.has_evaluator else train.evaluate.every_steps or 0,
+        evaluation_batch_size=train.evaluate.batch_size,
+        summaries_every=train.summaries.every_steps or 0,
+        profile_every=train.summaries.profile_every_steps or 0,
+    )
