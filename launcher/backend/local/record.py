@@ -1,6 +1,7 @@
 """What the supervisor writes down: its state, often enough and not more often, and its own log."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ _CHANGE = 0.02
 _PROGRESS = 0.2
 _AGAIN = 2.0
 _LAST_TRIES = 5.0
+# How the run ended must be told on a full disk too: space kept for that, a little more than the state of a large run.
+_RESERVE = 256 * 1024
 
 
 class Record:
@@ -24,6 +27,12 @@ class Record:
         self._path = path
         self._snapshot = snapshot
         self._written = 0.0
+        self._reserve = path.with_name("reserve")
+
+    def reserve(self) -> None:
+        """Keep space for the last state. Raises OSError when there is none."""
+        # Not zeros: a file system that compresses would not keep space for those.
+        self._reserve.write_bytes(os.urandom(_RESERVE))
 
     def changed(self, *, at_once: bool = True) -> None:
         """Note that there is something to write."""
@@ -48,7 +57,9 @@ class Record:
         return True
 
     def save_at_last(self) -> None:
-        """Write now, and try for some seconds when the disk does not take it: nobody writes it later."""
+        """Write now, into the space kept for it, and try for some seconds: nobody writes it later."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
         give_up_at = time.monotonic() + _LAST_TRIES
         while not self.save() and time.monotonic() < give_up_at:
             time.sleep(_PROGRESS)

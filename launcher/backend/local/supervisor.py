@@ -85,6 +85,7 @@ class Supervisor:
         shutil.rmtree(self._layout.scratch, ignore_errors=True)  # stop files of an earlier run would stop this one's servers
         self._layout.scratch.mkdir()
         state.write_json(self._layout.plan, to_document(self.plan))
+        self._record.reserve()
         for task in self._tasks.values():
             task.log.note(f"run {self.plan.name} starts")
             self._start(task)

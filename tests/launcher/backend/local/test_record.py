@@ -1,0 +1,53 @@
+"""When the state is written."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.backend.local import state
+from launcher.backend.local.record import Record
+from launcher.backend.local.state import Snapshot
+from launcher.backend.model import RunStatus, State
+
+
+@pytest.fixture
+def steps() -> Callable[[], Snapshot]:
+    """Snapshots of a run that is a step further each time."""
+    count = iter(range(1000))
+    return lambda: Snapshot(RunStatus("run", "local", State.RUNNING, step=next(count)), "here")
+
+
+def test_progress_is_written_a_few_times_a_second_and_a_changed_state_at_once(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
+    record = Record(tmp_path / "state.json", steps)
+    record.save()
+    written = 0
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        record.changed(at_once=False)
+        record.save_if_due()
+        written += record.due is None
+        time.sleep(0.005)
+    assert 1 <= written <= 3
+    record.changed()
+    assert record.due is not None
+    assert record.due - time.monotonic() <= 0.02
+
+
+def test_the_last_state_has_its_space_and_gives_it_back(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
+    record = Record(tmp_path / "state.json", steps)
+    record.reserve()
+    assert (tmp_path / "reserve").stat().st_size >= 64 * 1024
+    record.save_at_last()
+    assert state.read(tmp_path / "state.json") is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_what_cannot_be_written_is_tried_again(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
+    record = Record(tmp_path / "missing" / "state.json", steps)
+    assert not record.save()
+    assert record.due is not None
+    (tmp_path / "missing").mkdir()
+    assert record.save()
+    assert record.due is None
