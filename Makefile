@@ -62,7 +62,7 @@ golden: env ## write the generated files anew: the JSON Schema, docs/spec.md
 	$(BIN)/python -m launcher.spec.schema --write
 
 bench: env $(BENCH_VENV)/.made ## measure speed and time to the first step against other ways to do the same
-	$(BIN)/python benchmarks/run.py $(BENCH)
+	$(BIN)/python -m benchmarks.run $(BENCH)
 
 clean: ## remove what make made; runs/ stays
 	rm -rf $(VENV) $(BENCH_VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache build dist
