@@ -14,7 +14,8 @@ SHARED = {"trainer.settings", "trainer.exit_codes", "trainer.events", "trainer.w
 # What runs in the trainer's parent process, which must be small and start at once.
 PARENT = sorted({"trainer.__main__", "trainer.supervise", "trainer.peers", "trainer.tf_config"} | SHARED)
 HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")
-MOST_LINES = 350
+# A module fits in your head; a test module may list more cases.
+MOST_LINES = {"tests": 500, "": 350}
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -99,8 +100,9 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_modules_stay_small() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in tracked("*.py")}
-    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+    lengths = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in tracked("*.py")}
+    long = {str(path): lines for path, lines in lengths.items() if lines > MOST_LINES.get(path.parts[0], MOST_LINES[""])}
+    assert long == {}
 
 
 # Written so that this file does not hold what it looks for.

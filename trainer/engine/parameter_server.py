@@ -14,6 +14,7 @@ from trainer.engine import compute
 from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
 from trainer.engine.session import PeerLostError, Progress, WorkerProgress, cause
+from trainer.loopback import close_to_others
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Shard, Workload
 
@@ -63,6 +64,7 @@ def connect(task: TaskConfig) -> Connection:
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     except _LOST as error:
         raise _lost(error) from error
+    close_to_others(task.address)
     return Connection(coordinator, len(task.cluster["ps"]), len(task.cluster["worker"]))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.engine.bare_server import server_class
+from trainer.loopback import close_to_others
 from trainer.tf_config import TaskConfig
 
 _LOOK_EVERY = 0.1  # seconds between looks at the stop file
@@ -27,6 +28,7 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
     # The name keeps it alive: a server that nothing refers to is taken down.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
+    close_to_others(task.address)
     while not told.exists():
         if stopped():
             return False

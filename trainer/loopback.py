@@ -1,0 +1,89 @@
+"""Closes TensorFlow's port to other machines when a cluster is on this machine alone.
+
+TensorFlow's gRPC server listens on every address, whatever TF_CONFIG says, and runs what anybody sends it. On Linux
+a socket can carry a filter (SO_ATTACH_FILTER, no privilege needed) that the kernel asks for each packet; sockets
+made by accept() inherit it. Packets from elsewhere than loopback are dropped as if nothing listened.
+Source: Linux, Documentation/networking/filter.rst; net/core/filter.c.
+"""
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+import stat
+import sys
+
+_SO_ATTACH_FILTER = 26  # <asm-generic/socket.h>
+_SO_ACCEPTCONN = 30
+_NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from the IP header
+_ACCEPT, _DROP = 0xFFFFFFFF, 0
+
+# Operation codes of classic BPF, <linux/bpf_common.h>.
+_LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
+
+# (operation, jump if true, jump if false, constant); jumps count from the next instruction.
+_FROM_LOOPBACK = (
+    (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),  # version and header length
+    (_SHIFT_RIGHT, 0, 0, 4),
+    (_JUMP_IF_EQUAL, 0, 2, 4),
+    (_LOAD_BYTE, 0, 0, _NETWORK_HEADER + 12),  # IPv4: the source's first byte
+    (_JUMP_IF_EQUAL, 8, 9, 127),
+    (_LOAD_WORD, 0, 0, _NETWORK_HEADER + 8),  # IPv6: the source's four words, ::1
+    (_JUMP_IF_EQUAL, 0, 7, 0),
+    (_LOAD_WORD, 0, 0, _NETWORK_HEADER + 12),
+    (_JUMP_IF_EQUAL, 0, 5, 0),
+    (_LOAD_WORD, 0, 0, _NETWORK_HEADER + 16),
+    (_JUMP_IF_EQUAL, 0, 3, 0),
+    (_LOAD_WORD, 0, 0, _NETWORK_HEADER + 20),
+    (_JUMP_IF_EQUAL, 0, 1, 1),
+    (_RETURN, 0, 0, _ACCEPT),
+    (_RETURN, 0, 0, _DROP),
+)
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.c_void_p))
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether a task's address, host:port, is one of this machine's loopback."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def close_to_others(address: str | None) -> int:
+    """Let only loopback reach what this process listens on at `address`, if that is a loopback address.
+
+    Call it as soon as the server listens. Returns how many listening sockets were closed to others; 0 where there
+    is nothing to do, and on other systems than Linux.
+    """
+    if sys.platform != "linux" or address is None or not is_loopback(address):
+        return 0
+    port = int(address.rpartition(":")[2])
+    closed = 0
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the names are numbers, not paths
+        with contextlib.suppress(OSError):
+            closed += _filter_if_listening(int(name), port)
+    return closed
+
+
+def _filter_if_listening(fd: int, port: int) -> bool:
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(fd)) as one:
+        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
+            return False
+        if not one.getsockopt(socket.SOL_SOCKET, _SO_ACCEPTCONN):
+            return False
+        code = (_Instruction * len(_FROM_LOOPBACK))(*_FROM_LOOPBACK)
+        program = _Program(len(_FROM_LOOPBACK), ctypes.addressof(code))
+        one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, bytes(program))
+        return True
