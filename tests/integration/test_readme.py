@@ -1,0 +1,77 @@
+"""The README's commands, run as they stand there from a fresh copy of the project."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 500.0
+
+
+def commands() -> list[str]:
+    """Return the README's shell blocks; what is not to be run is marked otherwise."""
+    return re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def fresh_copy(tmp_path: Path) -> Path:
+    """Return a copy of the project as a clone would have it, with the environment that runs this test."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    copy = tmp_path / "project"
+    for name in filter(None, listed.stdout.split("\0")):
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    (copy / ".venv").symlink_to(sys.prefix)
+    # Older than the environment, so that make leaves it as it is.
+    for path in [copy / "pyproject.toml", *(copy / "requirements").iterdir()]:
+        os.utime(path, (0, 0))
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE + 60)
+def test_the_commands_of_the_readme_work_one_after_the_other(fresh_copy: Path) -> None:
+    script = "set -euo pipefail\n" + "\n".join(commands())
+    environment = {**os.environ, "PYTHONPATH": str(fresh_copy), "NO_COLOR": "1"}
+    with subprocess.Popen(
+        ["bash", "-xc", script],
+        cwd=fresh_copy,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=DEADLINE)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+    assert process.returncode == 0, output
+    accuracy = re.search(r"Accuracy on held-out digits: ([\d.]+)%", output)
+    assert accuracy, output
+    assert float(accuracy[1]) >= 97
+    assert "mnist-mlp succeeded" in output
+    assert "from the checkpoint of step 500" in output
+    assert re.search(r"worker-0: trained in .* test accuracy", output), output
+    assert "own succeeded" in output
+
+
+def test_the_readme_has_commands_to_run() -> None:
+    assert len(commands()) >= 4
+    assert any("make demo" in block for block in commands())
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"])
+def test_every_link_leads_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / document).parent.joinpath(link).exists()] == []
