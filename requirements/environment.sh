@@ -53,7 +53,8 @@ if [ -n "$index" ]; then UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}; export UV
 cert=${PIP_CERT:-$(pip_setting global.cert)}
 if [ -n "$cert" ]; then SSL_CERT_FILE=${SSL_CERT_FILE:-$cert}; export SSL_CERT_FILE; fi
 uv() { "$directory/bin/python" -m uv "$@"; }
-uv pip sync --quiet --python "$directory/bin/python" --require-hashes "$here/uv.txt" "$lock"
+# Compiled now: the first run would otherwise compile TensorFlow in every task at once, which takes longer than training.
+uv pip sync --quiet --compile-bytecode --python "$directory/bin/python" --require-hashes "$here/uv.txt" "$lock"
 if [ "${3:-}" = project ]; then
     # The build back-end comes from the lock; nothing is resolved or downloaded here.
     uv pip install --quiet --python "$directory/bin/python" --no-deps --no-build-isolation --editable "$here/.."

@@ -21,7 +21,7 @@ from trainer.restarts import End, History, Policy, Restart, cause_of, exit_code_
 
 Report = Callable[..., None]
 
-TRAINING = (sys.executable, "-m", "trainer.task")
+TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
 
 _CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
 _LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)

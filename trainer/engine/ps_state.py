@@ -61,7 +61,8 @@ class ServerState:
         joined = [pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in self.packs]
         with tf.device(_device(0)):
             updates.apply(self.optimizer, joined, self.variables)
-            self.step.assign_add(1)
+            # Keras counts by reading, adding and writing, so that workers lose each other's counts; the global step does not.
+            self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
 
     def push(self, step: int) -> None:
         """Copy the chief's model and optimizer to the servers and set the global step."""

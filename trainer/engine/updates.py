@@ -70,4 +70,4 @@ def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[tf.Tensor],
                 grad=gradient,
                 use_locking=True,
             )
-    optimizer.iterations.assign_add(1)
+    optimizer.iterations.value.assign_add(1)  # Keras's own assign_add reads, adds and writes: workers would lose counts
