@@ -1,0 +1,41 @@
+"""Finds the processes of a run, wherever they went: what no run may leave behind."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.backend.local import processes, state
+from launcher.backend.local.layout import Layout
+
+
+def running(directory: Path) -> list[int]:
+    """Return every process of the run in `directory`: its supervisor, its tasks, and all that those have started."""
+    found = {pid for pid in _kept(directory) if processes.identify(pid) is not None}
+    if sys.platform == "linux":  # also what has left its session: every process inherits RUN_DIR
+        found |= {int(name) for name in os.listdir("/proc") if name.isdecimal() and _told(int(name), directory)}  # noqa: PTH208
+    return sorted(found - {os.getpid()})
+
+
+def assert_none(directory: Path, timeout: float = 10) -> None:
+    """Fail if processes of the run stay; those that are just ending get `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (left := running(directory)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    shown = subprocess.run(["ps", "-o", "pid,ppid,stat,args", "-p", ",".join(map(str, left)) or "0"], capture_output=True, check=False)
+    assert not left, f"processes of {directory} are left:\n{shown.stdout.decode()}"
+
+
+def _kept(directory: Path) -> list[int]:
+    snapshot = state.read(Layout(directory).state)
+    if snapshot is None:
+        return []
+    supervisor = snapshot.supervisor
+    keeper = [supervisor.pid] if supervisor and processes.alive(supervisor) else []
+    leaders = [leader for leader in snapshot.processes.values() if processes.alive(leader)]
+    return keeper + [pid for leader in leaders for pid in processes.session(leader.pid)]
+
+
+def _told(pid: int, directory: Path) -> bool:
+    return processes.identify(pid) is not None and processes.belongs(pid, run_dir=str(directory))

@@ -1,0 +1,115 @@
+"""Every spec in examples/ runs as a user runs it: in the foreground, to its last step, to the accuracy it is there for."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration import leftovers
+from tests.integration.running import EXAMPLES, ROOT
+
+ACCURACY = 0.97
+OWN_PROGRAM = re.compile(r"test accuracy (\d\.\d+)")
+
+TRAINED = ("mnist-single", "mnist-mirrored", "mnist-multiworker")
+COMMANDS = ("custom-command", "custom-ps")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What `launcher up --json` of an example wrote, and where."""
+
+    spec: dict[str, Any]
+    directory: Path
+    lines: list[dict[str, Any]]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        assert self.lines[-1]["event"] == "summary"
+        return self.lines[-1]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == kind]
+
+
+def up(name: str, tmp_path: Path) -> Done:
+    """Run an example from the repository's root to its end."""
+    file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
+    command = [sys.executable, "-m", "launcher", "up", str(file), "--json", "--runs", str(runs)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    finally:
+        leftovers.assert_none(runs / name)
+    assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr}"
+    return Done(yaml.safe_load(file.read_text()), runs / name, [json.loads(line) for line in done.stdout.splitlines()])
+
+
+def assert_kept(done: Done) -> None:
+    """Check what is left of every run: a summary without restarts, and a log of each task, its lines dated."""
+    assert done.summary["name"] == done.spec["name"] == done.directory.name
+    assert (done.summary["state"], done.summary["exit_code"], done.summary["restarts"]) == ("succeeded", 0, {})
+    assert done.summary["run_dir"] == str(done.directory)
+    roles = {role: settings.get("replicas") for role, settings in done.spec.get("roles", {"chief": {}}).items()}
+    tasks = {name for role, count in roles.items() for name in ([role] if role == "chief" else [f"{role}-{i}" for i in range(count or 1)])}
+    logs = {path.stem: path.read_text() for path in done.directory.glob("launcher/tasks/*.log")}
+    assert set(logs) == tasks
+    for task, text in logs.items():
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", text), f"{task}: {text[:80]}"
+
+
+def assert_trained(done: Done) -> None:
+    """Check what the trainer promises: every step, the accuracy, checkpoints, run.json, TensorBoard's logs."""
+    assert_kept(done)
+    summary, steps = done.summary, done.spec["train"]["steps"]
+    assert (summary["step"], summary["steps"], summary["checkpoint_step"]) == (steps, steps, steps)
+    assert summary["metrics"]["accuracy"] >= ACCURACY
+    assert done.of("evaluated")[-1]["step"] == steps
+    assert Path(f"{summary['checkpoint']}.index").is_file()
+    assert Path(summary["checkpoint"]).parent == done.directory / "checkpoints"
+    record = json.loads((done.directory / "run.json").read_text())
+    assert {key: record[key] for key in ("name", "state", "step", "steps", "metrics")} == {
+        "name": done.spec["name"],
+        "state": "succeeded",
+        "step": steps,
+        "steps": steps,
+        "metrics": summary["metrics"],
+    }
+    for logs in ("train", "eval"):
+        assert list((done.directory / "logs" / logs).glob("events.out.tfevents.*"))
+
+
+def test_every_example_is_run_here() -> None:
+    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(["mnist-ps", *TRAINED, *COMMANDS])
+
+
+@pytest.mark.timeout(330)
+def test_mnist_ps(tmp_path: Path) -> None:
+    done = up("mnist-ps", tmp_path)
+    assert_trained(done)
+    # Both workers had their part in it, and say how far each came.
+    assert {event["task"] for event in done.of("progress") if "local_step" in event} == {"worker-0", "worker-1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize("name", TRAINED)
+def test_other_built_in_examples(name: str, tmp_path: Path) -> None:
+    assert_trained(up(name, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_own_programs(name: str, tmp_path: Path) -> None:
+    done = up(name, tmp_path)
+    assert_kept(done)
+    said = [found[1] for line in done.of("output") if (found := OWN_PROGRAM.search(line["text"]))]
+    assert len(said) == 1  # the chief alone
+    assert float(said[0]) >= ACCURACY
+    assert list((done.directory / "checkpoints").iterdir())
