@@ -83,7 +83,7 @@ def _filter_if_listening(fd: int, port: int) -> bool:
             return False
         if not one.getsockopt(socket.SOL_SOCKET, _SO_ACCEPTCONN):
             return False
-        code = (_Instruction * len(_FROM_LOOPBACK))(*_FROM_LOOPBACK)
+        code = (_Instruction * len(_FROM_LOOPBACK))(*(_Instruction(*row) for row in _FROM_LOOPBACK))
         program = _Program(len(_FROM_LOOPBACK), ctypes.addressof(code))
         one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, bytes(program))
         return True

@@ -1,6 +1,7 @@
 """The evaluator task: follows the chief's checkpoints and evaluates each newest one into `logs/eval`."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from trainer.events import Reporter
 from trainer.workloads.protocol import Workload
 
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
+_TRIES = 5  # to read one checkpoint
 
 
 def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
@@ -27,6 +29,7 @@ def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[],
     saved = tf.train.Checkpoint(model=model, step=step)
     logs = Logs(run_dir)
     done: set[str] = set()
+    failures: Counter[str] = Counter()
     metrics: dict[str, float] = {}
     while not stopped():
         # Read before the checkpoint: a run that was complete then has saved its last one.
@@ -36,10 +39,13 @@ def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[],
             began = time.monotonic()
             try:
                 saved.restore(path).expect_partial()
-            except (tf.errors.OpError, ValueError) as error:
-                # Deleted by the chief meanwhile, or damaged: the next one will do.
-                report("notice", message=f"the checkpoint {path} cannot be read: {str(error).splitlines()[0]}")
-                done.add(path)
+            except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
+                # Deleted by the chief meanwhile, on its way through a network file system, or damaged.
+                failures[path] += 1
+                if failures[path] >= _TRIES:
+                    report("notice", message=f"the checkpoint {path} cannot be read: {next(iter(str(error).splitlines()), repr(error))}")
+                    done.add(path)
+                time.sleep(_LOOK_EVERY)
                 continue
             metrics = evaluate()
             done.add(path)

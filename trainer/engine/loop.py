@@ -39,9 +39,11 @@ def run(session: Session, workload: Workload, job: Job, report: Reporter, stoppe
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
     wanted = proposal = job.steps_per_execution or 1
+    profile_due = _Due(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
+    profile_due.start(session.step)
     stop = False
     while session.step < job.steps and not stop:
-        profiling = bool(job.profile_every and session.step and session.step % job.profile_every == 0)
+        profiling = profile_due(session.step)
         steps = 1 if profiling else pace.to_boundary(session.step, wanted, job.steps, *every)
         with chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), next_steps=proposal)
