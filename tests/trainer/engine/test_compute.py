@@ -1,0 +1,37 @@
+"""What every strategy computes the same way."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.trainer.engine.small import Small
+from trainer.engine import compute
+from trainer.workloads.errors import WorkloadError
+
+
+def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_small() -> None:
+    workload = Small({})
+    model = compute.build(workload, seed=3).model
+    whole = compute.Evaluator(workload, model, batch_size=400)()
+    pieces = compute.Evaluator(workload, model, batch_size=150)()
+    assert pieces.keys() == whole.keys() == {"loss", "accuracy"}
+    for name, value in whole.items():
+        assert pieces[name] == pytest.approx(value, rel=1e-5)
+
+
+def test_start_weights_follow_the_seed() -> None:
+    first, again, other = (compute.build(Small({}), seed=seed).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+class Unbuilt(Small):
+    """Forgets to say what goes in."""
+
+    def model(self) -> keras.Model:
+        return keras.Sequential([keras.layers.Dense(2)])
+
+
+def test_a_model_without_weights_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(WorkloadError, match=r"no trainable weights: give it an input shape"):
+        compute.build(Unbuilt({}), seed=0)

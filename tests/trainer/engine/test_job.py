@@ -1,0 +1,36 @@
+"""Settings become a job with nothing left open."""
+
+from typing import Any
+
+import pytest
+
+from trainer.engine.job import Job, job
+from trainer.settings import TrainerSettings
+from trainer.workloads.errors import WorkloadError
+
+
+def made(train: dict[str, Any] | None, **settings: Any) -> Job:
+    base = {"run": "r", "run_dir": "/runs/r", "scratch_dir": "/scratch"}
+    return job(TrainerSettings.model_validate({**base, **settings, "train": train}))
+
+
+def test_what_the_spec_leaves_out_the_workload_decides() -> None:
+    made_job = made({"workload": "mnist", "steps": 7})
+    assert made_job.steps == 7
+    assert made_job.batch_size == 100
+    assert (made_job.evaluate_every, made_job.summaries_every, made_job.profile_every) == (10, 10, 100)
+    assert made_job.checkpoint.every_steps == 100
+    assert made_job.steps_per_execution is None
+
+
+def test_zero_is_never() -> None:
+    assert made({"workload": "mnist", "evaluate": {"every_steps": 0}}).evaluate_every == 0
+
+
+def test_an_evaluator_takes_the_chiefs_evaluations() -> None:
+    assert made({"workload": "mnist"}, has_evaluator=True).evaluate_every == 0
+
+
+def test_nothing_to_train_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(WorkloadError, match=r"no `train` section; give one"):
+        made(None)
