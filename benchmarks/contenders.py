@@ -68,7 +68,7 @@ CONTENDERS = (
 
 COMPARISONS = (
     Comparison("single", "handwritten", 0.95),
-    Comparison("single", "resident"),
+    Comparison("single", "resident", 0.95),
     Comparison("ps", "tf1", 1.7),
     Comparison("allreduce", "torchx", 2.0),
     Comparison("allreduce", "ray1", 3.0),

@@ -27,8 +27,9 @@ from rich.table import Table
 from benchmarks.contenders import COMPARISONS, CONTENDERS, PEERS_PYTHON, ROOT, Contender
 
 DEADLINE = 300  # seconds for one program
+BUSY = 0.5  # load average above which figures mean little
 QUICK = 4  # --quick runs this part of the steps, once
-# What is said of a run that a program is measured by: the same for each of them.
+# The same for every program.
 ENVIRONMENT = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "1",
@@ -181,6 +182,8 @@ def show(facts: Mapping[str, object], measured: Mapping[str, Measured], comparis
         ratios.add_row(titles[str(line["ours"])], titles[str(line["peer"])], f"{line['speed_ratio']}x", aim, f"{line['first_step_ratio']}x")
     console.print(ratios)
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    if float(str(facts["load_before"])) > BUSY:
+        console.print(f"The machine was busy when this began (load {facts['load_before']}): the figures are not to be relied on.")
 
 
 def main() -> int:
