@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from trainer import lifeline, quiet
+from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.settings import TrainerSettings
@@ -86,7 +87,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _S
         return ExitCode.WRONG_CONFIGURATION
     except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line
         traceback.print_exc()
-        _tell(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}", shown=True)
+        _tell(error_line(error), shown=True)
         return ExitCode.FAILURE
 
 

@@ -34,11 +34,19 @@ class _Result:
     totals: np.ndarray[Any, np.dtype[np.float32]]
 
 
+# What the coordinator logs of each worker's error, several times over: the error itself is raised, or told as a notice.
+_REPEATED = (
+    "Remote function on worker",
+    "encountered the following error when processing closure",
+    "Start cancelling closures due to error",
+)
+
+
 class _Repeated(logging.Filter):
-    """Drops what the coordinator logs of each worker's error: the error itself is raised, or told as a notice."""
+    """Drops what is told elsewhere."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return "Remote function on worker" not in record.getMessage()
+        return not any(part in record.getMessage() for part in _REPEATED)
 
 
 @dataclass(frozen=True)

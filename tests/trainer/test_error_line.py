@@ -1,0 +1,64 @@
+"""The line that tells what is wrong, of errors as Python, TensorFlow and Keras raise them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainer.error_line import error_line
+
+
+def plain() -> None:
+    raise ValueError("the file is empty\nit has 0 bytes")
+
+
+def without_message() -> None:
+    raise ValueError
+
+
+@tf.function
+def while_traced(values: Any) -> Any:
+    """A user's loss that refuses what it gets."""
+    if tf.reduce_sum(values) > 0:
+        raise KeyError("no column 'price' in the targets")
+    return values
+
+
+@tf.function
+def while_run(values: Any) -> Any:
+    return tf.debugging.check_numerics(values / 0.0, "the loss is not finite")
+
+
+class Halve(keras.layers.Layer):
+    """A user's layer that refuses what it gets."""
+
+    built = True
+
+    def call(self, _values: Any) -> Any:
+        raise RuntimeError("width must be even")
+
+
+@pytest.mark.parametrize(
+    "failing,expected",
+    [
+        (plain, "ValueError: the file is empty"),
+        (without_message, "ValueError: "),
+        (lambda: while_traced(tf.ones([2])), "KeyError: \"no column 'price' in the targets\""),
+        (lambda: while_run(tf.ones([2])), "InvalidArgumentError: the loss is not finite : Tensor had Inf values"),
+        (lambda: Halve()(tf.ones([2, 3])), "RuntimeError: width must be even"),
+        (lambda: tf.function(Halve())(tf.ones([2, 3])), "RuntimeError: width must be even"),
+        (lambda: tf.ones([2, 3]) @ tf.ones([2, 3]), "InvalidArgumentError: Matrix size-incompatible: In[0]: [2,3], In[1]: [2,3]"),
+    ],
+    ids=["plain", "without a message", "traced", "run", "layer", "layer in a graph", "operation"],
+)
+def test_the_line_says_what_is_wrong(failing: Callable[[], Any], expected: str) -> None:
+    with pytest.raises(Exception) as raised:
+        failing()
+    assert error_line(raised.value).partition(" [Op:")[0] == expected
+
+
+def test_a_graph_error_without_frames() -> None:
+    message = "Graph execution error:\n\nDetected at node Assert defined at (most recent call last):\n<stack traces unavailable>\nno rows\n\t [[{{node Assert}}]]"
+    assert error_line(ValueError(message)) == "ValueError: no rows"

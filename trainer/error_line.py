@@ -1,0 +1,20 @@
+"""The one line of an exception that tells the user what is wrong, without what TensorFlow and Keras wrap around it."""
+
+import re
+
+# Paragraphs of a message that say where, not what: the headings and frames of AutoGraph, of graph errors and of Keras.
+_WHERE = re.compile(r'in user code:|Graph execution error:|Detected at node|File "|(\w+: )?Exception encountered when calling')
+# Parts of the paragraph that says what: colours, the function on a device, a heading whose frames are not known.
+_BESIDES = re.compile(r"\x1b\[[\d;]*m|\{\{function_node [^}]*\}\} |Detected at node .*\n<stack traces unavailable>\n")
+
+
+def error_line(error: Exception) -> str:
+    """Return `Type: message`, the message cut to its first line.
+
+    What AutoGraph, graphs and Keras raise again has the original message below lines of their own; the line is then the original one.
+    """
+    kind = type(error).__name__
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _BESIDES.sub("", str(error))) if part.strip()]
+    told = next((part for part in paragraphs if not _WHERE.match(part)), "".join(paragraphs[:1]))
+    line = next(iter(told.splitlines()), "")
+    return line if line.startswith(f"{kind}: ") else f"{kind}: {line}"
