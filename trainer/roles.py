@@ -3,8 +3,10 @@
 TensorFlow is imported by the roles that need all of it, not here: servers start without.
 """
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trainer.engine import servers
@@ -61,13 +63,25 @@ def _single(context: Context, workload: Workload) -> Session:
     return LocalSession(workload, context.job, Ring())
 
 
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Put the handlers of signals back afterwards: TensorFlow's collective runtime takes SIGTERM over, and does nothing with it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def _multi_worker(context: Context, workload: Workload) -> Session:
     from trainer.engine.local import LocalSession
     from trainer.engine.ring import Ring
 
     names = [f"{role}-{i}" for role in ("chief", "worker") for i in range(len(context.task.cluster.get(role, ())))]
     index = names.index(f"{context.task.role}-{context.task.index}")
-    ring = Ring(len(names), index)
+    with _signals_kept():
+        ring = Ring(len(names), index)
     close_to_others(context.task.address)
     return LocalSession(workload, context.job, ring)
 

@@ -56,11 +56,11 @@ def main() -> NoReturn:
         signal.signal(number, stop.handle)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    if threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
-        os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
+    threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    if settings.strategy == "parameter_server" and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
+        os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
     report = Reporter(task.name)
     code = _run(task, settings, report, stop, began)
     sys.stdout.flush()

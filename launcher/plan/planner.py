@@ -23,8 +23,10 @@ from trainer.workloads.catalog import with_defaults
 CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is an emptyDir of the pod's own
 CONTAINER_CODE = "/code"
 
-# TensorFlow's coordinator for parameter servers waits for ever with one thread between operations: one waits for the other.
+# Threads between operations: the trainer's own loop is fastest with one a core. TensorFlow's coordinator for parameter
+# servers waits for ever with a single one, and what a user's program does is not known.
 LEAST_INTER_OP_THREADS = 2
+TRAINED_BY_ONE_THREAD = ("single", "multi_worker_mirrored")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def plan(
     command = common.container_command()
     if target == "local":
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
-        extra, notices = _local_environments(members, machine)
+        least = 1 if spec.train and spec.strategy in TRAINED_BY_ONE_THREAD else LEAST_INTER_OP_THREADS
+        extra, notices = _local_environments(members, machine, least)
         command = common.local_command(machine)
     leads = rules.leader(names)
     limits = spec.limits
@@ -191,14 +194,14 @@ def _joined(parts: list[str | None]) -> str:
     return os.pathsep.join(dict.fromkeys(directories))
 
 
-def _local_environments(members: list[_Member], machine: Machine) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
+def _local_environments(members: list[_Member], machine: Machine, least: int) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and what a person should know about it."""
     counts = shares.threads({member.name: member.resources.cpu for member in members}, machine.cores)
     gpus = shares.gpus({member.name: member.resources for member in members}, machine.gpus)
     environments = {
         member.name: {
             "TF_NUM_INTRAOP_THREADS": str(counts[member.name]),
-            "TF_NUM_INTEROP_THREADS": str(max(LEAST_INTER_OP_THREADS, counts[member.name])),
+            "TF_NUM_INTEROP_THREADS": str(max(least, counts[member.name])),
             "OMP_NUM_THREADS": str(counts[member.name]),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name]),
         }

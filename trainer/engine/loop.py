@@ -123,7 +123,7 @@ class _Chief:
         last = step >= self._job.steps
         self._examples += progress.examples
         self._steps_since += progress.steps
-        if last or time.monotonic() - self._reported >= _REPORT_EVERY:
+        if last or progress.stop or time.monotonic() - self._reported >= _REPORT_EVERY:
             self._tell(progress)
         pulled = False
         if self._summaries_due(step):

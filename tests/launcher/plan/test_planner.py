@@ -178,6 +178,13 @@ def test_no_task_has_a_single_thread_between_operations_with_which_tensorflow_wo
     assert {task.env["TF_NUM_INTEROP_THREADS"] for task in made.tasks} == {"2"}
 
 
+@pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored"])
+def test_the_trainers_own_loop_has_a_thread_a_core(strategy: str) -> None:
+    roles = {"worker": {"replicas": 2}} if strategy == "multi_worker_mirrored" else {"chief": {}}
+    made = planned(strategy=strategy, roles=roles, machine=Machine(cores=2))
+    assert {task.env["TF_NUM_INTEROP_THREADS"] for task in made.tasks} == {"1" if strategy == "multi_worker_mirrored" else "2"}
+
+
 def test_gpus_are_shared_out_and_a_lack_of_them_is_said() -> None:
     roles = {"chief": {}, "worker": {"replicas": 3, "gpus": 1}}
     made = planned(strategy="multi_worker_mirrored", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))
