@@ -40,7 +40,7 @@ def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
     names: list[str] = []
     spec = next(iter(workload.eval_data(1).take(0).element_spec for _ in range(1)))
 
-    @tf.function
+    @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:
         names.extend(workload.metrics(targets, model(inputs, training=False)))
 
@@ -65,6 +65,19 @@ def total_loss(workload: Workload, targets: Any, outputs: Any, regularisation: S
     return tf.add_n([loss, *(tf.cast(r, tf.float32) for r in regularisation)]) if regularisation else loss
 
 
+def repeat(steps: tf.Tensor, step: Callable[[], tf.Tensor], width: int) -> tf.Tensor:
+    """Run `step` `steps` times in one TensorFlow loop; return the sum of its float32 vectors of `width` elements.
+
+    Written out rather than left to AutoGraph, which takes half a second to read this and Keras's code at every start.
+    """
+
+    def body(done: tf.Tensor, totals: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return done + 1, totals + step()
+
+    _, totals = tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), tf.zeros([width])))
+    return totals
+
+
 class Evaluator:
     """Evaluates a model on the workload's held-out set; traced once, data kept open."""
 
@@ -72,7 +85,7 @@ class Evaluator:
         self._names = ("loss", *metric_names(workload, model))
         self._data = workload.eval_data(batch_size)
 
-        @tf.function(reduce_retracing=True)
+        @tf.function(reduce_retracing=True, autograph=False)
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
             outputs = model(inputs, training=False)
             size = batch_size_of(inputs)

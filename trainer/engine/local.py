@@ -80,10 +80,9 @@ class LocalSession:
         model, workload, ring, optimizer = self.model, self._workload, self._ring, self.optimizer
         count = 1 + len(self._metrics)
 
-        @tf.function
+        @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            totals = tf.zeros([count])
-            for _ in tf.range(steps):
+            def step() -> tf.Tensor:
                 inputs, targets = next(iterator)
                 with tf.GradientTape() as tape:
                     outputs = model(inputs, training=True)
@@ -92,7 +91,9 @@ class LocalSession:
                     loss, [v.value for v in model.trainable_variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
                 )
                 updates.apply(optimizer, ring.mean_gradients(gradients), model.trainable_variables)
-                totals += compute.measures(workload, loss, targets, outputs)
+                return compute.measures(workload, loss, targets, outputs)
+
+            totals = compute.repeat(steps, step, count)
             together = ring.total(tf.concat([totals, control], 0))
             return together[:count], together[count:]
 

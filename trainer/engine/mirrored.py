@@ -95,12 +95,12 @@ class MirroredSession:
             optimizer.apply(gradients, model.trainable_variables)
             return compute.measures(workload, loss, targets, outputs)
 
-        @tf.function
+        @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
-            totals = tf.zeros([count])
-            for _ in tf.range(steps):
-                inputs, targets = next(iterator)
-                totals += strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(step, args=(inputs, targets)), axis=None)
-            return totals
+            def step_everywhere() -> tf.Tensor:
+                measured = strategy.run(step, args=next(iterator))
+                return strategy.reduce(tf.distribute.ReduceOp.MEAN, measured, axis=None)
+
+            return compute.repeat(steps, step_everywhere, count)
 
         return call

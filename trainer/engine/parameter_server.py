@@ -25,6 +25,14 @@ _SILENCE = 1.0  # seconds without a result before the chief looks whether a serv
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
+@dataclass
+class _Call:
+    """Steps for a worker. Once `lost` with its worker, whoever is given it again does nothing: the chief asks for what is missing."""
+
+    steps: int
+    lost: bool = False
+
+
 @dataclass(frozen=True)
 class _Result:
     worker: int
@@ -97,8 +105,9 @@ class ParameterServerSession:
         self._iterators: dict[int, Any] = {}
         self._local_steps = [0] * self._workers
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        self._means = np.zeros(1 + len(self._metrics), np.float32)  # loss and metrics, as last known
         self._step = 0
-        self._scheduled = 0  # global steps asked for, done or not
+        self._scheduled = 0  # global steps asked for, done or not; never fewer than are done
         self._in_flight = 0
         self._data = self._make_data()
         self._call = self._make_call()
@@ -135,14 +144,17 @@ class ParameterServerSession:
         share = max(1, -(-steps // self._workers))
         while self._step < goal:
             self._fill(share)
-            results.append(self._take())
+            if self._in_flight:
+                results.append(self._take())
         done = self._step - start
-        totals = np.sum([r.totals for r in results], axis=0) / max(1, sum(r.steps for r in results))
+        results = [r for r in results if r.steps]  # without those that were lost
+        if results:
+            self._means = np.sum([r.totals for r in results], axis=0) / sum(r.steps for r in results)
         return Progress(
             step=self._step,
             steps=done,
-            loss=float(totals[0]),
-            metrics=compute.named(self._metrics, totals[1:]),
+            loss=float(self._means[0]),
+            metrics=compute.named(self._metrics, self._means[1:]),
             examples=sum(r.steps for r in results) * self._batch_size,
             seconds=time.perf_counter() - began,
             stop=stop,
@@ -161,14 +173,14 @@ class ParameterServerSession:
 
     def _fill(self, share: int) -> None:
         try:
+            if not self._in_flight:  # how many steps a lost call has done, the servers alone know
+                self._step = self._scheduled = int(self._state.step.numpy())
             while self._in_flight < self._workers * _IN_FLIGHT and self._scheduled < self._target:
                 steps = min(share, self._target - self._scheduled)
                 # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
-                self._coordinator._cluster.schedule(self._work, args=(steps,), kwargs={})  # noqa: SLF001
+                self._coordinator._cluster.schedule(self._work, args=(_Call(steps),), kwargs={})  # noqa: SLF001
                 self._scheduled += steps
                 self._in_flight += 1
-            if not self._in_flight:  # a worker lost in the middle of a call: its steps count, the call ran again
-                self._scheduled = self._step
         except _LOST as error:
             raise _lost(error) from error
 
@@ -194,20 +206,24 @@ class ParameterServerSession:
         return WorkerProgress(
             task=f"worker-{result.worker}",
             local_step=self._local_steps[result.worker],
-            loss=float(result.totals[0] / max(1, result.steps)),
+            loss=float(result.totals[0] / result.steps),
             examples_per_second=result.steps * self._batch_size / result.seconds,
         )
 
-    def _work(self, steps: int) -> None:
+    def _work(self, call: _Call) -> None:
         """Run one call on a worker; the coordinator's thread of that worker executes this, under its device."""
+        if call.lost:
+            return
         worker = tf.DeviceSpec.from_string(tf.constant(0).device).task
         began = time.perf_counter()
         try:
             if worker not in self._iterators:
                 self._iterators[worker] = iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._start, tf.int64)))
-            values = self._call(self._iterators[worker], tf.constant(steps)).numpy()
+            values = self._call(self._iterators[worker], tf.constant(call.steps)).numpy()
         except tf.errors.OpError:
             self._iterators.pop(worker, None)  # it lived on that worker
+            call.lost = True
+            self._results.put(_Result(worker, 0, 0, 0, np.zeros_like(self._means)))
             raise
         seconds = time.perf_counter() - began
         *totals, done, global_step = values
@@ -220,18 +236,18 @@ class ParameterServerSession:
             return self._workload.train_data(Shard(self._batch_size, self._seed, index=worker, count=self._workers, start=own))
 
         scalar = tf.TensorSpec([], tf.int64)
-        return tf.function(data).get_concrete_function(scalar, scalar)
+        return tf.function(data, autograph=False).get_concrete_function(scalar, scalar)
 
     def _make_call(self) -> Any:
         model, workload, state, target = self.model, self._workload, self._state, self._target
         count = 1 + len(self._metrics)
 
-        @tf.function
+        @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
-            totals = tf.zeros([count])
             # A call that ran again after its worker was lost must not pass the last step.
             steps = tf.clip_by_value(target - tf.cast(state.step.read_value(), tf.int32), 0, steps)
-            for _ in tf.range(steps):
+
+            def step() -> tf.Tensor:
                 inputs, targets = next(iterator)
                 values, averages = state.read()
                 with tf.GradientTape() as tape:
@@ -241,7 +257,9 @@ class ParameterServerSession:
                 state.apply(tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
                     variable.assign_add(new - old)
-                totals += compute.measures(workload, loss, targets, outputs)
+                return compute.measures(workload, loss, targets, outputs)
+
+            totals = compute.repeat(steps, step, count)
             after = tf.stack([tf.cast(steps, tf.float64), tf.cast(state.step.read_value(), tf.float64)])
             return tf.concat([tf.cast(totals, tf.float64), after], 0)
 

@@ -82,7 +82,7 @@ class Ring:
         """Return when every task has called it."""
         if self.size > 1:
             with self.watching():
-                tf.function(lambda: self._reduce(tf.ones([1]), _STATE))()
+                tf.function(lambda: self._reduce(tf.ones([1]), _STATE), autograph=False)()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -105,7 +105,7 @@ def _share(ring: Ring, variables: Sequence[tf.Variable]) -> None:
     for variable in variables:
         by_type.setdefault(variable.dtype.name, []).append(variable)
 
-    @tf.function
+    @tf.function(autograph=False)
     def share() -> None:
         for offset, dtype in enumerate(sorted(by_type)):
             members = by_type[dtype]
