@@ -136,7 +136,8 @@ class ParameterServerSession:
     def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
         """Return when at least `steps` more global steps are done; see Session.run.
 
-        Calls overlap: workers already compute the next steps when this returns.
+        Calls overlap: workers already compute the next steps when this returns; not so with `stop`, as what is
+        saved then must be the state at the step that is told.
         """
         began, start = time.perf_counter(), self._step
         results: list[_Result] = []
@@ -146,6 +147,8 @@ class ParameterServerSession:
             self._fill(share)
             if self._in_flight:
                 results.append(self._take())
+        while stop and self._in_flight:
+            results.append(self._take())
         done = self._step - start
         results = [r for r in results if r.steps]  # without those that were lost
         if results:
