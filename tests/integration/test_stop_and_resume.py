@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 import yaml
 
 from tests.integration import leftovers
@@ -55,6 +56,8 @@ def stop(run: Run) -> int:
     assert isinstance(step, int)
     assert status["checkpoint_step"] == step
     assert checkpoints(run.directory)[-1] == step
+    saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
+    assert saved.get_tensor("optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE") == step  # as many updates as steps
     record = json.loads((run.directory / "run.json").read_text())
     assert (record["state"], record["step"]) == ("stopped", step)
     return step
@@ -225,7 +228,7 @@ def own(tmp_path: Path, strategy: str, params: dict[str, Any], **sections: Any) 
     """Write the user's program and a spec for it; return the spec's file."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "program.py").write_text(PROGRAM)
-    train = {"workload": "program:Model", "steps": 100, "params": params}
+    train = {"workload": "program:Model", "steps": 100, "batch_size": 1, "params": params}
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump(spec(strategy, name="own", code="./code", train=train, **sections)))
     return file
@@ -256,11 +259,11 @@ def test_a_program_with_an_error_fails_with_its_own_words(strategy: str, tmp_pat
 
 
 def test_a_missing_peer_is_named(tmp_path: Path) -> None:
-    limits = {"start_timeout": "12s", "max_restarts": 0}
+    limits = {"start_timeout": "8s", "max_restarts": 0}
     done, summary = up(own(tmp_path, "multi_worker_mirrored", {"slow_worker": 1}, limits=limits))
     assert done.returncode == 1
     assert summary["state"] == "failed"
-    assert "12 s" in summary["reason"]
+    assert "8 s" in summary["reason"]
     assert "worker-1" in summary["reason"]
 
 
@@ -278,13 +281,13 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    # A disk of 16 MB that this command alone sees; it goes with it.
-    mount = f'mount -t tmpfs -o size=16m none {disk} && exec "$@"'
+    # A disk of 2 MB that this command alone sees; it goes with it.
+    mount = f'mount -t tmpfs -o size=2m none {disk} && exec "$@"'
     small = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
     if sys.platform != "linux" or subprocess.run([*small, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no disk of the test's own can be mounted here")
-    # Three million weights: the checkpoint does not fit.
-    file = own(tmp_path, "single", {"units": 3_000_000}, limits={"max_restarts": 0})
+    # A million weights: the checkpoint does not fit.
+    file = own(tmp_path, "single", {"units": 500_000}, limits={"max_restarts": 0})
     done, summary = up(file, *small, runs=disk / "runs")
     assert done.returncode == 1
     assert summary["state"] == "failed"
