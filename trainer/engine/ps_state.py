@@ -27,11 +27,14 @@ class ServerState:
                 name = "pack" if pack.flat else members[0].name
                 self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
         with tf.device(_device(0)):
-            self.step = tf.Variable(0, dtype=tf.int64)
             self.averages = [tf.Variable(v.value) for v in self._average_sources()]
             # Slots stand beside their variables; Keras makes them like the variable they belong to.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
             self._build_slots()
+            # The fused update counts atomically, so that its count is the global step: each operation with an effect
+            # is one more message a step. Keras's own reads, adds and writes: workers lose each other's counts.
+            self._counts = updates.fuses(self.optimizer, self.variables)
+            self.step = self.optimizer.iterations.value if self._counts else tf.Variable(0, dtype=tf.int64)
 
     def _build_slots(self) -> None:
         # Keras makes a slot where the current device is, so each server's are made under its device.
@@ -61,8 +64,8 @@ class ServerState:
         joined = [pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in self.packs]
         with tf.device(_device(0)):
             updates.apply(self.optimizer, joined, self.variables)
-            # Keras counts by reading, adding and writing, so that workers lose each other's counts; the global step does not.
-            self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
+            if not self._counts:
+                self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
 
     def push(self, step: int) -> None:
         """Copy the chief's model and optimizer to the servers and set the global step."""
@@ -71,7 +74,7 @@ class ServerState:
         for average, source in zip(self.averages, self._average_sources(), strict=True):
             average.assign(source.value)
         self._copy_optimizer(to_servers=True)
-        self.step.assign(step)
+        self.step.assign(tf.cast(step, self.step.dtype))
 
     def pull(self) -> None:
         """Copy the servers' state to the chief's model and optimizer."""
