@@ -5,6 +5,7 @@ FIELDS lists what each kind adds. The launcher reads the same lines back with `p
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -39,6 +40,15 @@ def stream_format(stream: TextIO | None = None) -> str:
     return "text" if (stream or sys.stdout).isatty() else "json"
 
 
+def finite(value: Any) -> Any:
+    """Return `value` with None for each number that is not finite, which JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 class Reporter:
     """Writes the events of one task to a stream, each line at once and whole."""
 
@@ -50,7 +60,7 @@ class Reporter:
     def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
         """Write one event; `task` names another task than the reporter's own (the chief speaks for ps workers)."""
         event = {"event": kind, "time": round(time.time(), 3), "task": task or self.task, **fields}
-        line = json.dumps(event, separators=(",", ":")) if self._format == "json" else render(event)
+        line = json.dumps(finite(event), separators=(",", ":"), allow_nan=False) if self._format == "json" else render(event)
         self._stream.write(line + "\n")
         self._stream.flush()
 
@@ -66,8 +76,8 @@ def parse(line: str) -> Event | None:
     return event if isinstance(event, dict) and event.get("event") in FIELDS else None
 
 
-def _numbers(values: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+def _numbers(values: dict[str, float | None]) -> str:
+    return "  ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in values.items())
 
 
 def render(event: Event) -> str:

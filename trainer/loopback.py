@@ -13,9 +13,12 @@ import os
 import socket
 import stat
 import sys
+import threading
+from collections.abc import Iterator
 
 _SO_ATTACH_FILTER = 26  # <asm-generic/socket.h>
 _SO_ACCEPTCONN = 30
+_LOOK_EVERY = 0.02  # seconds between looks whether something listens
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from the IP header
 _ACCEPT, _DROP = 0xFFFFFFFF, 0
 
@@ -73,6 +76,28 @@ def close_to_others(address: str | None) -> int:
         with contextlib.suppress(OSError):
             closed += _filter_if_listening(int(name), port)
     return closed
+
+
+@contextlib.contextmanager
+def closed_to_others(address: str | None) -> Iterator[None]:
+    """Close the port as soon as what runs inside listens on it: TensorFlow does long before all peers are there."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not close_to_others(address) and not done.wait(_LOOK_EVERY):
+            pass
+
+    needed = sys.platform == "linux" and address is not None and is_loopback(address)
+    watcher = threading.Thread(target=watch, name="loopback", daemon=True)
+    if needed:
+        watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if needed:
+            watcher.join()
+            close_to_others(address)
 
 
 def _filter_if_listening(fd: int, port: int) -> bool:

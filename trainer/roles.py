@@ -15,7 +15,7 @@ from trainer.engine.job import Job
 from trainer.engine.session import Session
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
-from trainer.loopback import close_to_others
+from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Workload
 
@@ -80,9 +80,8 @@ def _multi_worker(context: Context, workload: Workload) -> Session:
 
     names = [f"{role}-{i}" for role in ("chief", "worker") for i in range(len(context.task.cluster.get(role, ())))]
     index = names.index(f"{context.task.role}-{context.task.index}")
-    with _signals_kept():
+    with _signals_kept(), closed_to_others(context.task.address):
         ring = Ring(len(names), index)
-    close_to_others(context.task.address)
     return LocalSession(workload, context.job, ring)
 
 

@@ -53,6 +53,15 @@ def assert_complete(run: Run) -> None:
     assert status["metrics"]["accuracy"] >= 0.97
 
 
+def assert_checkpoints_are_of_their_steps(run: Run) -> None:
+    import tensorflow as tf
+
+    for index in run.directory.glob("checkpoints/*.index"):
+        reader = tf.train.load_checkpoint(str(index.with_suffix("")))
+        iterations = next(name for name in reader.get_variable_to_shape_map() if name.startswith("optimizer/_iterations"))
+        assert reader.get_tensor(iterations) == int(index.stem.rpartition("-")[2]), index
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
@@ -76,6 +85,7 @@ def test_training_resumes_from_the_last_checkpoint(shape: dict[str, Any], victim
         assert min(after) > restored[0]["step"]
         assert run.status()["tasks"]
         assert_complete(run)
+        assert_checkpoints_are_of_their_steps(run)
         causes = [r["cause"] for t in run.status()["tasks"] for r in t["restarts"] if t["name"] == victim]
         assert any("SIGKILL" in cause for cause in causes), causes
 

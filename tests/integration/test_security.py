@@ -1,17 +1,23 @@
 """TensorFlow's port runs what anybody sends it: on a local run nobody but this machine may reach it."""
 
+import contextlib
+import json
+import os
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.running import started
+from tests.integration.running import ROOT, started
 from tests.trainer.test_loopback import own_address, reachable
 
 TRAIN = {"workload": "mnist_mlp", "steps": 1_000_000, "evaluate": {"every_steps": 0}}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's; docs/local.md says what to do elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's; docs/architecture.md says what to do elsewhere")
 @pytest.mark.parametrize(
     "strategy,roles",
     [("parameter_server", {"chief": {}, "ps": {}, "worker": {}}), ("multi_worker_mirrored", {"worker": {"replicas": 2}})],
@@ -28,3 +34,32 @@ def test_no_task_is_reached_from_outside(strategy: str, roles: dict[str, dict[st
             port = int(address.rpartition(":")[2])
             assert reachable("127.0.0.1", port), name
             assert not reachable(own, port), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's; docs/architecture.md says what to do elsewhere")
+def test_the_chiefs_port_is_closed_also_while_peers_are_missing(tmp_path: Path) -> None:
+    own = own_address()
+    with contextlib.ExitStack() as stack:
+        addresses = []
+        for _ in range(3):
+            held = stack.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{held.getsockname()[1]}")
+        cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+        settings = {"run": "alone", "strategy": "parameter_server", "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": TRAIN}
+        environment = {
+            **os.environ,
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}),
+            "TRAINER_SETTINGS": json.dumps(settings),
+        }
+        task = subprocess.Popen([sys.executable, "-P", "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+        stack.callback(task.wait)
+        stack.callback(task.kill)
+        port = int(addresses[0].rpartition(":")[2])
+        deadline = time.monotonic() + 60
+        while not reachable("127.0.0.1", port):
+            assert time.monotonic() < deadline, "the port was never opened"
+            time.sleep(0.02)
+        time.sleep(0.2)  # ten looks of the watcher
+        assert not reachable(own, port)

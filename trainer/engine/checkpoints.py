@@ -4,6 +4,7 @@ The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=
 checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from trainer.engine.compute import seeds
+from trainer.engine.record import write_atomically
 from trainer.workloads.errors import WorkloadError
 
 
@@ -32,8 +35,8 @@ class Checkpoints:
     def __init__(self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int) -> None:
         self._step = tf.Variable(0, dtype=tf.int64)
         # Keras leaves the state of random layers out of a model's checkpoint.
-        seeds = [v.value for v in model.non_trainable_variables if not v.value.dtype.is_floating]
-        self._saved = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step, seeds=seeds)
+        self._saved = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step, seeds=seeds(model))
+        self._recovered = _recover(directory)
         self._manager = tf.train.CheckpointManager(self._saved, str(directory), max_to_keep=keep, checkpoint_name="ckpt")
 
     @property
@@ -50,6 +53,8 @@ class Checkpoints:
         Raises:
             CheckpointError: a checkpoint is there and fits another model, or none of them can be read; going on would lose them.
         """
+        if self._recovered:
+            notice(self._recovered)
         paths = list(reversed(self._manager.checkpoints))
         for path in paths:
             try:
@@ -81,3 +86,23 @@ class Checkpoints:
         self._step.assign(step)
         path: str = self._manager.save(checkpoint_number=step)
         return path
+
+
+def _recover(directory: Path) -> str:
+    """Write the `checkpoint` file anew, which names the checkpoints, where it is gone or damaged; say so, or nothing."""
+    try:
+        if tf.train.get_checkpoint_state(str(directory)):
+            return ""
+    except ValueError:  # there, and empty
+        pass
+    found = sorted((int(path.stem.rpartition("-")[2]), path) for path in directory.glob("ckpt-[0-9]*.index"))
+    if not found:
+        (directory / "checkpoint").unlink(missing_ok=True)
+        return ""
+    # A CheckpointState in protobuf's text format; the manager passes over checkpoints that have no time.
+    paths = [json.dumps(path.stem) for _, path in found]
+    lines = [f"model_checkpoint_path: {paths[-1]}"]
+    lines += [f"all_model_checkpoint_paths: {path}" for path in paths]
+    lines += [f"all_model_checkpoint_timestamps: {path.stat().st_mtime}" for _, path in found]
+    write_atomically(directory / "checkpoint", "\n".join(lines) + "\n")
+    return f"{directory / 'checkpoint'} was missing or damaged; the {len(found)} checkpoints beside it are taken by their steps"

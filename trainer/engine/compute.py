@@ -35,6 +35,11 @@ def build(workload: Workload, seed: int) -> Built:
     return Built(model, optimizer)
 
 
+def seeds(model: keras.Model) -> list[tf.Variable]:
+    """Return the states of the model's random layers, which Keras keeps among the variables that are not trained."""
+    return [v.value for v in model.non_trainable_variables if not v.value.dtype.is_floating]
+
+
 def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
     """Return the names of the workload's metrics, in order, without running the model."""
     names: list[str] = []

@@ -10,6 +10,7 @@ from trainer.engine import compute, record
 from trainer.engine.compute import Evaluator
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
+from trainer.engine.session import PeerLostError
 from trainer.events import Reporter
 from trainer.workloads.protocol import Workload
 
@@ -20,7 +21,7 @@ _TRIES = 5  # to read one checkpoint
 def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
     """Evaluate checkpoints until the run's last one is done; return its step and metrics, None when stopped.
 
-    Steps that the chief leaves behind faster than they can be evaluated are passed over.
+    Raises PeerLostError when the chief has given no sign for `orphan_timeout`. Steps that the chief leaves behind faster than they can be evaluated are passed over.
     """
     run_dir = job.run_dir
     model = compute.build(workload, job.seed).model
@@ -31,9 +32,15 @@ def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[],
     done: set[str] = set()
     failures: Counter[str] = Counter()
     metrics: dict[str, float] = {}
+    heard = time.monotonic()  # of the chief
+    updated: float | None = None
     while not stopped():
         # Read before the checkpoint: a run that was complete then has saved its last one.
         complete = record.read(run_dir)
+        if complete.get("updated") != updated:
+            heard, updated = time.monotonic(), complete.get("updated")
+        elif time.monotonic() - heard > job.orphan_timeout:
+            raise PeerLostError(f"the chief has written nothing to {run_dir / 'run.json'} for {job.orphan_timeout:.0f} s")
         path = tf.train.latest_checkpoint(str(run_dir / "checkpoints"))
         if path and path not in done:
             began = time.monotonic()

@@ -18,6 +18,7 @@ class Job:
     scratch_dir: str
     spec_digest: str
     local_replicas: int
+    orphan_timeout: float
     train: Train  # what `load_workload` takes
     steps: int
     batch_size: int
@@ -50,6 +51,7 @@ def job(settings: TrainerSettings) -> Job:
         scratch_dir=settings.scratch_dir,
         spec_digest=settings.spec_digest,
         local_replicas=settings.local_replicas,
+        orphan_timeout=settings.orphan_timeout,
         train=train,
         steps=train.steps,
         batch_size=train.batch_size,

@@ -37,16 +37,21 @@ class LocalSession:
         return self._step
 
     def push(self, step: int) -> None:
-        """See Session.push. Seeds of random layers stay each task's own, so that replicas drop different units."""
+        """See Session.push. Each task's random layers have a seed of their own, so that replicas drop different units."""
         where = tf.Variable(step, dtype=tf.int64)
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
-        self._ring.share_from_first([where, *(v for v in variables if v.dtype != tf.uint32)])
-        if self._ring.index:
-            for seed in (v for v in variables if v.dtype == tf.uint32):
-                seed.assign(seed + tf.cast(self._ring.index, tf.uint32))
+        self._ring.share_from_first([where, *variables])
+        for seed in compute.seeds(self.model):
+            # A seed generator's state is [seed, how often it was drawn from]: the first stays apart, the second in step.
+            own = np.zeros(seed.shape, seed.dtype.as_numpy_dtype)
+            own.flat[0] = self._ring.index
+            seed.assign_add(own)
         self._step = int(where.numpy())
         shard = Shard(self._batch_size, self._seed, index=self._ring.index, count=self._ring.size, start=self._step)
         self._iterator = iter(self._workload.train_data(shard))
+
+    def settle(self) -> None:
+        """Do nothing: no call outlasts `run`."""
 
     def pull(self) -> None:
         """Do nothing: model and optimizer are where the training happens."""

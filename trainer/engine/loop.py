@@ -4,18 +4,20 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.engine import pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.compute import Evaluator
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
-from trainer.engine.record import Record
+from trainer.engine.record import Record, RunState
 from trainer.engine.session import Progress, Session
 from trainer.events import Reporter
 from trainer.workloads.protocol import Workload
 
 _REPORT_EVERY = 0.5  # seconds between progress events
+_RECORD_EVERY = 10.0  # seconds after which run.json says anew that the run is alive
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class _Chief:
         self._save_due = _Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = _Due(job.evaluate_every)
         self._summaries_due = _Due(job.summaries_every)
-        self._reported = 0.0
+        self._reported = self._recorded = 0.0
         self._examples = self._steps_since = 0
         self._since = time.monotonic()
         self._saved_step: int | None = None
@@ -110,7 +112,7 @@ class _Chief:
             self._saved_step = step
         for due in (self._save_due, self._evaluate_due, self._summaries_due):
             due.start(step)
-        self._record.update("running", step)
+        self._keep("running", step)
         self._since = time.monotonic()
         if self._job.summaries_every and hasattr(self._workload, "write_start_summaries"):
             with self.logs.training_writer(0):
@@ -136,15 +138,15 @@ class _Chief:
         if self._evaluate_due(step) and not last:
             if not pulled:
                 self._session.pull()
-                pulled = True
             self._evaluate(step)
         if self._save_due(step) and not last:
-            if not pulled:
-                self._session.pull()
-            self._save(step)
+            self._session.settle()
+            self._session.pull()
+            self._save(self._session.step)
 
     def finish(self, *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
+        self._session.settle()
         step = self._session.step
         self._session.pull()
         if self._saved_step != step:
@@ -152,7 +154,7 @@ class _Chief:
         if finished:
             self._evaluate(step)
         self.logs.close()
-        self._record.update("succeeded" if finished else "stopped", step, metrics=self._metrics)
+        self._keep("succeeded" if finished else "stopped", step, metrics=self._metrics)
         return Outcome(step, finished, self._metrics)
 
     def _tell(self, progress: Progress) -> None:
@@ -169,6 +171,8 @@ class _Chief:
         )
         self._examples = self._steps_since = 0
         self._since = self._reported
+        if self._reported - self._recorded >= _RECORD_EVERY:
+            self._keep("running", progress.step)
         for worker in progress.workers:
             self._report(
                 "progress",
@@ -182,6 +186,10 @@ class _Chief:
                 seconds_per_step=self._job.batch_size / worker.examples_per_second,
             )
 
+    def _keep(self, state: RunState, step: int, **facts: Any) -> None:
+        self._recorded = time.monotonic()
+        self._record.update(state, step, **facts)
+
     def _evaluate(self, step: int) -> None:
         if self._evaluated_step == step:
             return
@@ -191,12 +199,12 @@ class _Chief:
         self._metrics = self._evaluator()
         self._evaluated_step = step
         self.logs.evaluation(self._metrics, step)
-        self._record.update("running", step, metrics=self._metrics)
+        self._keep("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
 
     def _save(self, step: int) -> None:
         began = time.monotonic()
         path = self._checkpoints.save(step)
         self._saved_step = step
-        self._record.update("running", step, checkpoint=path)
+        self._keep("running", step, checkpoint=path)
         self._report("checkpoint", step=step, path=path, seconds=time.monotonic() - began)

@@ -59,6 +59,9 @@ class MirroredSession:
         data = self._strategy.distribute_datasets_from_function(lambda _: self._workload.train_data(shard))
         self._iterator = iter(data)
 
+    def settle(self) -> None:
+        """Do nothing: no call outlasts `run`."""
+
     def pull(self) -> None:
         """Do nothing: model and optimizer are where the training happens."""
 

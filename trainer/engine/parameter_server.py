@@ -14,7 +14,7 @@ from trainer.engine import compute
 from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
 from trainer.engine.session import PeerLostError, Progress, WorkerProgress, cause
-from trainer.loopback import close_to_others
+from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Shard, Workload
 
@@ -76,11 +76,11 @@ def connect(task: TaskConfig) -> Connection:
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
     try:
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        with closed_to_others(task.address):
+            strategy = tf.distribute.ParameterServerStrategy(resolver)
+            coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     except _LOST as error:
         raise _lost(error) from error
-    close_to_others(task.address)
     return Connection(coordinator, len(task.cluster["ps"]), len(task.cluster["worker"]))
 
 
@@ -125,6 +125,15 @@ class ParameterServerSession:
             raise _lost(error) from error
         self._step = self._scheduled = step
         self._start = step
+
+    def settle(self) -> None:
+        """See Session.settle: wait for the calls that workers still compute."""
+        while self._in_flight:
+            self._take()
+        try:
+            self._step = int(self._state.step.numpy())
+        except _LOST as error:
+            raise _lost(error) from error
 
     def pull(self) -> None:
         """See Session.pull. Workers go on meanwhile."""

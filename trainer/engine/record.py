@@ -1,7 +1,6 @@
 """The run's record: `run.json` in the run directory, replaced atomically by the chief."""
 
 import json
-import os
 import platform
 import tempfile
 import time
@@ -9,17 +8,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer import __version__
+from trainer.events import finite
 
-RunState = Literal["running", "succeeded", "stopped", "failed"]
+RunState = Literal["running", "succeeded", "stopped"]
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` with `text` in one step: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)  # noqa: PTH101 - as other files are; temporary ones are private
-    Path(file.name).replace(path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        written = Path(file.name)
+        try:
+            file.write(text)
+            file.flush()
+            written.chmod(0o644)  # as other files are; temporary ones are private
+            written.replace(path)
+        except OSError:
+            written.unlink(missing_ok=True)
+            raise
 
 
 class Record:
@@ -41,7 +47,7 @@ class Record:
     def update(self, state: RunState, step: int, **facts: Any) -> None:
         """Write the record with what is new."""
         self._facts.update(facts, state=state, step=step, updated=time.time())
-        write_atomically(self._path, json.dumps(self._facts, indent=2) + "\n")
+        write_atomically(self._path, json.dumps(finite(self._facts), indent=2, allow_nan=False) + "\n")
 
 
 def read(run_dir: Path) -> dict[str, Any]:

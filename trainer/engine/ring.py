@@ -103,17 +103,19 @@ class Ring:
 def _share(ring: Ring, variables: Sequence[tf.Variable]) -> None:
     by_type: dict[str, list[tf.Variable]] = {}
     for variable in variables:
-        by_type.setdefault(variable.dtype.name, []).append(variable)
+        # Integers of any kind travel as int64, which the collective knows.
+        name = variable.dtype.name if variable.dtype.is_floating else "int64"
+        by_type.setdefault(name, []).append(variable)
 
     @tf.function(autograph=False)
     def share() -> None:
         for offset, dtype in enumerate(sorted(by_type)):
             members = by_type[dtype]
-            packed = tf.concat([tf.reshape(v, [-1]) for v in members], 0)
+            packed = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
             # The sum of one task's values and the others' zeros is exact.
             mine = packed if ring.index == 0 else tf.zeros_like(packed)
             shared = ring._reduce(mine, _STATE + 1 + offset)  # noqa: SLF001 - same module
             for variable, part in zip(members, tf.split(shared, [int(np.prod(v.shape)) for v in members]), strict=True):
-                variable.assign(tf.reshape(part, variable.shape))
+                variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
     share()

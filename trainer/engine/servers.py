@@ -24,7 +24,8 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     """
     told = stop_file(scratch_dir, task.name)
     told.parent.mkdir(parents=True, exist_ok=True)
-    told.unlink(missing_ok=True)  # of an earlier run
+    if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
+        told.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
     # The name keeps it alive: a server that nothing refers to is taken down.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)

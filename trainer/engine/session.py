@@ -66,6 +66,9 @@ class Session(Protocol):
         Every task calls it once before the first `run`; what the others hold is replaced. Sets `step` on all of them.
         """
 
+    def settle(self) -> None:
+        """Finish what is under way, so that state and `step` agree; called before a checkpoint."""
+
     def pull(self) -> None:
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
 

@@ -73,3 +73,26 @@ def test_checkpoints_that_cannot_be_read_at_all_are_not_trained_over(tmp_path: P
     next(tmp_path.glob("ckpt-10.index")).write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints can be read"):
         checkpoints(tmp_path, built()).restore(lambda _: None)
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty"])
+def test_checkpoints_are_found_without_the_file_that_names_them(tmp_path: Path, damage: str) -> None:
+    saved = checkpoints(tmp_path, built())
+    for step in (90, 100):
+        saved.save(step)
+    (tmp_path / "checkpoint").unlink()
+    if damage == "empty":
+        (tmp_path / "checkpoint").touch()
+    told: list[str] = []
+    again = checkpoints(tmp_path, built(), keep=2)
+    restored = again.restore(told.append)
+    assert restored is not None
+    assert restored.step == 100
+    assert "missing or damaged" in told[0]
+    again.save(110)
+    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-100.index", "ckpt-110.index"]
+
+
+def test_an_empty_file_of_names_alone_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    assert checkpoints(tmp_path, built()).restore(pytest.fail) is None
