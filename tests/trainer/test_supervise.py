@@ -104,11 +104,11 @@ class TestEnds:
         assert run.event("restarting")["detail"] == "it broke"
         assert "it broke" not in run.event("failed")["detail"]
 
-    def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any) -> None:
+    def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any, eventually: Any) -> None:
         run = trainers.supervise(*shell("sleep 60 & echo left $!; exit 0"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
-        assert not alive(grandchild)
+        eventually("the grandchild is gone", lambda: not alive(grandchild), 10)
 
     def test_nothing_is_left_in_the_temporary_directory(self, trainers: Any, tmp_path: Path) -> None:
         run = trainers.supervise(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})

@@ -1,0 +1,45 @@
+"""Progress events: whole JSON lines for machines, readable ones for people."""
+
+import io
+import json
+
+import pytest
+
+from trainer import events
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, form: str, kind: str, **fields: object) -> str:
+    monkeypatch.setenv("TRAINER_EVENTS", form)
+    stream = io.StringIO()
+    events.Reporter("worker-0", stream)(kind, **fields)
+    return stream.getvalue()
+
+
+PROGRESS = {"step": 5, "steps": 10, "loss": 0.25, "metrics": {"accuracy": 0.5}, "examples_per_second": 1234.5, "seconds_per_step": 0.1}
+
+
+def test_an_event_is_read_back_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = reported(monkeypatch, "json", "progress", **PROGRESS)
+    assert line.endswith("\n")
+    event = events.parse(line)
+    assert event is not None
+    assert {key: event[key] for key in PROGRESS} == PROGRESS
+    assert (event["event"], event["task"]) == ("progress", "worker-0")
+
+
+def test_people_read_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reported(monkeypatch, "text", "progress", **PROGRESS) == "step 5/10  loss 0.25  accuracy 0.5  1,234 examples/s\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_a_finite_number_is_null_and_still_json(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    line = reported(monkeypatch, "json", "progress", **{**PROGRESS, "loss": value, "metrics": {"accuracy": value}})
+    event = json.loads(line, parse_constant=pytest.fail)
+    assert event["loss"] is None
+    assert event["metrics"] == {"accuracy": None}
+    assert events.render(event) == "step 5/10  accuracy not finite  1,234 examples/s"
+
+
+@pytest.mark.parametrize("line", ["", "hello", '{"event":', '{"event":"unknown"}', '{"event":3}', "[1]"])
+def test_ordinary_output_is_no_event(line: str) -> None:
+    assert events.parse(line) is None
