@@ -166,6 +166,9 @@ class Supervisor:
         match task.verdict(code):
             case Verdict.DONE:
                 task.settle(State.SUCCEEDED)
+                # A peer that is going back to the last checkpoint may have said so just before this one ended.
+                for peer in [peer for peer in self._tasks.values() if peer.state == State.RESTARTING]:
+                    self._revive_peers(peer)
                 if all(self._tasks[name].state == State.SUCCEEDED for name in self.plan.decisive):
                     self._finish()
             case Verdict.GIVE_UP:

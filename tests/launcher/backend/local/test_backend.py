@@ -110,6 +110,15 @@ def test_peers_that_were_done_come_back_when_one_has_to_go_back_to_the_checkpoin
     assert runs.lines(task="worker-0") == ["done", "done"]
 
 
+def test_a_peer_that_is_done_just_after_another_went_back_comes_back_too(runs: Runs, tmp_path: Path) -> None:
+    ends = str(tmp_path / "ends")
+    goes_back = event("restarting", attempt=2, restarts=1, exit_code=75, cause="a peer was lost", detail="", delay=1.0)
+    needs_it = f"while not os.path.exists({ends!r}) or len(open({ends!r}).readlines()) < 2: time.sleep(0.05)"
+    programs = {"chief": goes_back + needs_it, "worker-0": f"time.sleep(0.5)\nprint('done', file=open({ends!r}, 'a'))"}
+    runs.start(programs, scope="all", max_restarts=2, strategy="multi_worker_mirrored")
+    assert runs.wait().state == State.SUCCEEDED
+
+
 def test_the_deadline_ends_a_run(runs: Runs) -> None:
     runs.start({"chief": SAVES}, deadline=0.5)
     ended = runs.wait()
