@@ -10,11 +10,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import launcher
-from launcher.cli.errors import report
+from launcher.cli.errors import INTERRUPTED, report
 from launcher.cli.verbs import VERBS
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
-INTERRUPTED = 130
 
 
 class VerbGroup(TyperGroup):

@@ -1,19 +1,24 @@
 """What `up` does when a run of that name is there already: go on, ask, refuse, or start anew with the old one moved aside."""
 
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from launcher.backend.model import ENDED, Backend, RunStatus, State
-from launcher.cli.runs import command, stored
+from launcher.cli.runs import command
 from launcher.errors import LauncherError, UsageError
 
 # One value of the spec that is not what it was: its path, the old value, the new one.
 Change = tuple[str, Any, Any]
 Decision = Literal["start", "resume", "fresh", "complete"]
+
+# Another `up` of that name holds the lock until its run is on its way; then there is more to say than that it is there.
+_LOCK_WAIT = 3.0
 
 
 @dataclass(frozen=True)
@@ -25,27 +30,48 @@ class Asked:
     may_prompt: bool
 
 
-def before(backend: Backend, runs: Path, name: str) -> RunStatus | None:
-    """Return the status of the run of that name that is there already, or None."""
-    if stored(runs, name, "spec") is None:
-        return None
+@contextlib.contextmanager
+def alone(runs: Path, name: str) -> Iterator[None]:
+    """Keep every other `up` of that name out for a `with` block: two that start anew would share one directory.
+
+    Raises UsageError when another is at it, and LauncherError when `runs` cannot be written.
+    """
+    from launcher.backend.local import locks
+    from launcher.backend.local.trouble import explain
+
+    with contextlib.ExitStack() as held:
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            mine = held.enter_context(locks.alone(runs / f".{name}.lock", timeout=_LOCK_WAIT))
+        except OSError as error:
+            raise explain(error, f"starting the run {name}") from error
+        if not mine:
+            raise UsageError(f"another `launcher up` is starting {name}", f"see how it goes with `{command(runs, 'status', name)}`")
+        yield
+
+
+def before(backend: Backend, name: str) -> RunStatus | None:
+    """Return the status of the run of that name that is there already, or None when there is none or its state cannot be read."""
     try:
         return backend.status(name)
     except UsageError:  # it was never started: what is there is what an `up` left that could not start it
         return None
 
 
-def decide(old: RunStatus | None, changes: Sequence[Change], asked: Asked, runs: Path) -> Decision:
-    """Return what `up` is to do. Raises UsageError when the run still runs, or when only the user can decide and cannot be asked."""
-    if old is None:
-        return "start"
-    if old.state not in ENDED:
+def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path) -> Decision:
+    """Return what `up` is to do; `changes` is None when it is not known which spec the old run had.
+
+    Raises UsageError when the run still runs, or when only the user can decide and cannot be asked.
+    """
+    if old is not None and old.state not in ENDED:
         raise UsageError(
             f"{old.name} runs already ({old.state})",
             f"follow it with `{command(runs, 'logs', '-f', old.name)}`, or stop it with `{command(runs, 'down', old.name)}`",
         )
     if asked.fresh:
         return "fresh"
+    if old is None or changes is None:
+        return "start"
     if asked.resume or only_longer(changes):
         return "resume"
     if not changes:
@@ -92,8 +118,22 @@ def last_checkpoint(status: RunStatus) -> int | None:
     return max(steps, default=None)
 
 
-def move_aside(runs: Path, name: str) -> Path:
-    """Move a run's directory to `<name>.<time>` beside it, and return where it is now."""
+def is_there(runs: Path, name: str) -> bool:
+    """Tell whether there is anything where the run of that name keeps its data, whether or not it can be read as a run."""
+    place = runs / name
+    if place.is_dir() and not place.is_symlink():
+        return any(place.iterdir())
+    return os.path.lexists(place)
+
+
+def move_aside(backend: Backend, runs: Path, name: str, old: RunStatus | None) -> Path:
+    """Move a run's directory to `<name>.<time>` beside it, and return where it is now.
+
+    What a killed supervisor left of the run is ended first: it would go on saving where the new run is by then.
+    Raises LauncherError when some of that stays, or the directory cannot be moved.
+    """
+    if old is not None:
+        backend.stop(name)
     aside = runs / f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}"
     try:
         return (runs / name).rename(aside)

@@ -4,12 +4,15 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from launcher.backend.model import Backend, RunStatus, State
+from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Json, On, Runs, Set, SpecFile
 from launcher.cli.runs import DEFAULT_RUNS, command, stored
 from launcher.errors import UsageError
@@ -23,7 +26,6 @@ EXAMPLES = (
     ("launcher up cluster.yaml --detach && launcher logs -f", "in the background"),
     ("launcher up cluster.yaml --json | tail -1 | jq .metrics", "for scripts"),
 )
-INTERRUPTED = 130
 
 
 def up(
@@ -39,7 +41,7 @@ def up(
 ) -> int:
     """Run a spec, and follow it until it is done."""
     from launcher.cli.backends import open_backend
-    from launcher.cli.rerun import Asked, before, decide, move_aside
+    from launcher.cli.rerun import Asked, alone, before, decide, is_there, move_aside
     from launcher.plan import planner
     from launcher.spec.loader import digest, dump, load
 
@@ -48,30 +50,33 @@ def up(
     backend = open_backend(on, runs)
     spec = load(file, overrides or [])
     plan = planner.plan(spec, "local", run_dir=runs.absolute() / spec.name, digest=digest(spec), spec_dir=file.parent)
-    old = before(backend, runs, spec.name)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
-    decision = decide(old, _changes(runs, spec), Asked(fresh, resume, may_prompt), runs)
     say = _sayer(as_json=as_json)
-    if decision == "complete" and old is not None:
-        say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh')}` trains it anew")
-        return _finish(backend, old, runs, None, as_json=as_json, code=0)
-    if decision == "fresh" and old is not None:
-        say(f"{spec.name} starts anew; the old run is now {move_aside(runs, spec.name)}")
-    if decision == "resume" and old is not None:
-        say(f"{spec.name} goes on {_where(old)}")
-    for notice in plan.notices:
-        say(f"notice: {notice}")
-    if detach:
-        backend.start(plan, dump(spec), detach=True)
-        return _detached(plan, runs, as_json=as_json)
-    return _foreground(backend, plan, dump(spec), runs, file, as_json=as_json)
+    with ExitStack() as starting:
+        # Until the run is on its way: what is decided here must still be so when it starts.
+        starting.enter_context(alone(runs, spec.name))
+        old = before(backend, spec.name)
+        decision = decide(old, _changes(runs, spec), Asked(fresh, resume, may_prompt), runs)
+        if decision == "complete" and old is not None:
+            say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh')}` trains it anew")
+            return _finish(backend, old, runs, None, as_json=as_json, code=0)
+        if decision == "fresh" and is_there(runs, spec.name):
+            say(f"{spec.name} starts anew; the old run is now {move_aside(backend, runs, spec.name, old)}")
+        if decision == "resume" and old is not None:
+            say(f"{spec.name} goes on {_where(old)}")
+        for notice in plan.notices:
+            say(f"notice: {notice}")
+        if detach:
+            backend.start(plan, dump(spec), detach=True)
+            return _detached(plan, runs, as_json=as_json)
+        return _foreground(backend, plan, dump(spec), runs, file, as_json=as_json, started=starting.close)
 
 
-def _changes(runs: Path, spec: ClusterSpec) -> list[tuple[str, Any, Any]]:
+def _changes(runs: Path, spec: ClusterSpec) -> list[tuple[str, Any, Any]] | None:
     from launcher.spec.loader import changes, dump
 
     old = stored(runs, spec.name, "spec")
-    return [] if old is None else changes(old, dump(spec))
+    return None if old is None else changes(old, dump(spec))
 
 
 def _sayer(*, as_json: bool) -> Any:
@@ -100,7 +105,9 @@ def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _foreground(backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, file: Path, *, as_json: bool) -> int:
+def _foreground(
+    backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, file: Path, *, as_json: bool, started: Callable[[], None]
+) -> int:
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
     from launcher.cli.results import EXIT_CODES
@@ -109,6 +116,7 @@ def _foreground(backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, 
     with Interrupts() as interrupts:
         since = time.time()
         backend.start(plan, spec, detach=False)
+        started()
         with _view(plan.name, tasks, as_json=as_json) as view:
             status = follow(backend, plan.name, tasks, view, interrupts, since=since)
     code = EXIT_CODES[status.state]

@@ -12,6 +12,7 @@ from launcher.backend.local import locks, processes, state
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.state import Snapshot
 from launcher.backend.model import ENDED, RunStatus, State
+from launcher.errors import LauncherError
 
 _STEP = 0.1
 _KILLED = "the launcher's supervisor was killed"
@@ -48,7 +49,8 @@ def interrupted(layout: Layout, snapshot: Snapshot) -> RunStatus:
 def clear(layout: Layout, *, now: bool) -> None:
     """End what is left of a run that nobody keeps, and note it as interrupted. Does nothing while it is kept.
 
-    The tasks get their grace period to leave by themselves, none with `now`. Raises OSError when nothing can be written.
+    The tasks get their grace period to leave by themselves, none with `now`. Raises LauncherError when some of it
+    cannot be ended, and OSError when nothing can be written.
     """
     snapshot = state.read(layout.state)
     if snapshot is None or snapshot.status.state in ENDED:
@@ -62,6 +64,12 @@ def clear(layout: Layout, *, now: bool) -> None:
             time.sleep(_STEP)
         for name in left:
             processes.kill_session(snapshot.processes[name].pid)
+        if left and (stayed := find(layout, snapshot)):
+            # The state stays as it is, so that whoever comes next tries again.
+            who = ", ".join(f"{name} (pid {members[0]})" for name, members in stayed.items())
+            raise LauncherError(
+                f"what is left of the run {layout.name} cannot be ended: {who}", "end these processes yourself, then try again"
+            )
         state.write(layout.state, dataclasses.replace(snapshot, status=interrupted(layout, snapshot)))
     finally:
         os.close(lock_fd)

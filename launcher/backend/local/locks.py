@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _STEP = 0.05
@@ -33,6 +34,30 @@ def acquire(path: Path, *, timeout: float = 0.0) -> int | None:
             raise
         else:
             return fd
+
+
+@contextlib.contextmanager
+def alone(path: Path, *, timeout: float) -> Iterator[bool]:
+    """Hold the lock for a `with` block and remove its file afterwards; False when another holds it for all of `timeout` seconds.
+
+    Raises OSError when the file cannot be opened.
+    """
+    deadline = time.monotonic() + timeout
+    while (fd := acquire(path, timeout=max(0.0, deadline - time.monotonic()))) is not None and not _names(path, fd):
+        os.close(fd)  # it was removed by who held it: who comes next makes another
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+
+
+def _names(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def held(path: Path) -> bool:

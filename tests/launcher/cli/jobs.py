@@ -30,11 +30,12 @@ def fail() -> NoReturn:
     raise ValueError("the data is not there")
 
 
-def forever() -> NoReturn:
-    """Run until asked to stop, then save and exit 143, as a trainer does."""
+def forever(seconds: float = 0) -> NoReturn:
+    """Run until asked to stop, then save, which takes `seconds`, and exit 143, as a trainer does."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         del number, frame
+        time.sleep(seconds)
         Path(os.environ["RUN_DIR"], "saved").write_text("saved", encoding="utf-8")
         print("saved", flush=True)
         sys.exit(143)
@@ -59,5 +60,7 @@ if __name__ == "__main__":
         steps(int(values[0]), float(values[1]))
     elif what == "coloured":
         print("\x1b[31mred\x1b[0m", flush=True)
+    elif what == "slow":
+        forever(float(values[0]))
     else:
         {"fail": fail, "forever": forever, "stubborn": stubborn}[what]()

@@ -1,11 +1,14 @@
 """What a second `up` of the same name does."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from launcher.backend.local import locks
+from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import RunStatus, State
-from launcher.cli.rerun import Asked, Change, decide, move_aside
+from launcher.cli.rerun import Asked, Change, alone, decide, is_there, move_aside
 from launcher.errors import UsageError
 
 RUNS = Path("runs")
@@ -35,7 +38,49 @@ def test_what_is_clear_is_decided_without_asking(state: State, changes: list[Cha
 
 
 def test_nothing_there_is_started() -> None:
-    assert decide(None, [], NOTHING_ASKED, RUNS) == "start"
+    assert decide(None, None, NOTHING_ASKED, RUNS) == "start"
+
+
+@pytest.mark.parametrize("old", [None, run(State.FAILED)])
+def test_fresh_is_fresh_also_when_little_is_known_of_the_old_run(old: RunStatus | None) -> None:
+    assert decide(old, None, Asked(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
+
+
+def test_a_run_whose_spec_is_not_known_is_started() -> None:
+    assert decide(run(State.FAILED), None, NOTHING_ASKED, RUNS) == "start"
+
+
+def test_what_is_there_need_not_be_readable(tmp_path: Path) -> None:
+    assert not is_there(tmp_path, "mnist")
+    (tmp_path / "mnist").mkdir()
+    assert not is_there(tmp_path, "mnist")
+    (tmp_path / "mnist" / "mine").write_text("precious")
+    assert is_there(tmp_path, "mnist")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert is_there(tmp_path, "link")
+
+
+def test_one_up_of_a_name_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.cli.rerun._LOCK_WAIT", 0.1)
+    with alone(tmp_path / "runs", "mnist"):
+        with alone(tmp_path / "runs", "other"):
+            pass
+        with pytest.raises(UsageError, match="another `launcher up` is starting mnist"), alone(tmp_path / "runs", "mnist"):
+            pass
+    assert list((tmp_path / "runs").iterdir()) == []
+    with alone(tmp_path / "runs", "mnist"):
+        pass
+
+
+def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_taken_for_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = locks.acquire(path)
+    assert first is not None
+    path.unlink()
+    with locks.alone(path, timeout=0.1) as mine:
+        assert mine
+        assert locks.acquire(path) is None
+    os.close(first)
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.RESTARTING])
@@ -64,8 +109,9 @@ def test_a_changed_spec_is_shown_and_asked_about(changes: list[Change], capsys: 
 def test_the_old_run_is_moved_aside_whole(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mnist" / "checkpoints" / "mine").write_text("precious")
-    first = move_aside(tmp_path, "mnist")
+    backend = LocalBackend(tmp_path)
+    first = move_aside(backend, tmp_path, "mnist", None)
     assert not (tmp_path / "mnist").exists()
     assert (first / "checkpoints" / "mine").read_text() == "precious"
     (tmp_path / "mnist").mkdir()
-    assert move_aside(tmp_path, "mnist") != first
+    assert move_aside(backend, tmp_path, "mnist", None) != first

@@ -1,6 +1,7 @@
 """`up` in the foreground without a terminal, with real runs of a small program."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -90,12 +91,50 @@ def test_a_changed_spec_needs_an_answer(cli: Cli, spec: Spec, tmp_path: Path) ->
 
     fresh = cli("up", changed, "--fresh")
     assert fresh.returncode == 0
-    aside = [path for path in (tmp_path / "runs").iterdir() if path.name != "toy"]
-    assert len(aside) == 1
-    assert str(Path("runs", aside[0].name)) in fresh.stdout
-    assert (aside[0] / "mine").read_text() == "precious"
+    (old,) = aside(tmp_path)
+    assert str(Path("runs", old.name)) in fresh.stdout
+    assert (old / "mine").read_text() == "precious"
     assert not (tmp_path / "runs" / "toy" / "mine").exists()
     assert [run["name"] for run in json.loads(cli("ls", "--json").stdout)] == ["toy"]
+
+
+def aside(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "runs").iterdir() if path.name != "toy"]
+
+
+@pytest.mark.parametrize("lost", ["state.json", "spec.json"])
+def test_fresh_moves_aside_also_what_cannot_be_read(lost: str, cli: Cli, spec: Spec, tmp_path: Path) -> None:
+    file = spec("steps", "3", "0")
+    assert cli("up", file).returncode == 0
+    (tmp_path / "runs" / "toy" / "mine").write_text("precious")
+    (tmp_path / "runs" / "toy" / "launcher" / lost).write_text("")
+    assert cli("up", file, "--fresh").returncode == 0
+    (old,) = aside(tmp_path)
+    assert (old / "mine").read_text() == "precious"
+    assert not (tmp_path / "runs" / "toy" / "mine").exists()
+
+
+def test_fresh_waits_for_what_a_killed_supervisor_left_to_save_in_the_old_run(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+    assert cli("up", spec("slow", "2"), "--detach").returncode == 0
+    state = tmp_path / "runs" / "toy" / "launcher" / "state.json"
+    deadline = time.monotonic() + 20
+    while "chief | up" not in cli("logs", "toy").stdout:
+        assert time.monotonic() < deadline
+    os.kill(json.loads(state.read_text())["supervisor"]["pid"], signal.SIGKILL)
+    assert cli("up", spec("steps", "30", "0.1"), "--fresh").returncode == 0
+    (old,) = aside(tmp_path)
+    assert (old / "saved").exists()
+    assert not (tmp_path / "runs" / "toy" / "saved").exists()
+
+
+def test_of_two_that_start_anew_at_once_one_does(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+    assert cli("up", spec("steps", "3", "0")).returncode == 0
+    command = [*LAUNCHER, "up", spec("forever"), "--fresh", "--detach"]
+    both = [subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=30)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    assert any(says in "".join(told) for says in ("toy runs already", "another `launcher up` is starting toy"))
+    assert len(aside(tmp_path)) == 1
 
 
 def test_fresh_and_resume_exclude_each_other(cli: Cli, spec: Spec) -> None:

@@ -274,6 +274,20 @@ def test_starting_again_first_ends_what_a_killed_supervisor_left(runs: Runs) -> 
     runs.backend.stop("run")
 
 
+def test_what_cannot_be_ended_is_told_and_not_forgotten(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.start({"chief": STUBBORN}, grace_period=0.1)
+    runs.until_line("up")
+    (pid,) = runs.processes()
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "kill_session", lambda _leader: False)  # as for a process that another user owns
+        with pytest.raises(LauncherError, match=rf"cannot be ended: chief \(pid {pid}\)"):
+            runs.backend.stop("run")
+    runs.backend.stop("run")
+    assert runs.processes() == []
+
+
 def test_a_run_in_the_foreground_ends_with_the_launcher_that_waits(runs: Runs, foreground: Callable[[Plan], subprocess.Popen[str]]) -> None:
     launcher = foreground(runs.plan({"chief": SAVES, "ps-0": FOREVER}))
     runs.until_line("up")
