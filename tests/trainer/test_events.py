@@ -2,13 +2,14 @@
 
 import io
 import json
+from typing import Any
 
 import pytest
 
 from trainer import events
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, form: str, kind: str, **fields: object) -> str:
+def reported(monkeypatch: pytest.MonkeyPatch, form: str, kind: str, **fields: Any) -> str:
     monkeypatch.setenv("TRAINER_EVENTS", form)
     stream = io.StringIO()
     events.Reporter("worker-0", stream)(kind, **fields)
