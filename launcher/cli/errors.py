@@ -1,5 +1,6 @@
 """How errors reach the user: `error:` and what to do next on stderr, or one JSON object with --json."""
 
+import errno
 import json
 import os
 import sys
@@ -12,7 +13,21 @@ import typer
 from launcher.errors import LauncherError, SpecError
 
 WRONG_USAGE = 2
-INTERRUPTED = 130
+INTERRUPTED = 130  # by Ctrl-C, as shells tell it
+
+_OS_REMEDY: dict[int, str] = {
+    errno.EACCES: "see who may read and write it, or give another path",
+    errno.EPERM: "see who may read and write it, or give another path",
+    errno.EROFS: "give a path that can be written",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path: a part of it is a file, not a directory",
+    errno.EISDIR: "give a file, not a directory",
+    errno.EEXIST: "remove what is there, or give another path",
+    errno.ENOSPC: "free some space on that disk, or give a path on another",
+    errno.EDQUOT: "free some of your quota on that disk, or give a path on another",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
 
 
 def report(error: Exception, *, as_json: bool) -> int:
@@ -44,7 +59,7 @@ def _tell(error: Exception) -> dict[str, Any]:
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        return _told(message, "set LAUNCHER_DEBUG=1 to see where it happened", 1)
+        return _told(message, _OS_REMEDY.get(error.errno or 0, "set LAUNCHER_DEBUG=1 to see where it happened"), 1)
     return _told(f"unexpected {message}", "set LAUNCHER_DEBUG=1 to see the traceback, and report it", 1)
 
 

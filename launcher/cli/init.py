@@ -1,5 +1,6 @@
 """`launcher init`: a commented starter spec."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -43,7 +44,7 @@ def init(
 
     text = starter(name or _name(workload, program=program), None if program else workload, strategy)
     _write(file, text, force=force)
-    print(f"wrote {file}: edit it, then run it with `launcher up {file}`")
+    print(f"wrote {file}: edit it, then run it with `{shlex.join(['launcher', 'up', str(file)])}`")
 
 
 def _name(workload: str, *, program: bool) -> str:
@@ -51,10 +52,15 @@ def _name(workload: str, *, program: bool) -> str:
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
+    if file.is_dir():
+        raise UsageError(f"{file} is a directory", f"give the file to write, such as {shlex.quote(str(file / 'cluster.yaml'))}")
     try:
         with file.open("w" if force else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
         raise UsageError(f"{file} is there already", "give another file, or --force to overwrite it") from None
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{file}: there is no directory {file.parent}", f"make it first: mkdir -p {file.parent}") from None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not file.parent.exists():
+            remedy = f"make it first: {shlex.join(['mkdir', '-p', str(file.parent)])}"
+            raise UsageError(f"{file}: there is no directory {file.parent}", remedy) from None
+        raise UsageError(f"{file} cannot be written: {error.strerror}", "give a file in a directory that you may write to") from None

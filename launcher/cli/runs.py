@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def command(runs: Path, verb: str, *rest: str) -> str:
     words = ["launcher", verb, *rest]
     if runs != Path(os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS):
         words += ["--runs", str(runs)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def stored(runs: Path, name: str, document: str) -> dict[str, Any] | None:

@@ -68,11 +68,13 @@ def starter(name: str, workload: str | None, strategy: str) -> str:
     Raises UsageError when the name, the workload or the strategy cannot be.
     """
     try:
-        names.check_name(name)
+        # First the workload: the name may be made from it.
         if workload is not None:
             check_workload(workload)
+        names.check_name(name)
     except FieldError as error:
-        raise UsageError(error.message, error.remedy) from None
+        choices = f"; expected {error.expected}" if error.expected else ""
+        raise UsageError(f"{error.message}{choices}", error.remedy) from None
     if strategy not in _ROLES:
         raise UsageError(f"there is no strategy {strategy!r}", f"use one of: {', '.join(_ROLES)}")
     roles = "\n".join(f"  {line}" for line in (*_ROLES[strategy], _EVALUATOR))

@@ -1,5 +1,6 @@
 """The program as a whole: help, version, errors, completion, and what is imported for them."""
 
+import errno
 import importlib
 import json
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.cli.errors import report
 from launcher.cli.main import load, run
 from launcher.cli.verbs import VERBS
 from tests.launcher.cli.conftest import LAUNCHER, ROOT, Cli
@@ -70,6 +72,13 @@ def test_a_wrong_command_line_is_told_in_two_lines(arguments: list[str], message
     error, remedy = told.err.splitlines()
     assert error.startswith(f"error: {message}")
     assert "--help" in remedy
+
+
+def test_an_error_of_the_system_comes_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(OSError(errno.ENOSPC, "No space left on device", "runs/x"), as_json=False) == 1
+    told = capsys.readouterr().err
+    assert "error: runs/x: No space left on device" in told
+    assert "remedy: free some space" in told
 
 
 def test_errors_are_json_with_json(capsys: pytest.CaptureFixture[str]) -> None:

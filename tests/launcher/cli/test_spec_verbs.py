@@ -1,12 +1,14 @@
 """The verbs that run nothing: init, validate, plan and schema."""
 
 import json
+import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from launcher.cli.main import run
+from launcher.cli.runs import command
 from tests.launcher.cli.conftest import Spec
 from trainer.settings import Strategy
 from trainer.workloads.catalog import CATALOG
@@ -52,12 +54,34 @@ def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixtu
         (["--workload", "mnits"], "mnist"),
         (["--name", "My Run"], "My Run"),
         (["no/such/dir/x.yaml"], "mkdir -p no/such/dir"),
+        (["no such/x.yaml"], "mkdir -p 'no such'"),
+        (["."], ". is a directory"),
+        ([".", "--force"], ". is a directory"),
+        (["/dev/null/x.yaml"], "/dev/null/x.yaml cannot be written: Not a directory"),
+        (["--workload", "my net"], "mnist_mlp"),
+        (["--workload", "my net"], "package.module:Class"),
+        (["--workload", "my net:Net"], "is not package.module:Class; expected"),
     ],
 )
 def test_init_refuses_what_cannot_be_valid(arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["init", *arguments]) == 2
     assert told in capsys.readouterr().err
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_init_where_nobody_may_write(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["init", "/proc/x.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert "/proc/x.yaml cannot be written" in told
+    assert "mkdir" not in told
+
+
+def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    del here
+    assert run(["init", "my cluster.yaml"]) == 0
+    assert "`launcher up 'my cluster.yaml'`" in capsys.readouterr().out
+    assert command(Path("my runs"), "up", "a b.yaml") == "launcher up 'a b.yaml' --runs 'my runs'"
 
 
 def test_validate_tells_of_every_file_and_every_problem(here: Path, spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
