@@ -114,10 +114,6 @@ class LocalBackend:
         except OSError as error:
             raise explain(error, f"deleting the data of {name}") from error
 
-    def stored_spec(self, name: str) -> dict[str, Any] | None:
-        """Return the spec that the run was last started from; None when there is no such run yet."""
-        return state.read_json(self._layout(name).spec)
-
     def _layout(self, name: str) -> Layout:
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
             raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")

@@ -205,7 +205,7 @@ class Supervisor:
             self._start(task)
         except OSError as error:
             cause = f"it could not be started: {error.strerror}"
-            if len(task.restarts) >= task.task.restart.max_restarts:
+            if task.used_up:
                 task.settle(State.FAILED, cause)
                 self._stop_all(State.FAILED, f"{task.name}: {cause}")
             else:

@@ -67,6 +67,11 @@ class TaskRun:
         """Which attempt this is, from 1."""
         return len(self.restarts) + 1
 
+    @property
+    def used_up(self) -> bool:
+        """Whether no restart that counts is left."""
+        return self._counted >= self.task.restart.max_restarts
+
     def start(self, lifeline: int, keeps: Iterable[int] = ()) -> int:
         """Start the process; return the pipe its output comes from. Raises OSError.
 

@@ -93,6 +93,18 @@ def test_being_asked_to_stop_by_somebody_else_does_not_count(runs: Runs, tmp_pat
     assert runs.lines() == ["again"]
 
 
+def test_restarts_that_do_not_count_leave_those_that_do_when_a_program_cannot_be_started(runs: Runs, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nmv "$0" "$0.gone"\nexit 143\n')
+    program.chmod(0o755)
+    plan = runs.plan({"chief": "pass"}, max_restarts=1)
+    gone = dataclasses.replace(plan, tasks=(dataclasses.replace(plan.tasks[0], command=(str(program),)),))
+    runs.backend.start(gone, {}, detach=True)
+    ended = runs.wait()
+    assert (ended.state, len(ended.tasks[0].restarts)) == (State.FAILED, 2)
+    assert "could not be started" in ended.reason
+
+
 def test_restarts_in_place_are_counted_with_the_others(runs: Runs) -> None:
     inner = event("restarting", attempt=2, restarts=2, exit_code=137, cause="killed by SIGKILL", delay=1)
     runs.start({"chief": inner + "sys.exit(1)"}, max_restarts=2)
@@ -419,7 +431,7 @@ def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
     assert error.value.remedy
     assert runs.backend.status("run").state == State.FAILED
     assert runs.processes() == []
-    assert runs.backend.stored_spec("run") is None
+    assert not runs.layout().spec.exists()
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -444,7 +456,7 @@ def test_an_interrupted_run_tells_the_checkpoint_that_its_chief_saved_after_all(
 
 def test_the_spec_is_stored_as_it_was_started(runs: Runs) -> None:
     runs.start({"chief": "pass"})
-    assert runs.backend.stored_spec("run") == {"name": "run"}
+    assert json.loads(runs.layout().spec.read_text()) == {"name": "run"}
     runs.wait()
 
 
@@ -458,6 +470,7 @@ def test_the_supervisor_needs_neither_tensorflow_nor_what_draws_on_terminals(run
     runs.backend.stop("run")
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processor time is told in hundredths of a second by /proc alone")
 def test_a_supervisor_with_nothing_to_do_uses_no_processor(runs: Runs) -> None:
     runs.start({"chief": FOREVER, "worker-0": FOREVER})
     runs.until_line("up")
@@ -468,8 +481,6 @@ def test_a_supervisor_with_nothing_to_do_uses_no_processor(runs: Runs) -> None:
 
 
 def _processor_seconds(pid: int) -> float:
-    listed = subprocess.run(
-        ("ps", "-o", "cputimes=" if os.uname().sysname == "Linux" else "time=", "-p", str(pid)), capture_output=True, check=True
-    )
-    fields = listed.stdout.decode().strip().split(":")
-    return sum((float(part) * 60.0**place for place, part in enumerate(reversed(fields))), 0.0)
+    """Return the user and system time of a process: fields 14 and 15 of proc(5)'s stat, in clock ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
