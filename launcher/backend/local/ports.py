@@ -13,6 +13,7 @@ import errno
 import os
 import random
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from launcher.errors import LauncherError
 
 # Below both the IANA dynamic range (49152 and up: macOS) and Linux's (32768 and up).
 _QUIET_RANGE = range(20_000, 32_000)
+_OWN_PLACE = "remove it, or set TMPDIR to a directory of your own"
 
 
 class HeldPorts:
@@ -68,10 +70,10 @@ def hold_by_binding(count: int) -> HeldPorts:
 
 
 def hold_by_locking(count: int, directory: Path | None = None) -> HeldPorts:
-    """Hold ports by a lock file each, in a directory of this user's own."""
+    """Hold ports by a lock file each, in a directory of this user's own. Raises LauncherError when it is not."""
     # One place for all runs of a user.
     place = directory or Path(tempfile.gettempdir()) / f"launcher-ports-{os.getuid()}"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_own(place)
     stack = contextlib.ExitStack()
     ports: list[int] = []
     candidates = random.sample(_QUIET_RANGE, len(_QUIET_RANGE))
@@ -94,6 +96,17 @@ def hold_by_locking(count: int, directory: Path | None = None) -> HeldPorts:
         stack.close()
         raise _too_few(count, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
     return HeldPorts(tuple(ports), stack.close)
+
+
+def _make_own(place: Path) -> None:
+    """Make the directory; refuse one that another user has made: links in it would have us write files elsewhere."""
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = place.lstat()
+    except OSError as error:
+        raise LauncherError(f"{place} cannot be made: {error.strerror}", _OWN_PLACE) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise LauncherError(f"{place} is not a directory that only you can use", _OWN_PLACE)
 
 
 def _is_free(port: int) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.backend.local import ports
 from launcher.backend.local.ports import HeldPorts
+from launcher.errors import LauncherError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="BSD sockets refuse two binds of one port")
 
@@ -54,11 +55,29 @@ def test_held_ports_are_given_to_nobody_who_asks_for_any() -> None:
 
 
 def test_locked_ports_are_below_those_that_systems_give_out_and_free_again_later(tmp_path: Path) -> None:
-    with by_locking(tmp_path)(5) as held:
+    place = tmp_path / "ports"
+    with by_locking(place)(5) as held:
         assert all(20_000 <= port < 32_000 for port in held.ports)
-    assert {path.name for path in tmp_path.iterdir()} >= {str(port) for port in held.ports}
-    with by_locking(tmp_path)(5):
+    assert {path.name for path in place.iterdir()} >= {str(port) for port in held.ports}
+    with by_locking(place)(5):
         pass
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open to all"])
+def test_locks_are_made_in_no_directory_that_others_can_use(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "ports"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    if kind == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file":
+        place.write_text("")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    with pytest.raises(LauncherError, match=str(place)) as error:
+        ports.hold_by_locking(1, place)
+    assert "TMPDIR" in error.value.remedy
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 @linux
