@@ -23,10 +23,12 @@ from trainer.workloads.catalog import with_defaults
 CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is an emptyDir of the pod's own
 CONTAINER_CODE = "/code"
 
-# Threads between operations: the trainer's own loop is fastest with one a core. TensorFlow's coordinator for parameter
-# servers waits for ever with a single one, and what a user's program does is not known.
-LEAST_INTER_OP_THREADS = 2
-TRAINED_BY_ONE_THREAD = ("single", "multi_worker_mirrored")
+# Threads between operations of a task that trains, at the least: the trainer's own loop is fastest with one a core, but on
+# parameter servers a data pipeline and the loop that reads it wait for each other for ever with fewer than four.
+# (trainer/task.py sees to the same four for tasks that were started by something else.)
+LEAST_INTER_OP_THREADS = {"single": 1, "mirrored": 2, "multi_worker_mirrored": 1, "parameter_server": 4}
+# What a user's program does is not known; with a single one much of TensorFlow can wait for ever.
+LEAST_INTER_OP_THREADS_OF_A_COMMAND = 2
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def plan(
     command = common.container_command()
     if target == "local":
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
-        least = 1 if spec.train and spec.strategy in TRAINED_BY_ONE_THREAD else LEAST_INTER_OP_THREADS
+        least = LEAST_INTER_OP_THREADS[spec.strategy] if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
         extra, notices = _local_environments(members, machine, least)
         command = common.local_command(machine)
     leads = rules.leader(names)

@@ -164,18 +164,20 @@ def test_containers_run_the_trainer_of_our_image_and_the_command_alone_of_anothe
 
 def test_cores_are_shared_and_cpu_is_honoured() -> None:
     made = planned(
-        strategy="parameter_server", roles={"chief": {"cpu": 2.0}, "worker": {"replicas": 2}, "ps": {}}, machine=Machine(cores=8)
+        strategy="parameter_server", roles={"chief": {"cpu": 4.0}, "worker": {"replicas": 2}, "ps": {}}, machine=Machine(cores=16)
     )
     threads = {task.name: task.env["TF_NUM_INTRAOP_THREADS"] for task in made.tasks}
-    assert threads == {"chief": "2", "worker-0": "2", "worker-1": "2", "ps-0": "2"}
+    assert threads == {"chief": "4", "worker-0": "4", "worker-1": "4", "ps-0": "4"}
     for task in made.tasks:
         assert task.env["OMP_NUM_THREADS"] == task.env["TF_NUM_INTEROP_THREADS"] == threads[task.name]
 
 
 def test_no_task_has_a_single_thread_between_operations_with_which_tensorflow_would_wait_for_ever() -> None:
-    made = planned(strategy="parameter_server", roles=PS_ROLES, machine=Machine(cores=2))
-    assert {task.env["TF_NUM_INTRAOP_THREADS"] for task in made.tasks} == {"1"}
-    assert {task.env["TF_NUM_INTEROP_THREADS"] for task in made.tasks} == {"2"}
+    trained = planned(strategy="parameter_server", roles=PS_ROLES, machine=Machine(cores=2))
+    assert {task.env["TF_NUM_INTRAOP_THREADS"] for task in trained.tasks} == {"1"}
+    assert {task.env["TF_NUM_INTEROP_THREADS"] for task in trained.tasks} == {"4"}
+    own = planned(strategy="parameter_server", roles=PS_ROLES, machine=Machine(cores=2), command=["python", "train.py"])
+    assert {task.env["TF_NUM_INTEROP_THREADS"] for task in own.tasks} == {"2"}
 
 
 @pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored"])
