@@ -181,9 +181,13 @@ def test_a_signal_saves_and_stops(
 
 
 def test_under_nohup_the_end_of_the_terminal_ends_nothing(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
-    process = start(tmp_path, environment, spec("forever"), before=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
+    ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    process = start(tmp_path, environment, spec("steps", "1000", "0.1"), until="examples/s", before=ignoring)
     process.send_signal(signal.SIGHUP)
-    time.sleep(0.5)
+    # It was there when the signal came and goes on showing what the run does.
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "step" in process.stdout.readline()
     assert process.poll() is None
     assert json.loads(cli("status", "--json").stdout)["state"] == "running"
     process.send_signal(signal.SIGTERM)
