@@ -106,7 +106,13 @@ class TensorBoard(Section):
 class Limits(Section):
     """When to give up. Durations are such as `90s`, `10m`, `24h`."""
 
-    max_restarts: int = Field(10, ge=0, le=1000, description="Restarts after failures, for each task, before the run fails.")
+    max_restarts: int = Field(
+        10,
+        ge=0,
+        le=1000,
+        description="Restarts after failures, for each task, before the run fails. "
+        "A trainer that is lost with its own count of them starts that count anew.",
+    )
     start_timeout: Duration = Field("10m", description="How long tasks wait for their peers.")
     deadline: Duration | None = Field(None, description="The run fails when it takes longer than this. No limit when left out.")
     orphan_timeout: Duration = Field("10m", description="How long a ps or worker serves while its chief is unreachable.")
