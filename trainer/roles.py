@@ -6,13 +6,13 @@ TensorFlow is imported by the roles that need all of it, not here: servers start
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from trainer.engine import servers
 from trainer.engine.bare_server import server_class
 from trainer.engine.job import Job
-from trainer.engine.session import Session
+from trainer.engine.session import PeerLostError, Session
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.loopback import closed_to_others
@@ -115,6 +115,10 @@ def _train(context: Context) -> ExitCode:
     context.report("ready", seconds=time.time() - context.began)
     outcome = loop.run(session, workload, context.job, context.report, context.stopped)
     if not outcome.finished:
+        if context.job.strategy == "multi_worker_mirrored":
+            # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.
+            with suppress(PeerLostError):
+                session.close()
         return ExitCode.STOPPED
     session.close()
     if context.job.strategy == "parameter_server":

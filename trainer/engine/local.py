@@ -1,6 +1,7 @@
 """Training by one process, or by several in step with an all-reduce: strategies single and multi_worker_mirrored."""
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -10,10 +11,12 @@ import tensorflow as tf
 from trainer.engine import compute, updates
 from trainer.engine.job import Job
 from trainer.engine.ring import Ring
-from trainer.engine.session import Progress
+from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Shard, Workload
 
-_LINGER = 0.5  # seconds that the first task stays when all is done: it leads the runtime that the others leave first
+# Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
+# stays as long again.
+_LINGER = 0.3
 
 
 class LocalSession:
@@ -77,9 +80,14 @@ class LocalSession:
 
     def close(self) -> None:
         """See Session.close."""
-        self._ring.barrier()
-        if self._ring.size > 1 and self.is_chief:
-            time.sleep(_LINGER)
+        if self._ring.size == 1:
+            return
+        self._ring.barrier()  # the chief has saved
+        # Who has passed a barrier may leave while another still reads from it. After the first one that would be a peer
+        # lost in the middle of its work; nobody leaves before the second, and whom that one loses is done.
+        with suppress(PeerLostError):
+            self._ring.barrier()
+        time.sleep(2 * _LINGER if self.is_chief else _LINGER)
 
     def _make_call(self) -> Any:
         model, workload, ring, optimizer = self.model, self._workload, self._ring, self.optimizer

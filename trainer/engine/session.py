@@ -83,4 +83,8 @@ class Session(Protocol):
         """
 
     def close(self) -> None:
-        """End the cluster's work: called once when every step is done, before the process exits with 0."""
+        """End the cluster's work together: called once when every step is done, or when tasks in step were asked to stop.
+
+        Raises:
+            PeerLostError: a task went away before the chief had saved.
+        """
