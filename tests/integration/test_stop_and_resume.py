@@ -16,7 +16,8 @@ import yaml
 from tests.integration import leftovers
 from tests.integration.running import ROOT, Run, started
 
-STEPS = 4000
+# Enough that a run is not done before it is stopped: one process alone is the fastest.
+STEPS = {"single": 12_000, "parameter_server": 4000, "multi_worker_mirrored": 4000}
 STOP_AFTER = 200
 ROLES: dict[str, dict[str, Any]] = {
     "single": {"chief": {}},
@@ -25,13 +26,14 @@ ROLES: dict[str, dict[str, Any]] = {
 }
 CHIEF = {"single": "chief", "parameter_server": "chief", "multi_worker_mirrored": "worker-0"}
 # Nothing is saved but at a stop and at the end.
-TRAIN = {"workload": "mnist_mlp", "steps": STEPS, "checkpoint": {"every_steps": 1_000_000}, "evaluate": {"every_steps": 0}}
+TRAIN = {"workload": "mnist_mlp", "checkpoint": {"every_steps": 1_000_000}, "evaluate": {"every_steps": 0}}
 
 pytestmark = pytest.mark.timeout(240)
 
 
 def spec(strategy: str, **sections: Any) -> dict[str, Any]:
-    return {"version": 1, "name": "run", "strategy": strategy, "roles": ROLES[strategy], "train": TRAIN, **sections}
+    train = {"steps": STEPS[strategy], **TRAIN}
+    return {"version": 1, "name": "run", "strategy": strategy, "roles": ROLES[strategy], "train": train, **sections}
 
 
 def file_of(run: Run) -> str:
@@ -63,13 +65,13 @@ def stop(run: Run) -> int:
     return step
 
 
-def assert_complete(run: Run) -> None:
+def assert_complete(run: Run, strategy: str) -> None:
     done = run.launcher("wait", run.name, check=False, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     status = run.status()
-    assert (status["state"], status["step"]) == ("succeeded", STEPS)
+    assert (status["state"], status["step"]) == ("succeeded", STEPS[strategy])
     assert status["metrics"]["accuracy"] >= 0.97
-    assert checkpoints(run.directory)[-1] == STEPS
+    assert checkpoints(run.directory)[-1] == STEPS[strategy]
     leftovers.assert_none(run.directory)
 
 
@@ -82,17 +84,21 @@ def assert_gone_on_from(run: Run, chief: str, step: int) -> None:
     assert min(event["step"] for event in told if event["time"] > restored[0]["time"]) > step
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server", pytest.param("multi_worker_mirrored", marks=pytest.mark.slow)])
+# Each strategy stops in its own way; the fast tests have the simplest.
+SINGLE_FAST = ["single", *(pytest.param(name, marks=pytest.mark.slow) for name in ROLES if name != "single")]
+
+
+@pytest.mark.parametrize("strategy", SINGLE_FAST)
 def test_a_stopped_run_goes_on_from_exactly_there(strategy: str, tmp_path: Path) -> None:
     chief = CHIEF[strategy]
     with started(spec(strategy), tmp_path) as run:
         until_midway(run, chief)
         assert leftovers.running(run.directory)  # or the check that nothing is left would say nothing
         step = stop(run)
-        assert STOP_AFTER <= step < STEPS
+        assert STOP_AFTER <= step < STEPS[strategy]
         again = run.launcher("up", file_of(run), "--detach")
         assert f"goes on from the checkpoint of step {step:,}" in again.stdout
-        assert_complete(run)
+        assert_complete(run, strategy)
         assert_gone_on_from(run, chief, step)
         assert all(task["restarts"] == [] for task in run.status()["tasks"])
 
@@ -123,7 +129,7 @@ def test_a_changed_spec_asks_and_fresh_keeps_the_old_run(tmp_path: Path) -> None
         aside = [path for path in run.runs.iterdir() if path.name.startswith("run.")]
         assert [checkpoints(path) for path in aside] == [[step]]
         assert list((aside[0] / "logs" / "train").iterdir())
-        assert_complete(run)
+        assert_complete(run, "single")
         assert run.events("chief", "restored") == []
         assert [checkpoints(path) for path in aside] == [[step]]
 
@@ -133,7 +139,7 @@ def test_a_multi_worker_task_that_is_asked_to_stop_alone_costs_no_step(tmp_path:
     with started(spec("multi_worker_mirrored", limits={"max_restarts": 0}), tmp_path) as run:
         until_midway(run, "worker-0")
         os.kill(pid_of(run, "worker-1"), signal.SIGTERM)
-        assert_complete(run)  # with max_restarts 0: this restart counts for nobody
+        assert_complete(run, "multi_worker_mirrored")  # with max_restarts 0: this restart counts for nobody
         saved = [event["step"] for event in run.events("worker-0", "checkpoint")]
         assert len(saved) == 2
         assert_gone_on_from(run, "worker-0", saved[0])
@@ -145,7 +151,7 @@ def test_a_multi_worker_task_that_is_asked_to_stop_alone_costs_no_step(tmp_path:
 @pytest.mark.parametrize("strategy,victim", [("parameter_server", "worker-1"), ("multi_worker_mirrored", "worker-0")])
 def test_a_task_killed_with_its_parent_is_brought_back_by_the_launcher(strategy: str, victim: str, tmp_path: Path) -> None:
     chief = CHIEF[strategy]
-    frequent = TRAIN | {"checkpoint": {"every_steps": 200}}
+    frequent = TRAIN | {"steps": STEPS[strategy], "checkpoint": {"every_steps": 200}}
     with started(spec(strategy, train=frequent), tmp_path) as run:
         run.until("two checkpoints", lambda: len(run.events(chief, "checkpoint")) >= 2, timeout=90)
         parent, child = pid_of(run, victim), run.events(victim, "started")[-1]["pid"]
@@ -153,7 +159,7 @@ def test_a_task_killed_with_its_parent_is_brought_back_by_the_launcher(strategy:
         for group in (parent, child):
             with_all(group)
         run.until(f"{victim} to be there again", lambda: pid_of(run, victim) not in (None, parent))
-        assert_complete(run)
+        assert_complete(run, strategy)
         assert [event["attempt"] for event in run.events(victim, "started")] == [1, 1]  # another parent, which counts anew
         tasks = {task["name"]: task["restarts"] for task in run.status()["tasks"]}
         assert len(tasks[victim]) == 1
@@ -247,7 +253,7 @@ def up(file: Path, *before: str, runs: Path | None = None, timeout: float = 120)
     return done, summary
 
 
-@pytest.mark.parametrize("strategy", ["single", *(pytest.param(name, marks=pytest.mark.slow) for name in ROLES if name != "single")])
+@pytest.mark.parametrize("strategy", SINGLE_FAST)
 def test_a_program_with_an_error_fails_with_its_own_words(strategy: str, tmp_path: Path) -> None:
     done, summary = up(own(tmp_path, strategy, {"missing": "price"}, limits={"max_restarts": 1}))
     assert done.returncode == summary["exit_code"] == 1
@@ -258,6 +264,7 @@ def test_a_program_with_an_error_fails_with_its_own_words(strategy: str, tmp_pat
     assert "program.py" in done.stdout  # where it is, among the output
 
 
+@pytest.mark.slow
 def test_a_missing_peer_is_named(tmp_path: Path) -> None:
     limits = {"start_timeout": "8s", "max_restarts": 0}
     done, summary = up(own(tmp_path, "multi_worker_mirrored", {"slow_worker": 1}, limits=limits))
