@@ -1,12 +1,20 @@
 """What holds for every test: the environment it starts from, and where real data is."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 # What a developer may have set for their own runs must not reach a test.
 FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C also when started in the background, where a shell ignores it for us and so for what tests start."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
