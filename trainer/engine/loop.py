@@ -44,12 +44,14 @@ def run(session: Session, workload: Workload, job: Job, report: Reporter, stoppe
     profile_due = _Due(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
     profile_due.start(session.step)
     stop = False
-    while session.step < job.steps and not stop:
-        profiling = profile_due(session.step)
-        steps = 1 if profiling else pace.to_boundary(session.step, wanted, job.steps, *every)
+    step = session.step  # as told; the session may be ahead of it after a checkpoint
+    while step < job.steps and not stop:
+        profiling = profile_due(step)
+        steps = 1 if profiling else pace.to_boundary(step, wanted, job.steps, *every)
         with chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), next_steps=proposal)
-        stop = progress.stop and session.step < job.steps
+        step = progress.step
+        stop = progress.stop and step < job.steps
         if chief:
             chief.after(progress)
         wanted = progress.next_steps or wanted

@@ -106,7 +106,9 @@ class ParameterServerSession:
         self._local_steps = [0] * self._workers
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         self._means = np.zeros(1 + len(self._metrics), np.float32)  # loss and metrics, as last known
-        self._step = 0
+        self._step = self._told = 0
+        self._settled: list[_Result] = []  # what came while settling, which took `_settling` seconds
+        self._settling = 0.0
         self._scheduled = 0  # global steps asked for, done or not; never fewer than are done
         self._in_flight = 0
         self._data = self._make_data()
@@ -123,17 +125,19 @@ class ParameterServerSession:
             self._state.push(step)
         except _LOST as error:
             raise _lost(error) from error
-        self._step = self._scheduled = step
+        self._step = self._scheduled = self._told = step
         self._start = step
 
     def settle(self) -> None:
-        """See Session.settle: wait for the calls that workers still compute."""
+        """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
+        began = time.perf_counter()
         while self._in_flight:
-            self._take()
+            self._settled.append(self._take())
         try:
             self._step = int(self._state.step.numpy())
         except _LOST as error:
             raise _lost(error) from error
+        self._settling += time.perf_counter() - began
 
     def pull(self) -> None:
         """See Session.pull. Workers go on meanwhile."""
@@ -143,13 +147,13 @@ class ParameterServerSession:
             raise _lost(error) from error
 
     def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
-        """Return when at least `steps` more global steps are done; see Session.run.
+        """Return when at least `steps` more global steps are done than the last call told of; see Session.run.
 
         Calls overlap: workers already compute the next steps when this returns; not so with `stop`, as what is
         saved then must be the state at the step that is told.
         """
-        began, start = time.perf_counter(), self._step
-        results: list[_Result] = []
+        began, start = time.perf_counter() - self._settling, self._told
+        results, self._settled, self._settling = self._settled, [], 0.0
         goal = min(start + steps, self._target)
         share = max(1, -(-steps // self._workers))
         while self._step < goal:
@@ -158,7 +162,8 @@ class ParameterServerSession:
                 results.append(self._take())
         while stop and self._in_flight:
             results.append(self._take())
-        done = self._step - start
+        self._told = self._step
+        done = self._told - start
         results = [r for r in results if r.steps]  # without those that were lost
         if results:
             self._means = np.sum([r.totals for r in results], axis=0) / sum(r.steps for r in results)

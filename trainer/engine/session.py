@@ -67,7 +67,7 @@ class Session(Protocol):
         """
 
     def settle(self) -> None:
-        """Finish what is under way, so that state and `step` agree; called before a checkpoint."""
+        """Finish what is under way, so that state and `step` agree; called before a checkpoint. The next `run` tells of it."""
 
     def pull(self) -> None:
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
