@@ -11,8 +11,8 @@ FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_",
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C also when started in the background, where a shell ignores it for us and so for what tests start."""
-    for number in (signal.SIGINT, signal.SIGQUIT):
+    """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
