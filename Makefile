@@ -39,7 +39,7 @@ demo: env ## train on 1 chief, 1 parameter server and 2 workers, here, to at lea
 	@echo "See its curves, graph and images: $(BIN)/launcher tensorboard mnist-ps"
 
 test: env ## run the tests that take less than five minutes together
-	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+	$(BIN)/python -m pytest -m "not slow and not docker and not kubernetes" $(TESTS)
 
 lint: env ## check formatting, ruff's rules and types
 	$(BIN)/ruff format --check .

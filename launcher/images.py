@@ -1,0 +1,58 @@
+"""The trainer image: what it is called, which one a spec's containers start from, and whether the engine has it."""
+
+import json
+from dataclasses import dataclass
+
+from launcher import __version__
+from launcher.docker_cli import DockerError, docker
+from launcher.spec.models import ClusterSpec
+
+DEFAULT_IMAGE = f"tf-launcher/trainer:{__version__}"
+GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
+
+# Held to images/Dockerfile by a test. Containers run as this user and group, and may write to RUNS and /tmp alone.
+USER = 1000
+RUNS = "/runs"  # belongs to USER in the image, and so does a new named volume that is mounted there
+
+# What tells whether a task's container is well: exit code 0 or 1, and one line that says why.
+HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that the engine has. `size` in bytes, all layers."""
+
+    name: str
+    id: str
+    size: int
+    labels: dict[str, str]
+
+
+def image_for(spec: ClusterSpec) -> str:
+    """Return the image that the containers of `spec` start from: its own, or ours, with CUDA where a role asks for GPUs."""
+    if spec.image:
+        return spec.image
+    roles = (spec.roles.chief, spec.roles.worker, spec.roles.ps, spec.roles.evaluator)
+    return GPU_IMAGE if any(role is not None and role.gpus for role in roles) else DEFAULT_IMAGE
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether `launcher image build` makes an image of that name by default."""
+    return name in {DEFAULT_IMAGE, GPU_IMAGE}
+
+
+def build_command(name: str) -> str:
+    """Return the command that builds the image called `name`, for messages. It must be one of ours."""
+    return "launcher image build --gpu" if name == GPU_IMAGE else "launcher image build"
+
+
+def find(name: str) -> Image | None:
+    """Return the image called `name`, or None when the engine has none. Raises DockerError when the engine cannot be asked."""
+    try:
+        described = json.loads(docker("image", "inspect", name))[0]
+    except DockerError as error:
+        if "no such image" in error.output.lower():
+            return None
+        raise
+    labels = (described.get("Config") or {}).get("Labels") or {}
+    return Image(name=name, id=described["Id"], size=int(described["Size"]), labels=labels)
