@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from trainer.engine import compute, record
+from trainer.engine import averages, compute, record
 from trainer.engine.compute import Evaluator
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
@@ -24,10 +24,12 @@ def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[],
     Raises PeerLostError when the chief has given no sign for `orphan_timeout`. Steps that the chief leaves behind faster than they can be evaluated are passed over.
     """
     run_dir = job.run_dir
-    model = compute.build(workload, job.seed).model
+    built = compute.build(workload, job.seed)
+    model, optimizer = built.model, built.optimizer
     evaluate = Evaluator(workload, model, job.evaluation_batch_size)
     step = tf.Variable(0, dtype=tf.int64)
-    saved = tf.train.Checkpoint(model=model, step=step)
+    # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
+    saved = tf.train.Checkpoint(model=model, step=step, **({"optimizer": optimizer} if optimizer.use_ema else {}))
     logs = Logs(run_dir)
     done: set[str] = set()
     failures: Counter[str] = Counter()
@@ -54,6 +56,7 @@ def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[],
                     done.add(path)
                 time.sleep(_LOOK_EVERY)
                 continue
+            averages.take(model, optimizer)
             metrics = evaluate()
             done.add(path)
             logs.evaluation(metrics, int(step.numpy()))

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.engine import pace
+from trainer.engine import averages, pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.compute import Evaluator
 from trainer.engine.job import Job
@@ -198,7 +198,8 @@ class _Chief:
         began = time.monotonic()
         if self._evaluator is None:
             self._evaluator = Evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
-        self._metrics = self._evaluator()
+        with averages.shown(self._session.model, self._session.optimizer):
+            self._metrics = self._evaluator()
         self._evaluated_step = step
         self.logs.evaluation(self._metrics, step)
         self._keep("running", step, metrics=self._metrics)

@@ -77,7 +77,7 @@ def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
         type(optimizer) in ELEMENTWISE
         and optimizer.clipnorm is None
         and optimizer.gradient_accumulation_steps is None
-        and not optimizer.use_ema
+        and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)
         # Kept by variable name, which a vector of many has not.
         and not getattr(optimizer, "_exclude_from_weight_decay", None)
     )
@@ -97,20 +97,22 @@ class Slots:
 def find_slots(optimizer: keras.optimizers.Optimizer, count: int) -> Slots:
     """Find the slots of an optimizer built on `count` variables.
 
-    Keras lists a slot kind by kind or variable by variable; which of them is seen by building a twin on two
-    variables of different length.
+    Keras lists a slot kind by kind or variable by variable, moving averages before all others; which of them is seen by
+    building a twin on two variables of different length.
     """
     twin = type(optimizer).from_config(optimizer.get_config())
     twin.build([keras.Variable(np.zeros(length, np.float32)) for length in (2, 3)])
-    shapes = [tuple(v.shape) for v in twin.variables]
-    owners = [{(2,): 0, (3,): 1}.get(shape) for shape in shapes]
-    scalars = tuple(i for i, owner in enumerate(owners) if owner is None)
-    first = owners.index(0) if 0 in owners else len(owners)
-    kinds = owners.count(0)
-    by_kind = first + 1 < len(owners) and owners[first + 1] == 1
-    if not kinds:
-        return Slots(scalars, ())
-    across, along = (count, 1) if by_kind else (1, kinds)
-    # Scalars that stand behind the slots move with the number of variables.
-    moved = tuple(i if i < first else i + (count - 2) * kinds for i in scalars)
-    return Slots(moved, tuple(tuple(first + kind * across + j * along for j in range(count)) for kind in range(kinds)))
+    owners = [{(2,): 0, (3,): 1}.get(tuple(v.shape)) for v in twin.variables]
+    scalars: list[int] = []
+    slots: list[tuple[int, ...]] = []
+    here = place = 0  # in the twin's list, and in the optimizer's
+    while here < len(owners):
+        if owners[here] is None:
+            scalars.append(place)
+            here, place = here + 1, place + 1
+            continue
+        # A block of slots: so many of the first variable's, then as many of the second's.
+        kinds = owners.index(1, here) - here
+        slots += [tuple(place + j * kinds + kind for j in range(count)) for kind in range(kinds)]
+        here, place = here + 2 * kinds, place + count * kinds
+    return Slots(tuple(scalars), tuple(slots))

@@ -10,10 +10,17 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from trainer.workloads.averaged_sgd import AveragedSGD
+
 # Optimizers whose update of an element depends on that element alone.
 ELEMENTWISE = frozenset(
-    getattr(keras.optimizers, name)
-    for name in ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion")
+    [
+        AveragedSGD,
+        *(
+            getattr(keras.optimizers, name)
+            for name in ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion")
+        ),
+    ]
 )
 
 

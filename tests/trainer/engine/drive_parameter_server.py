@@ -30,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "nadam": {"optimizer": "Nadam"},
     "adam-clipnorm": {"arguments": {"clipnorm": 0.01}},
     "adam-global-clipnorm": {"arguments": {"global_clipnorm": 0.01}},
+    "sgd-averages": {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}},
+    "adam-averages": {"arguments": {"use_ema": True, "ema_momentum": 0.9}},
     "lamb": {"optimizer": "Lamb"},
     "batch-normalisation": {"normalised": True},
 }

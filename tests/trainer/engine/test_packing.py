@@ -50,8 +50,9 @@ def test_variables_by_themselves_keep_their_shape_and_order() -> None:
 
 @pytest.mark.parametrize("kind", sorted(ELEMENTWISE, key=str))
 @pytest.mark.parametrize("count", [1, 3])
-def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: int) -> None:
-    optimizer = kind()
+@pytest.mark.parametrize("averaged", [False, True])
+def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: int, averaged: bool) -> None:
+    optimizer = kind(use_ema=averaged)
     optimizer.build(variables(*[(5 + j,) for j in range(count)]))
     found = packing.find_slots(optimizer, count)
     for slot in found.slots:
@@ -66,7 +67,7 @@ def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: in
     [
         keras.optimizers.Adam(clipnorm=1.0),
         keras.optimizers.Adam(gradient_accumulation_steps=2),
-        keras.optimizers.SGD(use_ema=True),
+        keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=10),
         keras.optimizers.Lamb(),
         keras.optimizers.Muon(),
     ],

@@ -1,0 +1,33 @@
+"""Moving averages of variables, which an optimizer with Keras's `use_ema` keeps: what is evaluated in the place of the variables."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+
+
+def kept(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tell whether the optimizer keeps averages, and has taken a step, before which they say nothing."""
+    return bool(optimizer.use_ema) and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
+
+
+def take(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Put the averages in the place of the model's trainable variables; nothing where the optimizer keeps none."""
+    if kept(optimizer):
+        optimizer.finalize_variable_values(model.trainable_variables)
+
+
+@contextmanager
+def shown(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Let the model have the averages inside, and its own values again afterwards."""
+    if not kept(optimizer):
+        yield
+        return
+    own = [tf.identity(variable.value) for variable in model.trainable_variables]
+    take(model, optimizer)
+    try:
+        yield
+    finally:
+        for variable, value in zip(model.trainable_variables, own, strict=True):
+            variable.value.assign(value)
