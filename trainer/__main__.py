@@ -1,6 +1,7 @@
 """The `trainer` command: checks what the task was told, then supervises its training process or a user's program.
 
 trainer [--settings FILE] [--events json|text] [--check] [-- COMMAND ...]
+trainer --health
 """
 
 import argparse
@@ -33,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     own, command = _split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     options = parser.parse_args(own)
+    if options.health:
+        return _health()
     if options.events:
         os.environ["TRAINER_EVENTS"] = options.events
     if not (options.settings or os.environ.get("TRAINER_SETTINGS")) and command is None:
@@ -58,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {int(code):>3}  {meaning}" for code, meaning in MEANING.items())
     parser = argparse.ArgumentParser(
         prog="trainer",
-        usage="trainer [--settings FILE] [--events json|text] [--check] [--version] [-- COMMAND ...]",
+        usage="trainer [--settings FILE] [--events json|text] [--check] [--health] [--version] [-- COMMAND ...]",
         description="Becomes chief, worker, ps or evaluator by TF_CONFIG and trains; started again in place after a failure.",
         epilog=f"exit codes:\n{codes}\n  else a failure; started again, up to max_restarts times",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -67,8 +70,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", metavar="FILE", help="settings as YAML or JSON, - for stdin; default: the variable TRAINER_SETTINGS")
     parser.add_argument("--events", choices=("json", "text"), help="how progress is written; default: text on a terminal, else json")
     parser.add_argument("--check", action="store_true", help="check TF_CONFIG and settings, say what is wrong, start nothing")
+    parser.add_argument("--health", action="store_true", help="ask how the task is that runs here; exit 0 when it is well, else 1")
     parser.add_argument("--version", action="version", version=f"trainer {__version__}")
     return parser
+
+
+def _health() -> int:
+    from trainer.health import examine
+
+    health = examine()
+    print(health.line)
+    return ExitCode.DONE if health.well else ExitCode.FAILURE
 
 
 def _run(options: argparse.Namespace, command: list[str] | None) -> int:

@@ -1,0 +1,92 @@
+"""What `trainer --health` says of real tasks on this machine."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.health import examine
+
+REPOSITORY = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="health is read from /proc, which is Linux's")
+
+
+def alone() -> str:
+    """Return a TF_CONFIG that no other task of this machine has."""
+    return json.dumps({"cluster": {"chief": [f"{uuid.uuid4()}:2222"]}, "task": {"type": "chief", "index": 0}})
+
+
+def health(tf_config: str) -> tuple[int, str]:
+    """Ask as a container's health check does."""
+    asked = subprocess.run(
+        [sys.executable, "-P", "-m", "trainer", "--health"],
+        cwd=REPOSITORY, env={**os.environ, "TF_CONFIG": tf_config}, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert asked.stderr == ""
+    return asked.returncode, asked.stdout
+
+
+def test_a_program_that_runs_is_well_and_names_its_attempt(trainers: Any) -> None:
+    tf_config = alone()
+    run = trainers.trainer("--", "sh", "-c", "sleep 30 & wait", env={"TF_CONFIG": tf_config})
+    pid = run.event("started")["pid"]
+    assert health(tf_config) == (0, f"chief: process {pid}, attempt 1, runs\n")
+
+
+def test_a_stopped_process_is_not_well(trainers: Any) -> None:
+    tf_config = alone()
+    run = trainers.trainer("--", "sleep", "30", env={"TF_CONFIG": tf_config})
+    pid = run.event("started")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    code, line = health(tf_config)
+    assert code == 1
+    assert "stopped by a signal" in line
+
+
+def test_between_two_attempts_it_is_not_well(trainers: Any) -> None:
+    tf_config = alone()
+    run = trainers.trainer("--", "false", env={"TF_CONFIG": tf_config})
+    run.event("restarting", 3)  # four seconds until the next attempt
+    assert health(tf_config) == (1, "chief: no training process; it has ended, or is between two attempts\n")
+
+
+def test_without_any_task_it_is_not_well() -> None:
+    assert health(alone())[0] == 1
+
+
+def test_a_wrong_tf_config_is_named() -> None:
+    code, line = health("{")
+    assert code == 1
+    assert "TF_CONFIG" in line
+
+
+def test_a_server_is_well_once_its_port_answers(trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in the trainer's own place, so that the test says when its port opens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        cluster = {"chief": [f"{uuid.uuid4()}:1"], "ps": [f"127.0.0.1:{port}"], "worker": ["w:1"]}
+        tf_config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
+        settings = json.dumps({"strategy": "parameter_server", "train": {"workload": "mnist"}})
+        run = trainers.supervise("sleep", "30", built_in=False, env={"TF_CONFIG": tf_config, "TRAINER_SETTINGS": settings})
+        run.event("started")
+        monkeypatch.setenv("TF_CONFIG", tf_config)
+        before = examine()
+        assert not before.well
+        assert f"nothing answers on port {port}" in before.line
+        bound.listen(1)
+        after = examine()
+        assert after.well
+        assert after.line.endswith(f"answers on port {port}")
+
+
+def test_where_there_is_no_proc_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", alone())
+    assert "Linux alone" in examine(tmp_path).line
