@@ -15,6 +15,7 @@ from launcher.spec.document import Document, Reader, without
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import Finding, nearest, shown
 from launcher.spec.problems import Path as SpecPath
+from launcher.spec.subject import Subject
 from trainer.settings import Train
 from trainer.workloads import catalog
 
@@ -130,7 +131,7 @@ def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple
             if details["type"] == "missing" and path[-1] in _STAND_INS:
                 _stand_in(value, path)
     if spec is not None:
-        findings += rules.check(rules.Subject(spec, document, frozenset(broken), directory))
+        findings += rules.check(Subject(spec, document, frozenset(broken), directory))
     return spec, findings
 
 

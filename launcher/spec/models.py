@@ -1,34 +1,14 @@
 """The spec as data: one pydantic model a section. JSON Schema and docs/spec.md are made from these."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from launcher.spec import names, quantities
+from launcher.spec import names
+from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
+from launcher.spec.kubernetes import Kubernetes
 from launcher.spec.problems import FieldError, shown
 from trainer.settings import Strategy, Train
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values never change after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def _memory(value: object) -> object:
-    if value is not None:
-        quantities.parse_memory(value)
-    return value
-
-
-def _duration(value: object) -> object:
-    if value is not None:
-        quantities.parse_duration(value)
-    return value
-
-
-def _cpu(value: object) -> object:
-    return None if value is None else quantities.parse_cpu(value)
 
 
 def _version(value: object) -> object:
@@ -36,31 +16,6 @@ def _version(value: object) -> object:
     if type(value) is not int or value != 1:
         raise FieldError(f"{shown(value)} is not a version of the spec format", "1, the only version there is", "write version: 1")
     return value
-
-
-def _pattern(pattern: str, *examples: str) -> dict[str, Any]:
-    """What the JSON Schema says about a field whose validator words its own errors."""
-    return {"pattern": pattern, "examples": list(examples)}
-
-
-_CpuInput = Annotated[float, Field(gt=0, le=1024)] | Annotated[str, Field(pattern=quantities.CPU_PATTERN)]
-Cpu = Annotated[float, Field(le=1024), BeforeValidator(_cpu, json_schema_input_type=_CpuInput)]
-Memory = Annotated[
-    str,
-    BeforeValidator(_memory, json_schema_input_type=str),
-    Field(json_schema_extra=_pattern(quantities.MEMORY_PATTERN, "4Gi", "512Mi")),
-]
-Duration = Annotated[
-    str,
-    BeforeValidator(_duration, json_schema_input_type=str),
-    Field(json_schema_extra=_pattern(quantities.DURATION_PATTERN, "90s", "10m", "1h30m", "24h")),
-]
-Name = Annotated[
-    str,
-    AfterValidator(names.check_name),
-    Field(json_schema_extra={**_pattern(names.LABEL_PATTERN), "maxLength": names.LONGEST_NAME}),
-]
-ObjectName = Annotated[str, AfterValidator(names.check_object_name)]
 
 
 class Role(Section):
@@ -117,32 +72,6 @@ class Limits(Section):
     deadline: Duration | None = Field(None, description="The run fails when it takes longer than this. No limit when left out.")
     orphan_timeout: Duration = Field("10m", description="How long a ps or worker serves while its chief is unreachable.")
     grace_period: Duration = Field("30s", description="How long a task may take to save its checkpoint when asked to stop.")
-
-
-class Toleration(Section):
-    """One taint that the pods tolerate, in Kubernetes' own words."""
-
-    key: str | None = Field(None, description="The taint's key; every taint when left out, with operator Exists.")
-    operator: Literal["Equal", "Exists"] = Field("Equal", description="Whether the taint's value must equal `value`.")
-    value: str | None = Field(None, description="The taint's value, for operator Equal.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="The taint's effect; every one when left out."
-    )
-    tolerationSeconds: Annotated[int, Field(ge=0)] | None = Field(  # noqa: N815 - Kubernetes' own spelling
-        None, description="For effect NoExecute: how long a pod stays."
-    )
-
-
-class Kubernetes(Section):
-    """What only Kubernetes needs to know."""
-
-    namespace: Annotated[str, AfterValidator(names.check_namespace)] | None = Field(
-        None, description="The namespace; the context's own when left out."
-    )
-    queue: ObjectName | None = Field(None, description="The Kueue queue that admits the run.")
-    priority_class: ObjectName | None = Field(None, description="The pods' priority class.")
-    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels a node must have.")
-    tolerations: list[Toleration] = Field(default_factory=list, description="Taints the pods tolerate.")
 
 
 class ClusterSpec(Section):

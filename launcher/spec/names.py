@@ -1,6 +1,7 @@
 """Names as DNS and Kubernetes take them."""
 
 import ipaddress
+import posixpath
 import re
 
 from launcher.spec.problems import FieldError, shown
@@ -29,6 +30,11 @@ _IMAGE = re.compile(
 # What the launcher itself sets for every task.
 _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
 _RESERVED_PREFIX = "TRAINER_"
+# Labels and annotations of the run's own objects begin so.
+_OWN_LABELS = ("app.kubernetes.io/", "tf-launcher/")
+# What every pod has.
+_RESERVED_VOLUMES = frozenset({"run", "tmp", "shm", "code"})
+_RESERVED_PATHS = ("/runs", "/tmp", "/dev", "/proc", "/sys", "/code")  # noqa: S108 - paths of the container
 
 
 def check_name(name: str) -> str:
@@ -77,11 +83,57 @@ def check_label_key(key: str) -> None:
         raise FieldError(f"{shown(key)} cannot be a label's key", "such as `pool` or `example.com/pool`", "write the key of a node's label")
 
 
+def check_own_label_key(key: str) -> None:
+    """Raise FieldError when a user cannot give objects a label or annotation of this key."""
+    check_label_key(key)
+    if key.startswith(_OWN_LABELS):
+        raise FieldError(f"`{key}` is set by the launcher", "another key", "leave it out, or choose another key")
+
+
 def check_label_value(value: str) -> None:
     """Raise FieldError when this cannot be the value of a Kubernetes label."""
     if not _LABEL_VALUE.match(value):
         expected = "at most 63 letters, digits, `-`, `_` and `.`"
         raise FieldError(f"{shown(value)} cannot be a label's value", expected, "write the value of a node's label")
+
+
+def check_topology_key(key: str) -> str:
+    """Return the key of a node's label, or raise FieldError."""
+    check_label_key(key)
+    return key
+
+
+def check_resource(name: str) -> str:
+    """Return the name of what devices a node offers, or raise FieldError: a domain, a slash and a name."""
+    prefix, _, rest = name.partition("/")
+    if not rest or not _SUBDOMAIN.match(prefix) or not _LABEL_VALUE.match(rest):
+        raise FieldError(
+            f"{shown(name)} is not a resource of nodes", "such as `nvidia.com/gpu` or `amd.com/gpu`", "write nvidia.com/gpu, say"
+        )
+    return name
+
+
+def check_volume_name(name: str) -> str:
+    """Return a volume's name, or raise FieldError: a DNS-1123 label that is not the name of one of the run's own."""
+    if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
+        expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
+        raise FieldError(f"{shown(name)} is not the name of a volume", expected, f"write {as_label(name)}")
+    if name in _RESERVED_VOLUMES:
+        raise FieldError(f"{shown(name)} is one of the run's own volumes", "another name", f"write my-{name}, say")
+    return name
+
+
+def check_mount_path(path: str) -> str:
+    """Return where a volume is mounted, or raise FieldError: an absolute path that is not one of the run's own."""
+    plain = posixpath.normpath(path)
+    if not path.startswith("/") or ":" in path or plain.strip("/") == "":
+        meant = plain.strip("/").replace(":", "-")
+        raise FieldError(f"{shown(path)} is not a place for a volume", "an absolute path, such as /data", f"write /{meant or 'data'}")
+    if any(plain == own or plain.startswith(f"{own}/") for own in _RESERVED_PATHS):
+        raise FieldError(
+            f"{shown(path)} is where the run's own volumes are", f"a path outside {', '.join(_RESERVED_PATHS)}", "write /data, say"
+        )
+    return path
 
 
 def check_host(host: str) -> str:

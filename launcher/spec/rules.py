@@ -11,10 +11,10 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
-from launcher.spec import names, quantities, wording
-from launcher.spec.document import Document
+from launcher.spec import kubernetes_rules, names, quantities, wording
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
+from launcher.spec.subject import Subject
 from trainer.settings import Train
 from trainer.workloads import catalog
 
@@ -24,20 +24,6 @@ CLASS_PATTERN = rf"^{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*$"
 _CLASS = re.compile(rf"{CLASS_PATTERN[:-1]}\Z")
 _DOTTED = re.compile(rf"({_WORD}(?:\.{_WORD})*)[.:/]+([A-Z][A-Za-z0-9_]*)\Z")
 DATA_WORDS = ("synthetic", "download")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A spec under examination: its valid part, the document, what is not valid, and the base of relative paths."""
-
-    spec: ClusterSpec
-    document: Document
-    broken: frozenset[Path]
-    directory: Callable[[Path], FilePath]
-
-    def known(self, path: Path) -> bool:
-        """Tell whether nothing is wrong at the path, around it, or directly inside it."""
-        return not any(path[: len(gone)] == gone or gone[:-1] == path for gone in self.broken)
 
 
 def _is_empty(subject: Subject, path: Path) -> bool:
@@ -236,17 +222,6 @@ def env_names(subject: Subject) -> Iterator[Finding]:
             yield Finding(("env", name), wrong.message, wrong.expected, wrong.remedy, on="key")
 
 
-def node_labels(subject: Subject) -> Iterator[Finding]:
-    """The node selector consists of labels."""
-    for key, value in subject.spec.kubernetes.node_selector.items():
-        for check, on in ((names.check_label_key, "key"), (names.check_label_value, "value")):
-            try:
-                check(key if on == "key" else value)
-            except FieldError as wrong:
-                path = ("kubernetes", "node_selector", key)
-                yield Finding(path, wrong.message, wrong.expected, wrong.remedy, on="key" if on == "key" else "value")
-
-
 def code_exists(subject: Subject) -> Iterator[Finding]:
     """The user's code is a directory."""
     if subject.spec.code is not None:
@@ -256,7 +231,7 @@ def code_exists(subject: Subject) -> Iterator[Finding]:
 def data_exists(subject: Subject) -> Iterator[Finding]:
     """The data set is made, downloaded, or in a directory."""
     train = subject.spec.train
-    if train is not None and is_directory_name(train):
+    if train is not None and is_directory_name(train) and not kubernetes_rules.is_mounted(subject.spec.kubernetes, train.data):
         yield from _directory(subject, ("train", "data"), train.data, "synthetic, download, or a directory with the data set", DATA_WORDS)
 
 
@@ -309,7 +284,8 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "workload"), ("train", "evaluate"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
     ((), env_names),
-    ((), node_labels),
+    ((), kubernetes_rules.labels),
+    ((), kubernetes_rules.volumes_apart),
     ((("code",),), code_exists),
     ((("train", "data"),), data_exists),
 )

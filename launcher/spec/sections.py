@@ -49,12 +49,16 @@ def section_at(model: Model, path: Path) -> Model | None:
 
 
 def choices(model: Model, path: Path) -> tuple[str, ...]:
-    """Return the values that a field with a fixed set of them takes, or nothing for another field."""
-    section = section_at(model, path[:-1])
+    """Return the values that a field with a fixed set of them, or an item of it, takes; nothing for another field."""
+    of_item = isinstance(path[-1], int)
+    named = path[:-1] if of_item else path
+    section = section_at(model, named[:-1])
     if section is None:
         return ()
-    field = next((field for name, field in section.model_fields.items() if (field_name(name, field)) == path[-1]), None)
+    field = next((field for name, field in section.model_fields.items() if (field_name(name, field)) == named[-1]), None)
     annotation = _plain(field.annotation) if field else None
+    if of_item and get_origin(annotation) is list:
+        annotation = _plain(get_args(annotation)[0])
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 

@@ -1,7 +1,8 @@
 """What the models know about paths."""
 
 from launcher.spec import sections
-from launcher.spec.models import ClusterSpec, Role, Storage, Toleration
+from launcher.spec.kubernetes import Toleration
+from launcher.spec.models import ClusterSpec, Role, Storage
 from trainer.settings import Checkpoints
 
 

@@ -1,0 +1,54 @@
+"""What the sections of a spec are made of: their base, and the types of values that several of them have."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from launcher.spec import names, quantities
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _memory(value: object) -> object:
+    if value is not None:
+        quantities.parse_memory(value)
+    return value
+
+
+def _duration(value: object) -> object:
+    if value is not None:
+        quantities.parse_duration(value)
+    return value
+
+
+def _cpu(value: object) -> object:
+    return None if value is None else quantities.parse_cpu(value)
+
+
+def _pattern(pattern: str, *examples: str) -> dict[str, Any]:
+    """What the JSON Schema says about a field whose validator words its own errors."""
+    return {"pattern": pattern, "examples": list(examples)}
+
+
+_CpuInput = Annotated[float, Field(gt=0, le=1024)] | Annotated[str, Field(pattern=quantities.CPU_PATTERN)]
+Cpu = Annotated[float, Field(le=1024), BeforeValidator(_cpu, json_schema_input_type=_CpuInput)]
+Memory = Annotated[
+    str,
+    BeforeValidator(_memory, json_schema_input_type=str),
+    Field(json_schema_extra=_pattern(quantities.MEMORY_PATTERN, "4Gi", "512Mi")),
+]
+Duration = Annotated[
+    str,
+    BeforeValidator(_duration, json_schema_input_type=str),
+    Field(json_schema_extra=_pattern(quantities.DURATION_PATTERN, "90s", "10m", "1h30m", "24h")),
+]
+Name = Annotated[
+    str,
+    AfterValidator(names.check_name),
+    Field(json_schema_extra={**_pattern(names.LABEL_PATTERN), "maxLength": names.LONGEST_NAME}),
+]
+ObjectName = Annotated[str, AfterValidator(names.check_object_name)]

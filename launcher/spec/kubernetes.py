@@ -1,0 +1,162 @@
+"""The `kubernetes` section of a spec: what only Kubernetes needs to know."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from launcher.spec import names
+from launcher.spec.fields import Duration, Memory, ObjectName, Section
+from launcher.spec.problems import FieldError, shown
+
+VERSION_PATTERN = r"^1\.[0-9]{1,3}$"
+# podFailurePolicy, without which exit code 2 would be tried again, is on by default since then.
+OLDEST_VERSION = (1, 26)
+# The oldest that has what a run uses when the spec does not say otherwise; every release that still gets fixes is newer.
+DEFAULT_VERSION = "1.29"
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Return the major and minor number of `1.29`. Raises ValueError for anything else."""
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
+def _version(value: object) -> object:
+    expected = f'the cluster\'s version in quotes, from "{OLDEST_VERSION[0]}.{OLDEST_VERSION[1]}" on'
+    if isinstance(value, bool | int | float):  # 1.30 is 1.3 to YAML
+        raise FieldError(
+            f"{shown(value)} is a number, which loses the zero of 1.30", expected, f'write "{DEFAULT_VERSION}", say, in quotes'
+        )
+    if value is None or not isinstance(value, str):
+        return value
+    digits = value.removeprefix("v").split(".")
+    if len(digits) < 2 or not all(part.isascii() and part.isdigit() for part in digits[:2]):
+        raise FieldError(f"{shown(value)} is not a version of Kubernetes", expected, f'write "{DEFAULT_VERSION}", say')
+    short = f"{int(digits[0])}.{int(digits[1])}"
+    if short != value:
+        raise FieldError(f"{shown(value)} is more than major and minor version", expected, f'write "{short}"')
+    if parse_version(short) < OLDEST_VERSION:
+        raise FieldError(
+            f"Kubernetes {short} is too old", expected, "use a newer cluster; what a failed pod means is not told to an older one"
+        )
+    return short
+
+
+class Toleration(Section):
+    """One taint that the pods tolerate, in Kubernetes' own words."""
+
+    key: str | None = Field(None, description="The taint's key; every taint when left out, with operator Exists.")
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="Whether the taint's value must equal `value`.")
+    value: str | None = Field(None, description="The taint's value, for operator Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="The taint's effect; every one when left out."
+    )
+    tolerationSeconds: Annotated[int, Field(ge=0)] | None = Field(  # noqa: N815 - Kubernetes' own spelling
+        None, description="For effect NoExecute: how long a pod stays."
+    )
+
+
+class EnvSource(Section):
+    """Environment variables from a Secret or a ConfigMap of the cluster: all of it, or with `name` and `key` one value."""
+
+    secret: ObjectName | None = Field(None, description="The Secret; excludes `config_map`.")
+    config_map: ObjectName | None = Field(None, description="The ConfigMap; excludes `secret`.")
+    name: str | None = Field(None, description="The variable that gets one value; with `key`.")
+    key: str | None = Field(None, description="Which value of the Secret or ConfigMap; with `name`.")
+    prefix: str | None = Field(None, description="What stands before the names of all variables; without `name`.")
+    optional: bool = Field(False, description="Whether tasks start without it.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "EnvSource":
+        if (self.secret is None) == (self.config_map is None):
+            expected = "`secret` or `config_map`, one of the two"
+            raise FieldError("both or none of `secret` and `config_map` are given", expected, "write {secret: my-secret}, say")
+        if (self.name is None) != (self.key is None):
+            raise FieldError("`name` and `key` go together", "both for one value, none for all", "write both, or none")
+        if self.name is not None and self.prefix is not None:
+            raise FieldError("`prefix` is for all variables of a Secret", "no `prefix` beside `name`", "put it in `name`")
+        if self.name is not None:
+            names.check_env_name(self.name)
+        return self
+
+
+class Volume(Section):
+    """One more volume of the tasks. The source is in Kubernetes' own words, such as `persistentVolumeClaim: {claimName: data}`."""
+
+    name: Annotated[str, AfterValidator(names.check_volume_name)] = Field(description="The volume's name.")
+    mount_path: Annotated[str, AfterValidator(names.check_mount_path)] = Field(description="Where the tasks find it.")
+    source: dict[str, Any] = Field(description="What it is, in Kubernetes' own words: one key, such as `secret`, `nfs` or `csi`.")
+    sub_path: str | None = Field(None, description="A directory of the volume, instead of all of it.")
+    read_only: bool = Field(True, description="Whether the tasks can only read it.")
+    roles: list[Literal["chief", "worker", "ps", "evaluator"]] = Field(
+        default_factory=list, description="The roles that mount it; every one when left out."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Volume":
+        if len(self.source) != 1:
+            expected = "one key with its settings, such as `persistentVolumeClaim: {claimName: data}`"
+            raise FieldError(f"`source` has {len(self.source)} keys", expected, "give one volume for each")
+        return self
+
+
+class Overrides(Section):
+    """Parts of pod templates (`metadata`, `spec`), merged as `kubectl patch` does. Containers: `trainer`, `tensorboard`."""
+
+    all: dict[str, Any] = Field(default_factory=dict, description="For the pods of every task.")
+    chief: dict[str, Any] = Field(default_factory=dict, description="For the chief's pod.")
+    worker: dict[str, Any] = Field(default_factory=dict, description="For the workers' pods.")
+    ps: dict[str, Any] = Field(default_factory=dict, description="For the pods of parameter servers.")
+    evaluator: dict[str, Any] = Field(default_factory=dict, description="For the evaluator's pod.")
+    tensorboard: dict[str, Any] = Field(default_factory=dict, description="For TensorBoard's pod.")
+
+
+class Kubernetes(Section):
+    """What only Kubernetes needs to know."""
+
+    version: (
+        Annotated[str, BeforeValidator(_version, json_schema_input_type=str), Field(json_schema_extra={"pattern": VERSION_PATTERN})] | None
+    ) = Field(None, description=f'The oldest Kubernetes the run has to work on, in quotes; "{DEFAULT_VERSION}" when left out.')
+    namespace: Annotated[str, AfterValidator(names.check_namespace)] | None = Field(
+        None, description="The namespace; the context's own when left out."
+    )
+    queue: ObjectName | None = Field(None, description="The Kueue queue that admits the run.")
+    exclusive_topology: Annotated[str, AfterValidator(names.check_topology_key)] | None = Field(
+        None, description="For `--to jobset`: the node label of a part of the cluster, such as a rack, that each role has for itself."
+    )
+    priority_class: ObjectName | None = Field(None, description="The pods' priority class.")
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels a node must have.")
+    tolerations: list[Toleration] = Field(default_factory=list, description="Taints the pods tolerate.")
+    placement: Literal["spread", "pack"] | None = Field(
+        None, description="Whether the tasks of a role go to different nodes where they can, or all tasks close together."
+    )
+    placement_key: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
+        "kubernetes.io/hostname", description="The node label that says what `placement` means by near, such as a zone or a rack."
+    )
+    one_node: bool = Field(
+        False, description="Put every task that mounts the run's volume on one node, for a volume that one node can mount."
+    )
+    gpu_resource: Annotated[str, AfterValidator(names.check_resource)] = Field(
+        "nvidia.com/gpu", description="What nodes call their GPUs; their taint of that name is tolerated."
+    )
+    gpu_type_label: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
+        "nvidia.com/gpu.product", description="The node label that `gpu_type` is compared with."
+    )
+    runtime_class: ObjectName | None = Field(None, description="The pods' runtime class, such as `nvidia`.")
+    shm_size: Memory = Field("1Gi", description="The most that /dev/shm may hold, in the task's own memory.")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="When nodes pull the image; Kubernetes decides by the tag when left out."
+    )
+    image_pull_secrets: list[ObjectName] = Field(default_factory=list, description="Secrets with the registry's credentials.")
+    env_from: list[EnvSource] = Field(default_factory=list, description="Environment variables from Secrets and ConfigMaps.")
+    volumes: list[Volume] = Field(default_factory=list, description="More volumes, such as one with data.")
+    claim: ObjectName | None = Field(
+        None, description="A PersistentVolumeClaim that is there, to be used instead of one of the run's own; runs are directories in it."
+    )
+    user: int = Field(1000, ge=1, le=2**31 - 1, description="The user and group id of every process, and the group of the volume's files.")
+    ttl: Duration | None = Field(None, description="When finished Jobs are deleted, their logs with them; never when left out.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels of every object and pod.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations of every object and pod.")
+    overrides: Overrides = Field(
+        default_factory=Overrides, description="The last resort: parts of pod templates, merged as `kubectl patch` does."
+    )
