@@ -92,6 +92,8 @@ def render(event: Event) -> str:
             parts.append(_numbers(event["metrics"]))
         if event.get("examples_per_second") is not None:
             parts.append(f"{event['examples_per_second']:,.0f} examples/s")
+        if event.get("seconds_per_step") is not None:
+            parts.append(f"{event['seconds_per_step']:.3g} s/step")
         return "  ".join(parts)
     if kind == "waiting":
         missing = ", ".join(f"{m['task']} ({m['address']}: {m['reason']})" for m in event["missing"])

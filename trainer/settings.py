@@ -66,6 +66,9 @@ class Train(Settings):
     steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="Steps run by one call into TensorFlow; chosen by measurement when left out."
     )
+    report_every_steps: Steps | None = Field(
+        None, description="Report progress each time this many steps are done; about twice a second when left out."
+    )
     checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="When to save and how many checkpoints to keep.")
     evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
     summaries: Summaries = Field(default_factory=Summaries, description="What to write for TensorBoard and how often.")

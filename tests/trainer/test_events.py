@@ -29,7 +29,7 @@ def test_an_event_is_read_back_as_it_was_written(monkeypatch: pytest.MonkeyPatch
 
 
 def test_people_read_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reported(monkeypatch, "text", "progress", **PROGRESS) == "step 5/10  loss 0.25  accuracy 0.5  1,234 examples/s\n"
+    assert reported(monkeypatch, "text", "progress", **PROGRESS) == "step 5/10  loss 0.25  accuracy 0.5  1,234 examples/s  0.1 s/step\n"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -38,7 +38,7 @@ def test_what_is_not_a_finite_number_is_null_and_still_json(monkeypatch: pytest.
     event = json.loads(line, parse_constant=pytest.fail)
     assert event["loss"] is None
     assert event["metrics"] == {"accuracy": None}
-    assert events.render(event) == "step 5/10  accuracy not finite  1,234 examples/s"
+    assert events.render(event) == "step 5/10  accuracy not finite  1,234 examples/s  0.1 s/step"
 
 
 @pytest.mark.parametrize("line", ["", "hello", '{"event":', '{"event":"unknown"}', '{"event":3}', "[1]"])

@@ -19,8 +19,10 @@ class Built:
     optimizer: keras.optimizers.Optimizer
 
 
-def build(workload: Workload, seed: int) -> Built:
+def build(workload: Workload, seed: int, examples_per_step: int = 0) -> Built:
     """Make the model and the optimizer with start weights from `seed`.
+
+    `examples_per_step`, of all replicas together, is told to workloads whose optimizer asks for it; see `Scheduling`.
 
     Raises:
         WorkloadError: the model has no weights to train.
@@ -30,7 +32,8 @@ def build(workload: Workload, seed: int) -> Built:
     if not model.built or not model.trainable_variables:
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)
-    optimizer = workload.optimizer()
+    scheduled = getattr(workload, "optimizer_for", None)
+    optimizer = scheduled(examples_per_step) if scheduled and examples_per_step else workload.optimizer()
     optimizer.build(model.trainable_variables)
     return Built(model, optimizer)
 

@@ -24,6 +24,7 @@ class Job:
     batch_size: int
     seed: int
     steps_per_execution: int | None  # None: chosen by measurement
+    report_every: int  # 0: by the clock
     checkpoint: Checkpoints
     evaluate_every: int
     evaluation_batch_size: int
@@ -57,6 +58,7 @@ def job(settings: TrainerSettings) -> Job:
         batch_size=train.batch_size,
         seed=train.seed,
         steps_per_execution=train.steps_per_execution,
+        report_every=train.report_every_steps or 0,
         checkpoint=train.checkpoint,
         # An evaluator follows the checkpoints; the chief then evaluates at the end alone.
         evaluate_every=0 if settings.has_evaluator else train.evaluate.every_steps or 0,

@@ -25,7 +25,7 @@ class LocalSession:
     def __init__(self, workload: Workload, job: Job, ring: Ring) -> None:
         self._workload, self._ring = workload, ring
         self._batch_size, self._seed = job.batch_size, job.seed
-        built = compute.build(workload, job.seed)
+        built = compute.build(workload, job.seed, job.batch_size * ring.size)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self.is_chief = ring.index == 0

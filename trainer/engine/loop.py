@@ -16,7 +16,7 @@ from trainer.engine.session import Progress, Session
 from trainer.events import Reporter
 from trainer.workloads.protocol import Workload
 
-_REPORT_EVERY = 0.5  # seconds between progress events
+_REPORT_EVERY = 0.5  # seconds between progress events, where the settings name no steps
 _RECORD_EVERY = 10.0  # seconds after which run.json says anew that the run is alive
 
 
@@ -38,7 +38,7 @@ def run(session: Session, workload: Workload, job: Job, report: Reporter, stoppe
     """
     chief = _Chief(session, workload, job, report) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
-    every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every)
+    every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
     wanted = proposal = job.steps_per_execution or 1
     profile_due = _Due(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
@@ -98,7 +98,9 @@ class _Chief:
         self._save_due = _Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = _Due(job.evaluate_every)
         self._summaries_due = _Due(job.summaries_every)
-        self._reported = self._recorded = 0.0
+        self._report_due = _Due(job.report_every, None if job.report_every else _REPORT_EVERY)
+        self._recorded = 0.0
+        self._told = False
         self._examples = self._steps_since = 0
         self._since = time.monotonic()
         self._saved_step: int | None = None
@@ -112,7 +114,7 @@ class _Chief:
         if restored:
             self._report("restored", step=restored.step, path=restored.path)
             self._saved_step = step
-        for due in (self._save_due, self._evaluate_due, self._summaries_due):
+        for due in (self._save_due, self._evaluate_due, self._summaries_due, self._report_due):
             due.start(step)
         self._keep("running", step)
         self._since = time.monotonic()
@@ -127,7 +129,7 @@ class _Chief:
         last = step >= self._job.steps
         self._examples += progress.examples
         self._steps_since += progress.steps
-        if last or progress.stop or time.monotonic() - self._reported >= _REPORT_EVERY:
+        if self._report_due(step) or last or progress.stop or not self._told:
             self._tell(progress)
         pulled = False
         if self._summaries_due(step):
@@ -160,8 +162,8 @@ class _Chief:
         return Outcome(step, finished, self._metrics)
 
     def _tell(self, progress: Progress) -> None:
-        self._reported = time.monotonic()
-        seconds = self._reported - self._since
+        now = time.monotonic()
+        seconds = now - self._since
         self._report(
             "progress",
             step=progress.step,
@@ -172,8 +174,8 @@ class _Chief:
             seconds_per_step=seconds / max(1, self._steps_since),
         )
         self._examples = self._steps_since = 0
-        self._since = self._reported
-        if self._reported - self._recorded >= _RECORD_EVERY:
+        self._since, self._told = now, True
+        if now - self._recorded >= _RECORD_EVERY:
             self._keep("running", progress.step)
         for worker in progress.workers:
             self._report(

@@ -33,7 +33,7 @@ class MirroredSession:
         hub = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
         self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=hub)
         with self._strategy.scope():
-            built = compute.build(workload, job.seed)
+            built = compute.build(workload, job.seed, job.batch_size * self.replicas)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self._metrics = compute.metric_names(workload, self.model)

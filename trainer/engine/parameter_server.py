@@ -95,7 +95,7 @@ class ParameterServerSession:
         self._coordinator, self._workers = connection.coordinator, connection.workers
         try:
             with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-                built = compute.build(workload, job.seed)
+                built = compute.build(workload, job.seed, job.batch_size * (job.train.sync.replicas_to_aggregate if job.train.sync else 1))
                 self._metrics = compute.metric_names(workload, built.model)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer

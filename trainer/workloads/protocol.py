@@ -55,6 +55,13 @@ class Workload(Protocol):
         """Return the held-out set once, in (inputs, targets) batches; the last may be smaller."""
 
 
+class Scheduling(Protocol):
+    """What a workload adds whose learning rate follows epochs: how many steps make one depends on batch and replicas."""
+
+    def optimizer_for(self, examples_per_step: int) -> "keras.optimizers.Optimizer":
+        """Return what `optimizer` returns, for steps of so many examples; called in its place."""
+
+
 class Summarizing(Protocol):
     """What a workload adds to be seen in TensorBoard beyond loss, metrics and speed."""
 

@@ -25,6 +25,21 @@ def test_start_weights_follow_the_seed() -> None:
     assert not np.array_equal(first, other)
 
 
+class Scheduled(Small):
+    """Has a learning rate that follows epochs."""
+
+    def optimizer_for(self, examples_per_step: int) -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 400 // examples_per_step, 0.5, staircase=True))
+
+
+def test_an_optimizer_is_told_how_many_examples_a_step_takes_where_it_asks() -> None:
+    assert type(compute.build(Scheduled({}), 0).optimizer) is keras.optimizers.Adam
+    optimizer = compute.build(Scheduled({}), 0, examples_per_step=100).optimizer
+    for step, rate in ((0, 0.1), (3, 0.1), (4, 0.05), (8, 0.025)):
+        optimizer.iterations.assign(step)
+        assert float(optimizer.learning_rate) == pytest.approx(rate)
+
+
 class Unbuilt(Small):
     """Forgets to say what goes in."""
 

@@ -87,6 +87,15 @@ def test_checkpoints_and_evaluations_come_when_they_are_due(tmp_path: Path) -> N
     assert list(tmp_path.glob("logs/eval/events*"))
 
 
+def test_progress_is_told_each_time_so_many_steps_are_done(tmp_path: Path) -> None:
+    _, _, output = train(tmp_path, 45, report_every_steps=10)
+    told = output.events("progress")
+    assert [event["step"] for event in told if event["step"] > 1] == [10, 20, 30, 40, 45]
+    for event in told:
+        assert event["loss"] > 0
+        assert event["seconds_per_step"] * event["examples_per_second"] == pytest.approx(16)
+
+
 def test_the_model_learns(tmp_path: Path) -> None:
     _, outcome, output = train(tmp_path, 150, params={})
     assert outcome.metrics["accuracy"] > 0.95
