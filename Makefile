@@ -58,8 +58,9 @@ lock: env ## write the locks in requirements/ anew from pyproject.toml
 	$(COMPILE) --extra trainer --group dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --group bench pyproject.toml -o requirements/bench.txt
 
-golden: env ## write the generated files anew: the JSON Schema, docs/spec.md
+golden: env ## write the generated files anew: the JSON Schema, docs/spec.md, the examples in compose/
 	$(BIN)/python -m launcher.spec.schema --write
+	$(BIN)/python -m launcher.render.golden --write
 
 bench: env $(BENCH_VENV)/.made ## measure speed and time to the first step against other ways to do the same
 	$(BIN)/python -m benchmarks.run $(BENCH)

@@ -14,14 +14,11 @@ from launcher.plan.addresses import addresses as addresses_on
 from launcher.plan.addresses import check_size, cluster
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Target, Task
+from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.quantities import parse_duration, parse_memory
-from trainer.settings import TrainerSettings
+from trainer.settings import Train, TrainerSettings
 from trainer.workloads.catalog import with_defaults
-
-# Where containers keep what is the machine's own, and where they find the user's code.
-CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is an emptyDir of the pod's own
-CONTAINER_CODE = "/code"
 
 # Threads between operations of a task that trains, at the least: the trainer's own loop is fastest with one a core, but on
 # parameter servers a data pipeline and the loop that reads it wait for each other for ever with fewer than four.
@@ -69,11 +66,13 @@ def plan(
     notices: tuple[str, ...] = ()
     extra: dict[str, dict[str, str]] = {}
     command = common.container_command()
+    least = LEAST_INTER_OP_THREADS[spec.strategy] if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
     if target == "local":
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
-        least = LEAST_INTER_OP_THREADS[spec.strategy] if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
         extra, notices = _local_environments(members, machine, least)
         command = common.local_command(machine)
+    else:
+        extra = {member.name: _container_environment(member.resources.cpu, least) for member in members}
     leads = rules.leader(names)
     limits = spec.limits
     tasks = tuple(
@@ -133,8 +132,12 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         max_restarts=limits.max_restarts,
         start_timeout=parse_duration(limits.start_timeout),
         orphan_timeout=parse_duration(limits.orphan_timeout),
-        train=with_defaults(spec.train) if spec.train else None,
+        train=_train(spec.train, target) if spec.train else None,
     )
+
+
+def _train(train: Train, target: Target) -> Train:
+    return with_defaults(train.model_copy(update={"data": data_dir(target, train.data)}))
 
 
 @dataclass(frozen=True)
@@ -196,17 +199,29 @@ def _joined(parts: list[str | None]) -> str:
     return os.pathsep.join(dict.fromkeys(directories))
 
 
+def _container_environment(cpu: float | None, least: int) -> dict[str, str]:
+    """Return what a container needs told: its output at once, and its share of cores, as TensorFlow counts the machine's."""
+    environment = {"PYTHONUNBUFFERED": "1"}
+    if cpu is None:
+        return environment
+    count = max(1, round(cpu))
+    return environment | _threads(count, least)
+
+
+def _threads(count: int, least: int) -> dict[str, str]:
+    return {
+        "TF_NUM_INTRAOP_THREADS": str(count),
+        "TF_NUM_INTEROP_THREADS": str(max(least, count)),
+        "OMP_NUM_THREADS": str(count),
+    }
+
+
 def _local_environments(members: list[_Member], machine: Machine, least: int) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and what a person should know about it."""
     counts = shares.threads({member.name: member.resources.cpu for member in members}, machine.cores)
     gpus = shares.gpus({member.name: member.resources for member in members}, machine.gpus)
     environments = {
-        member.name: {
-            "TF_NUM_INTRAOP_THREADS": str(counts[member.name]),
-            "TF_NUM_INTEROP_THREADS": str(max(least, counts[member.name])),
-            "OMP_NUM_THREADS": str(counts[member.name]),
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name]),
-        }
+        member.name: _threads(counts[member.name], least) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
         for member in members
     }
     if not gpus.short:

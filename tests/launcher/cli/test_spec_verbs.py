@@ -1,4 +1,4 @@
-"""The verbs that run nothing: init, validate, plan and schema."""
+"""The verbs that run nothing: init, validate, plan, render and schema."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from launcher.cli.main import run
 from launcher.cli.runs import command
-from tests.launcher.cli.conftest import Spec
+from tests.launcher.cli.conftest import Cli, Spec
 from trainer.settings import Strategy
 from trainer.workloads.catalog import CATALOG
 
@@ -136,3 +136,19 @@ def test_plan_shows_every_task(here: Path, capsys: pytest.CaptureFixture[str]) -
 def test_schema_is_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema"]) == 0
     assert "strategy" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_render_prints_the_file_or_writes_it(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    printed = cli("render", "try.yaml", "--to", "compose", "--set", "train.steps=7")
+    assert printed.returncode == 0, printed.stderr
+    assert '"steps":7' in printed.stdout
+    assert cli("render", "try.yaml", "--to", "compose", "--set", "train.steps=7", "-o", "compose.yaml").stdout == ""
+    assert (tmp_path / "compose.yaml").read_text() == printed.stdout
+
+
+def test_render_to_what_there_is_not_says_what_there_is(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    refused = cli("render", "try.yaml", "--to", "swarm")
+    assert refused.returncode == 2
+    assert "compose" in refused.stderr

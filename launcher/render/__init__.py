@@ -1,0 +1,1 @@
+"""A plan becomes documents that other programs run: a Compose file, Kubernetes manifests. Pure."""

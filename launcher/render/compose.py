@@ -1,0 +1,299 @@
+"""A plan becomes a Compose file: one service a task, and TensorBoard beside them. Pure.
+
+https://docs.docker.com/reference/compose-file/ has the format. docs/docker.md says what the file promises.
+"""
+
+import ipaddress
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.images import HEALTH_COMMAND, USER, image_for
+from launcher.plan.addresses import tf_config_text
+from launcher.plan.models import Plan, Task
+from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
+from launcher.render import labels
+from launcher.render.targets import Source
+from launcher.render.yaml_text import MERGE, spaced, text
+from launcher.spec.models import ClusterSpec
+from launcher.spec.rules import is_directory_name
+
+TENSORBOARD = "tensorboard"
+TENSORBOARD_PORT = 6006  # inside its container; outside it is the spec's
+VOLUME = "run"  # as Compose calls it: the volume is <project>_run
+PREPARE = "prepare-volume"
+
+# How often the engine starts a container again. It cannot tell exit codes apart, and what can be mended by trying again the
+# trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
+ENGINE_RESTARTS = 3
+
+# Every task is asked to stop at once, and servers stay until a chief that saves is gone, and a while to leave after that.
+_SERVERS_LEAVE = 10.0
+_MEBI, _GIBI = 1024**2, 1024**3
+
+_TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{TENSORBOARD_PORT}/', timeout=5)"
+
+
+def render(source: Source) -> str:
+    """Return the Compose file of a plan for docker. Raises UsageError for what a Compose file cannot say."""
+    document, anchors = compose(source)
+    return _header(source) + spaced(text(document, anchors), "services", "networks", "volumes")
+
+
+def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the Compose file as plain mappings, and those that the services share by the names of their anchors."""
+    spec, plan = source.spec, source.plan
+    common = labels.of_run(plan)
+    environment = _shared_environment(plan)
+    base = _hardened(spec)
+    task = {MERGE: base, **_of_tasks(spec, plan)}
+    anchors = {"labels": common, "environment": environment, "container": base, "task": task}
+    devices = _devices(plan)
+    services: dict[str, Any] = {PREPARE: _prepare(base, common)} if spec.image else {}
+    for member in plan.tasks:
+        services[member.name] = {
+            MERGE: task,
+            "hostname": member.name,
+            "labels": {MERGE: common, **labels.of_task(plan, member)},
+            "stop_grace_period": _seconds(_grace(plan, member)),
+            "environment": {MERGE: environment, **_own_environment(member, environment)},
+            **_limits(member, devices.get(member.name)),
+            **_storage(spec, member, source.directory),
+        }
+    services[TENSORBOARD] = _tensorboard(spec, plan, base, common)
+    document = {
+        "name": plan.name,
+        "x-labels": common,
+        "x-environment": environment,
+        "x-container": base,
+        "x-task": task,
+        "services": services,
+        "networks": _networks(spec, common),
+        "volumes": {VOLUME: {"labels": common}},
+    }
+    return document, anchors
+
+
+def _header(source: Source) -> str:
+    plan = source.plan
+    board = source.spec.tensorboard
+    image = image_for(source.spec)
+    lines = [
+        f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
+        f"It needs the image {image}, and an engine with Compose 2.20 or newer.",
+        "  docker compose -f FILE up        trains; every task ends by itself, TensorBoard goes on serving",
+        f"                                   on http://{_host(board.host)}:{board.port}",
+        "  docker compose -f FILE down      removes the containers; up goes on from the last checkpoint",
+        "  docker compose -f FILE down -v   removes checkpoints and logs too",
+        *(f"Note: {note}." for note in _notes(source.spec, plan)),
+    ]
+    return "".join(f"# {line}\n" for line in lines) + "\n"
+
+
+def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
+    notes = []
+    if plan.deadline is not None:
+        notes.append("limits.deadline is kept by `launcher up --on docker`; Compose knows no deadline")
+    if types := sorted({task.resources.gpu_type for task in plan.tasks if task.resources.gpu_type}):
+        notes.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
+    if "storage" in spec.model_fields_set:
+        notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
+    return notes
+
+
+# What every container has
+
+
+def _hardened(spec: ClusterSpec) -> dict[str, Any]:
+    return {
+        "image": image_for(spec),
+        "user": f"{USER}:{USER}",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "init": True,
+        "tmpfs": ["/tmp:mode=1777"],  # noqa: S108 - the container's own
+        "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}},
+    }
+
+
+def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
+    # Another image need not have the trainer: then the engine is the only one to start a program again.
+    own = spec.command is not None and spec.image is not None
+    times = plan.tasks[0].restart.max_restarts
+    restarts = times if own else min(ENGINE_RESTARTS, times)
+    networks = ["cluster", *(["egress"] if _downloads(spec) else [])]
+    shared: dict[str, Any] = {
+        "entrypoint": [],
+        "command": [_escaped(word) for word in plan.tasks[0].command],
+        "working_dir": plan.tasks[0].cwd or "/tmp",  # noqa: S108
+        "restart": f"on-failure:{restarts}" if restarts else "no",
+        "shm_size": "1gb",
+        "networks": networks,
+    }
+    if not own:
+        shared["healthcheck"] = {
+            "test": ["CMD", *HEALTH_COMMAND],
+            "interval": "30s",
+            "timeout": "10s",
+            "retries": 3,
+            "start_period": _seconds(plan.start_timeout),
+        }
+    return shared
+
+
+def _grace(plan: Plan, task: Task) -> float:
+    serves = plan.strategy == "parameter_server" and task.role in {"ps", "worker"}
+    return plan.grace_period + (_SERVERS_LEAVE if serves else 0)
+
+
+def _shared_environment(plan: Plan) -> dict[str, str]:
+    """Return the variables that are the same for every task."""
+    first, *others = (task.env for task in plan.tasks)
+    shared = {name: _escaped(value) for name, value in first.items() if all(other.get(name) == value for other in others)}
+    # `TRAINER_EVENTS=text docker compose up` writes progress for people.
+    return {"HOME": "/tmp", "TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared  # noqa: S108
+
+
+def _own_environment(task: Task, shared: dict[str, str]) -> dict[str, str]:
+    own = {name: _escaped(value) for name, value in task.env.items() if name not in shared}
+    return own | {"TF_CONFIG": _escaped(tf_config_text(task.tf_config))}
+
+
+def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
+    size = task.resources
+    limits: dict[str, Any] = {}
+    if size.cpu is not None:
+        limits["cpus"] = size.cpu
+    if size.memory is not None:
+        limits |= {"mem_limit": _size(size.memory), "memswap_limit": _size(size.memory)}
+    if devices:
+        limits["deploy"] = {"resources": {"reservations": {"devices": [devices]}}}
+    return limits
+
+
+def _storage(spec: ClusterSpec, task: Task, directory: Path) -> dict[str, Any]:
+    volumes: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
+    if task.mounts_run_dir:
+        volumes.append({"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS})
+        if spec.image:
+            found["depends_on"] = {PREPARE: {"condition": "service_completed_successfully"}}
+    if spec.code is not None:
+        volumes.append(_bind(spec.code, CONTAINER_CODE, directory))
+    if spec.train is not None and is_directory_name(spec.train):
+        volumes.append(_bind(spec.train.data, CONTAINER_DATA, directory))
+    return found | ({"volumes": volumes} if volumes else {})
+
+
+def _bind(path: str, target: str, directory: Path) -> dict[str, Any]:
+    relative = os.path.relpath(path, directory)
+    source = relative if relative.startswith("..") else f"./{relative}"
+    return {"type": "bind", "source": _escaped(source), "target": target, "read_only": True, "bind": {"create_host_path": False}}
+
+
+def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the GPUs of each task that asks for some.
+
+    By count where one task does; by the host's own numbers where several do, as the engine gives every `count` the first ones.
+    """
+    asking = [task for task in plan.tasks if task.resources.gpus]
+    device = {"driver": "nvidia", "capabilities": ["gpu"]}
+    if len(asking) == 1:
+        return {asking[0].name: {**device, "count": asking[0].resources.gpus}}
+    devices = {}
+    first = 0
+    for task in asking:
+        after = first + task.resources.gpus
+        devices[task.name] = {**device, "device_ids": [str(number) for number in range(first, after)]}
+        first = after
+    return devices
+
+
+# What is beside the tasks
+
+
+def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
+    board = spec.tensorboard
+    logs = f"{plan.run_dir}/logs"
+    return {
+        MERGE: base,
+        "hostname": TENSORBOARD,
+        "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
+        "entrypoint": [],
+        "command": ["python", "-m", "tensorboard.main", "--logdir", logs, "--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)],  # noqa: S104
+        "environment": {"HOME": "/tmp"},  # noqa: S108
+        "depends_on": {plan.decisive[0]: {"condition": "service_started"}},
+        "restart": "unless-stopped",
+        "healthcheck": {
+            "test": ["CMD", "python", "-c", _TENSORBOARD_HEALTH],
+            "interval": "30s",
+            "timeout": "10s",
+            "retries": 3,
+            "start_period": "60s",
+        },
+        "networks": [TENSORBOARD],
+        "ports": [{"host_ip": _host(board.host), "published": str(board.port), "target": TENSORBOARD_PORT, "protocol": "tcp"}],
+        "volumes": [{"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
+    }
+
+
+def _prepare(base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
+    """Return the service that gives a new volume to the user that tasks run as: only our own image does that by itself."""
+    return {
+        MERGE: base,
+        "labels": {MERGE: common, labels.SERVICE: PREPARE},
+        "user": "0:0",
+        "cap_add": ["CHOWN"],
+        "entrypoint": [],
+        "command": ["chown", f"{USER}:{USER}", CONTAINER_RUNS],
+        "network_mode": "none",
+        "volumes": [{"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS}],
+    }
+
+
+def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
+    networks: dict[str, Any] = {
+        # TensorFlow runs what anybody sends to its port: nobody but the run's own tasks reaches it.
+        "cluster": {"internal": True, "labels": common},
+        TENSORBOARD: {"labels": common},
+    }
+    if _downloads(spec):
+        networks["egress"] = {"labels": common}
+    return networks
+
+
+def _downloads(spec: ClusterSpec) -> bool:
+    return spec.train is not None and spec.train.data == "download"
+
+
+# How Compose writes values
+
+
+def _escaped(value: str) -> str:
+    return value.replace("$", "$$")
+
+
+def _size(size: int) -> str:
+    for unit, letter in ((_GIBI, "g"), (_MEBI, "m"), (1024, "k")):
+        if size % unit == 0:
+            return f"{size // unit}{letter}"
+    return f"{size}b"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{math.ceil(seconds)}s"
+
+
+def _host(host: str) -> str:
+    if host == "localhost":
+        return "127.0.0.1"
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise UsageError(
+            f"tensorboard.host is {host!r}; a port is published on an IP address", "write the address, 127.0.0.1 or 0.0.0.0 say"
+        ) from None
+    return host

@@ -1,0 +1,40 @@
+"""The examples rendered, as they are committed; `python -m launcher.render.golden --write` writes them."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.cli.planning import planned
+from launcher.render.targets import Source, renderer, target
+
+ROOT = Path(__file__).parents[2]
+# Target -> the directory of its files, one an example.
+DIRECTORIES = {"compose": "compose"}
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Yield each committed file with the text that it should have."""
+    for name, directory in DIRECTORIES.items():
+        for example in sorted((ROOT / "examples").glob("*.yaml")):
+            spec, plan = planned(example, [], target(name).plan, ROOT)
+            title = f"launcher render {example.relative_to(ROOT)} --to {name}"
+            yield ROOT / directory / example.name, renderer(name)(Source(spec, plan, ROOT / directory, title))
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files and remove those of examples that are gone, or list them."""
+    made = dict(files())
+    for path, text in made.items():
+        if arguments == ["--write"]:
+            path.write_text(text, encoding="utf-8")
+        else:
+            print(path.relative_to(ROOT))
+    for directory in DIRECTORIES.values():
+        for path in (ROOT / directory).glob("*.yaml"):
+            if arguments == ["--write"] and path not in made:
+                path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

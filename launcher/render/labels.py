@@ -1,0 +1,22 @@
+"""The labels by which containers, networks and volumes of a run are found again, and what of the plan they tell."""
+
+from launcher.plan.models import Plan, Task
+
+PREFIX = "tf-launcher."
+RUN = f"{PREFIX}run"
+STRATEGY = f"{PREFIX}strategy"
+DIGEST = f"{PREFIX}spec-digest"
+GRACE = f"{PREFIX}grace-period"
+TASK = f"{PREFIX}task"
+DECISIVE = f"{PREFIX}decisive"  # true where the run is done only with this task
+SERVICE = f"{PREFIX}service"  # what is no task: tensorboard
+
+
+def of_run(plan: Plan) -> dict[str, str]:
+    """Return the labels of everything that belongs to a run."""
+    return {RUN: plan.name, STRATEGY: plan.strategy, DIGEST: plan.spec_digest, GRACE: f"{plan.grace_period:g}"}
+
+
+def of_task(plan: Plan, task: Task) -> dict[str, str]:
+    """Return the labels of one task's container, beside those of the run."""
+    return {TASK: task.name, DECISIVE: "true" if task.name in plan.decisive else "false"}

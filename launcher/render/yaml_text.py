@@ -1,0 +1,72 @@
+"""Documents as YAML that people like to read: named anchors and merge keys, lists of words in one line, blank lines between parts."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+
+class Merge(str):
+    """The key `<<`, whose value is a mapping that this one starts from. Plain YAML 1.1, as Compose and PyYAML read it."""
+
+    __slots__ = ()
+
+
+MERGE = Merge("<<")
+
+
+def text(document: Mapping[str, Any], anchors: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a document as YAML. `anchors` names mappings (by identity) that stand in it more than once."""
+    names = {id(shared): name for name, shared in anchors.items()}
+
+    class Dumper(yaml.SafeDumper):
+        """Writes the shared mappings once, under their names; anything else each time it comes."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return id(data) not in names
+
+        def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+            node = super().represent_mapping(tag, mapping, flow_style)
+            node.anchor_name = names.get(id(mapping))  # type: ignore[attr-defined]
+            return node
+
+        def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+            # A command reads best in one line.
+            plain = all(isinstance(item, str | int | float) and "\n" not in str(item) for item in sequence)
+            return super().represent_sequence(tag, sequence, plain or flow_style)
+
+        def generate_anchor(self, node: Any) -> str:
+            return str(node.anchor_name)
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            del indentless  # lists stand deeper than their key
+            super().increase_indent(flow, indentless=False)
+
+    Dumper.add_representer(Merge, _merge)
+    Dumper.add_representer(str, _string)
+    dumped: str = yaml.dump(dict(document), Dumper=Dumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=False)
+    return dumped
+
+
+def spaced(dumped: str, *parents: str) -> str:
+    """Return the text with a blank line before each top-level key, and before each key right below one of `parents`."""
+    lines: list[str] = []
+    parent = ""
+    for line in dumped.splitlines():
+        if top := re.match(r"([\w.-]+):", line):
+            parent = top[1]
+            lines += [""] * bool(lines)
+        elif parent in parents and re.match(r"  [\w.-]+:", line) and not lines[-1].startswith(f"{parent}:"):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _merge(_dumper: yaml.SafeDumper, _key: Merge) -> yaml.ScalarNode:
+    return yaml.ScalarNode("tag:yaml.org,2002:merge", "<<")
+
+
+def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # A text of several lines reads best as a block.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)

@@ -1,0 +1,186 @@
+"""The Compose file of a plan: what each service is told and allowed, as Compose reads it."""
+
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import images
+from launcher.cli.planning import planned
+from launcher.errors import UsageError
+from launcher.plan import places
+from launcher.render import compose
+from launcher.render.targets import Source
+
+HEAD = "version: 1\nname: digits\n"
+CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}, evaluator: {}}\n"
+TRAIN = "train: {workload: mnist_mlp}\n"
+
+Render = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Callable[[str], str]:
+    """Render a spec for a file that lies beside it."""
+
+    def render(spec: str) -> str:
+        file = tmp_path / "digits.yaml"
+        file.write_text(HEAD + textwrap.dedent(spec))
+        read, plan = planned(file, [], "docker", tmp_path / "runs")
+        return compose.render(Source(read, plan, tmp_path, "launcher render digits.yaml --to compose"))
+
+    return render
+
+
+@pytest.fixture
+def rendered(text: Callable[[str], str]) -> Render:
+    """Return the document that Compose reads, merge keys and anchors resolved."""
+
+    def read(spec: str = CLUSTER + TRAIN) -> dict[str, Any]:
+        document = yaml.safe_load(text(spec))
+        assert isinstance(document, dict)
+        return document
+
+    return read
+
+
+def test_there_is_one_service_a_task_and_tensorboard(rendered: Render) -> None:
+    services = rendered()["services"]
+    assert list(services) == ["chief", "worker-0", "worker-1", "ps-0", "evaluator", "tensorboard"]
+    assert {service["hostname"] for service in services.values()} == set(services)
+
+
+def test_each_task_has_its_own_explicit_tf_config(rendered: Render) -> None:
+    told = json.loads(rendered()["services"]["worker-1"]["environment"]["TF_CONFIG"])
+    assert told == {
+        "cluster": {"chief": ["chief:2222"], "worker": ["worker-0:2222", "worker-1:2222"], "ps": ["ps-0:2222"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_only_those_that_need_the_run_directory_mount_it(rendered: Render) -> None:
+    services = rendered()["services"]
+    mounted = {name: service["volumes"][0] for name, service in services.items() if "volumes" in service}
+    assert set(mounted) == {"chief", "evaluator", "tensorboard"}
+    assert {name for name, volume in mounted.items() if volume.get("read_only")} == {"tensorboard"}
+    assert {volume["target"] for volume in mounted.values()} == {images.RUNS}
+    assert services["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
+
+
+def test_where_containers_keep_things_is_where_the_image_has_it() -> None:
+    assert images.RUNS == places.CONTAINER_RUNS
+
+
+def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(rendered: Render) -> None:
+    document = rendered("tensorboard: {port: 7007}\n" + CLUSTER + TRAIN)
+    assert document["networks"]["cluster"]["internal"] is True
+    on = {name: service["networks"] for name, service in document["services"].items()}
+    assert on.pop("tensorboard") == ["tensorboard"]
+    assert set(map(tuple, on.values())) == {("cluster",)}
+    published = {name: service["ports"] for name, service in document["services"].items() if "ports" in service}
+    assert published == {"tensorboard": [{"host_ip": "127.0.0.1", "published": "7007", "target": 6006, "protocol": "tcp"}]}
+
+
+def test_data_that_is_downloaded_opens_a_way_out_and_none_in(rendered: Render) -> None:
+    document = rendered("train: {workload: mnist_mlp, data: download}\n")
+    assert document["services"]["chief"]["networks"] == ["cluster", "egress"]
+    assert "ports" not in document["services"]["chief"]
+
+
+def test_every_container_has_as_few_rights_as_it_can(rendered: Render) -> None:
+    for service in rendered()["services"].values():
+        assert service["user"] == f"{images.USER}:{images.USER}"
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["init"] is True
+        assert any(mount.startswith("/tmp") for mount in service["tmpfs"])
+
+
+def test_limits_become_limits_of_the_container_and_threads_of_tensorflow(rendered: Render) -> None:
+    service = rendered("roles: {chief: {cpu: 1500m, memory: 1.5Gi}}\n" + TRAIN)["services"]["chief"]
+    assert (service["cpus"], service["mem_limit"], service["memswap_limit"]) == (1.5, "1536m", "1536m")
+    assert service["environment"]["TF_NUM_INTRAOP_THREADS"] == "2"
+    assert "cpus" not in rendered(TRAIN)["services"]["chief"]
+
+
+def test_one_task_takes_gpus_by_count_and_several_share_them_out_by_number(rendered: Render) -> None:
+    def devices(roles: str, strategy: str) -> dict[str, Any]:
+        services = rendered(f"strategy: {strategy}\nroles: {roles}\n" + TRAIN)["services"]
+        return {
+            name: service["deploy"]["resources"]["reservations"]["devices"][0] for name, service in services.items() if "deploy" in service
+        }
+
+    alone = devices("{chief: {gpus: 4}}", "mirrored")
+    assert alone == {"chief": {"driver": "nvidia", "capabilities": ["gpu"], "count": 4}}
+    shared = devices("{worker: {replicas: 3, gpus: 2}}", "multi_worker_mirrored")
+    assert {name: device["device_ids"] for name, device in shared.items()} == {
+        "worker-0": ["0", "1"],
+        "worker-1": ["2", "3"],
+        "worker-2": ["4", "5"],
+    }
+    assert rendered("roles: {chief: {gpus: 1}}\n" + TRAIN)["services"]["chief"]["image"] == images.GPU_IMAGE
+
+
+def test_the_engine_starts_a_lost_trainer_again_but_not_for_ever(rendered: Render) -> None:
+    def policy(limits: str) -> str:
+        return str(rendered(TRAIN + limits)["services"]["chief"]["restart"])
+
+    assert policy("") == "on-failure:3"
+    assert policy("limits: {max_restarts: 1}\n") == "on-failure:1"
+    assert policy("limits: {max_restarts: 0}\n") == "no"
+    # Nothing but the engine starts a program again where the image is not ours.
+    assert rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]["chief"]["restart"] == "on-failure:10"
+
+
+def test_a_stop_leaves_time_for_a_checkpoint_and_servers_outlive_the_chief(rendered: Render) -> None:
+    services = rendered("limits: {grace_period: 90s}\n" + CLUSTER + TRAIN)["services"]
+    assert services["chief"]["stop_grace_period"] == services["evaluator"]["stop_grace_period"] == "90s"
+    assert services["ps-0"]["stop_grace_period"] == services["worker-1"]["stop_grace_period"] == "100s"
+
+
+def test_code_and_data_are_mounted_read_only_from_where_the_file_lies(rendered: Render, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "mnist").mkdir()
+    service = rendered("code: ./src\ntrain: {workload: mnist_mlp, data: ./mnist}\n")["services"]["chief"]
+    binds = {volume["target"]: volume for volume in service["volumes"] if volume["type"] == "bind"}
+    assert {target: bind["source"] for target, bind in binds.items()} == {"/code": "./src", "/data": "./mnist"}
+    assert all(bind["read_only"] for bind in binds.values())
+    assert service["environment"]["PYTHONPATH"] == service["working_dir"] == "/code"
+    assert json.loads(service["environment"]["TRAINER_SETTINGS"])["train"]["data"] == "/data"
+
+
+def test_an_image_of_ones_own_gets_its_volume_made_writable_first(rendered: Render) -> None:
+    services = rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]
+    assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/runs"]
+    assert services["chief"]["depends_on"] == {"prepare-volume": {"condition": "service_completed_successfully"}}
+    assert services["chief"]["command"] == ["python", "train.py"]
+    # It need not have the trainer, so nothing of the trainer is asked.
+    assert "healthcheck" not in services["chief"]
+
+
+def test_dollars_reach_the_program_as_they_are(rendered: Render) -> None:
+    service = rendered("command: [sh, -c, 'echo $HOME']\nenv: {PRICE: $5}\n")["services"]["chief"]
+    assert service["command"][-1] == "echo $$HOME"
+    assert service["environment"]["PRICE"] == "$$5"
+
+
+def test_a_host_that_is_no_address_is_refused(text: Callable[[str], str]) -> None:
+    assert yaml.safe_load(text("tensorboard: {host: localhost}\n" + TRAIN))["services"]["tensorboard"]["ports"][0]["host_ip"] == "127.0.0.1"
+    with pytest.raises(UsageError, match=r"tensorboard\.host is 'board\.example'"):
+        text("tensorboard: {host: board.example}\n" + TRAIN)
+
+
+def test_what_compose_cannot_keep_is_said_in_the_file(text: Callable[[str], str]) -> None:
+    assert "limits.deadline is kept by `launcher up" in text(TRAIN + "limits: {deadline: 1h}\n")
+    assert "Note:" not in text(TRAIN)
+
+
+def test_what_services_share_is_written_once(text: Callable[[str], str]) -> None:
+    written = text(CLUSTER + TRAIN)
+    assert written.count("TRAINER_SETTINGS:") == written.count("read_only: true\n  cap_drop") == 1
+    assert "    <<: *task\n" in written
