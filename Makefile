@@ -55,6 +55,8 @@ lock: env ## write the locks in requirements/ anew from pyproject.toml
 	$(COMPILE) pyproject.toml -o requirements/launcher.txt
 	$(COMPILE) --extra trainer pyproject.toml -o requirements/trainer.txt
 	$(COMPILE) --extra gpu pyproject.toml -o requirements/gpu.txt
+	$(COMPILE) --group image --constraint requirements/trainer.txt -o requirements/image.txt
+	$(COMPILE) --group image-gpu --constraint requirements/gpu.txt -o requirements/image-gpu.txt
 	$(COMPILE) --extra trainer --group dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --group bench pyproject.toml -o requirements/bench.txt
 
