@@ -74,6 +74,7 @@ class RunStatus:
     eta: float | None = None  # seconds
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    tensorboard: str = ""  # where it answers, when it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()
 
 
@@ -88,6 +89,9 @@ class LogLine:
 
 class Backend(Protocol):
     """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
+
+    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+        """Do what a start needs first and may take long, building an image say; yield what a person should know, as it comes."""
 
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Start the run and return as soon as it is on its way; detached, it outlives this process."""
@@ -106,3 +110,9 @@ class Backend(Protocol):
 
     def delete(self, name: str) -> None:
         """Delete what the run stored. Refuses while it runs."""
+
+    def set_aside(self, name: str, aside: str) -> str:
+        """Keep what the run stored under the name `aside`, out of a new run's way; return where it is now. Nothing of it runs."""
+
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> str | None:
+        """Have TensorBoard serve the run's logs and say where; None where the logs are in a directory of this machine."""

@@ -6,18 +6,23 @@ from typing import cast
 
 from launcher.backend.model import Backend
 from launcher.errors import UsageError
+from launcher.plan.models import Target
 
-BACKENDS: dict[str, str] = {"local": "launcher.backend.local.backend:LocalBackend"}
+# Each is called as the target of its plans.
+BACKENDS: dict[Target, str] = {
+    "local": "launcher.backend.local.backend:LocalBackend",
+}
 
 
-def check_backend(name: str) -> str:
-    """Return where the backend called `name` is defined. Raises UsageError for a name that is none."""
-    if name not in BACKENDS:
-        raise UsageError(f"there is no backend {name!r} in this version", f"use one of: {', '.join(BACKENDS)}")
-    return BACKENDS[name]
+def check_backend(name: str) -> Target:
+    """Return the target of the backend called `name`. Raises UsageError for a name that is none."""
+    for known in BACKENDS:
+        if known == name:
+            return known
+    raise UsageError(f"there is no backend {name!r} in this version", f"use one of: {', '.join(BACKENDS)}")
 
 
 def open_backend(name: str, runs: Path) -> Backend:
     """Return the backend called `name`, which keeps its runs under `runs`. Raises UsageError for a name that is none."""
-    module, _, attribute = check_backend(name).partition(":")
+    module, _, attribute = BACKENDS[check_backend(name)].partition(":")
     return cast("Backend", getattr(importlib.import_module(module), attribute)(runs))

@@ -33,12 +33,9 @@ def plan(
 ) -> None:
     """Show what a spec becomes: tasks, addresses, resources, TF_CONFIG."""
     from launcher.cli.backends import check_backend
-    from launcher.plan import planner
-    from launcher.spec.loader import digest, load
+    from launcher.cli.planning import planned as plan_of
 
-    check_backend(on)
-    spec = load(file, overrides or [])
-    planned = planner.plan(spec, "local", run_dir=runs.absolute() / spec.name, digest=digest(spec), spec_dir=file.parent)
+    _, planned = plan_of(file, overrides or [], check_backend(on), runs)
     if task is not None:
         _show_task(_find(planned, task), as_json=as_json)
     elif as_json:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from launcher.backend.model import ENDED, Backend, RunStatus, State
 from launcher.cli.runs import command
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 
 # One value of the spec that is not what it was: its path, the old value, the new one.
 Change = tuple[str, Any, Any]
@@ -66,7 +66,8 @@ def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked
     if old is not None and old.state not in ENDED:
         raise UsageError(
             f"{old.name} runs already ({old.state})",
-            f"follow it with `{command(runs, 'logs', '-f', old.name)}`, or stop it with `{command(runs, 'down', old.name)}`",
+            f"follow it with `{command(runs, 'logs', '-f', old.name, on=old.backend)}`,"
+            f" or stop it with `{command(runs, 'down', old.name, on=old.backend)}`",
         )
     if asked.fresh:
         return "fresh"
@@ -126,16 +127,12 @@ def is_there(runs: Path, name: str) -> bool:
     return os.path.lexists(place)
 
 
-def move_aside(backend: Backend, runs: Path, name: str, old: RunStatus | None) -> Path:
-    """Move a run's directory to `<name>.<time>` beside it, and return where it is now.
+def move_aside(backend: Backend, name: str, old: RunStatus | None) -> str:
+    """Move what a run stored to `<name>.<time>`, and say where it is now.
 
     What a killed supervisor left of the run is ended first: it would go on saving where the new run is by then.
-    Raises LauncherError when some of that stays, or the directory cannot be moved.
+    Raises LauncherError when some of that stays, or it cannot be moved.
     """
     if old is not None:
         backend.stop(name)
-    aside = runs / f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}"
-    try:
-        return (runs / name).rename(aside)
-    except OSError as error:
-        raise LauncherError(f"{runs / name} cannot be moved aside: {error.strerror}", "see who owns it and who uses it") from error
+    return backend.set_aside(name, f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}")

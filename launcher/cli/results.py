@@ -88,8 +88,10 @@ def _next(status: RunStatus, runs: Path, file: Path | None) -> list[tuple[str, s
     if status.checkpoint is not None:
         steps.append(("checkpoint", near(status.checkpoint)))
     if status.state is not State.SUCCEEDED and file is not None:
-        steps.append(("go on with", command(runs, "up", str(file))))
-    if (Path(status.run_dir) / "logs").is_dir():
+        steps.append(("go on with", command(runs, "up", str(file), on=status.backend)))
+    if status.tensorboard:
+        steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
+    elif (Path(status.run_dir) / "logs").is_dir():
         steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
     return steps
 
@@ -106,7 +108,7 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
     facts = [("reason", status.reason)] * bool(status.reason)
     task = failed_task(status)
     if task is None:
-        return [*facts, ("log", command(runs, "logs", status.name))]
+        return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
     how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
     if task.name not in status.reason:
         facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
@@ -114,7 +116,7 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
     facts += [("last error", last)] * bool(last)
     role, _, index = task.name.partition("-")
     where = ["--role", role] + ["--index", index] * bool(index)
-    return [*facts, ("log", command(runs, "logs", status.name, *where))]
+    return [*facts, ("log", command(runs, "logs", status.name, *where, on=status.backend))]
 
 
 def last_error_line(backend: Backend, name: str, task: str) -> str:

@@ -51,9 +51,11 @@ def near(path: str) -> str:
         return path
 
 
-def command(runs: Path, verb: str, *rest: str) -> str:
-    """Return the command line a user types next, with --runs where the runs are not where a verb looks by itself."""
+def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
+    """Return the command line a user types next, with --on and --runs where the run is not where a verb looks by itself."""
     words = ["launcher", verb, *rest]
+    if on != "local":
+        words += ["--on", on]
     if runs != Path(os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS):
         words += ["--runs", str(runs)]
     return shlex.join(words)

@@ -36,10 +36,13 @@ def tensorboard(
     """Open TensorBoard on a run's logs."""
     from launcher.cli.backends import open_backend
 
-    if not _is_installed():
+    if on == "local" and not _is_installed():
         raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
     backend = open_backend(on, runs)
     run = find_run(name, backend, runs)
+    if (served := backend.tensorboard(run, host=host, port=port)) is not None:
+        print(served)
+        return
     directory = Path(backend.status(run).run_dir) / "logs"
     if not directory.is_dir():
         raise UsageError(

@@ -40,16 +40,15 @@ def up(
     as_json: Json = False,
 ) -> int:
     """Run a spec, and follow it until it is done."""
-    from launcher.cli.backends import open_backend
+    from launcher.cli.backends import check_backend, open_backend
+    from launcher.cli.planning import planned
     from launcher.cli.rerun import Asked, alone, before, decide, is_there, move_aside
-    from launcher.plan import planner
-    from launcher.spec.loader import digest, dump, load
+    from launcher.spec.loader import dump
 
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
+    spec, plan = planned(file, overrides or [], check_backend(on), runs)
     backend = open_backend(on, runs)
-    spec = load(file, overrides or [])
-    plan = planner.plan(spec, "local", run_dir=runs.absolute() / spec.name, digest=digest(spec), spec_dir=file.parent)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     say = _sayer(as_json=as_json)
     with ExitStack() as starting:
@@ -58,13 +57,13 @@ def up(
         old = before(backend, spec.name)
         decision = decide(old, _changes(runs, spec), Asked(fresh, resume, may_prompt), runs)
         if decision == "complete" and old is not None:
-            say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh')}` trains it anew")
+            say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, None, as_json=as_json, code=0)
-        if decision == "fresh" and is_there(runs, spec.name):
-            say(f"{spec.name} starts anew; the old run is now {move_aside(backend, runs, spec.name, old)}")
+        if decision == "fresh" and (old is not None or is_there(runs, spec.name)):
+            say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {_where(old)}")
-        for notice in plan.notices:
+        for notice in (*plan.notices, *backend.prepare(plan, dump(spec))):
             say(f"notice: {notice}")
         if detach:
             backend.start(plan, dump(spec), detach=True)
@@ -100,7 +99,8 @@ def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
         print(json.dumps({"event": "detached", "name": plan.name, "run_dir": plan.run_dir, "tasks": [task.name for task in plan.tasks]}))
     else:
         print(
-            f"{plan.name} runs in the background; see `{command(runs, 'status', plan.name)}` and `{command(runs, 'logs', '-f', plan.name)}`"
+            f"{plan.name} runs in the background; see `{command(runs, 'status', plan.name, on=plan.target)}`"
+            f" and `{command(runs, 'logs', '-f', plan.name, on=plan.target)}`"
         )
     return 0
 

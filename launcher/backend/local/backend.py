@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.local import leftovers, locks, processes, starting, state
+from launcher.backend.local import home, leftovers, locks, processes, starting, state
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.logs import merged
 from launcher.backend.local.state import Snapshot
@@ -23,6 +23,7 @@ from launcher.plan.models import Plan
 # How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
 _STOP_SLACK = 20.0
 _KILL_WAIT = 10.0
+BACKEND = "local"
 
 
 class LocalBackend:
@@ -33,9 +34,15 @@ class LocalBackend:
         # Supervisors of foreground runs stop their run when these close: with this process, at the latest.
         self._lifelines: dict[str, int] = {}
 
+    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+        """Yield nothing: processes need nothing made first."""
+        del plan, spec
+        return iter(())
+
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
         layout = self._layout(plan.name)
+        home.check(layout, BACKEND)
         try:
             leftovers.clear(layout, now=False)
             lock_fd = starting.lock(layout)
@@ -62,7 +69,7 @@ class LocalBackend:
             return []
         except OSError as error:
             raise explain(error, "listing the runs") from error
-        known = [self._status(layout) for layout in found if state.read(layout.state) is not None]
+        known = [self._status(layout) for layout in found if home.backend_of(layout) == BACKEND]
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
@@ -114,6 +121,15 @@ class LocalBackend:
         except OSError as error:
             raise explain(error, f"deleting the data of {name}") from error
 
+    def set_aside(self, name: str, aside: str) -> str:
+        """Rename the run's directory."""
+        home.check(self._layout(name), BACKEND)
+        return str(home.rename(self._layout(name), aside))
+
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> None:
+        """Serve nothing: the logs are in a directory of this machine."""
+        del name, host, port
+
     def _layout(self, name: str) -> Layout:
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
             raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
@@ -121,6 +137,7 @@ class LocalBackend:
 
     def _known(self, name: str) -> Layout:
         layout = self._layout(name)
+        home.check(layout, BACKEND)
         if state.read(layout.state) is None and not locks.held(layout.lock):
             known = sorted(status.name for status in self.runs())
             there = f"the runs in {self._runs} are {', '.join(known)}" if known else f"there are no runs in {self._runs}"

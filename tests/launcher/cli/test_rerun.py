@@ -110,8 +110,8 @@ def test_the_old_run_is_moved_aside_whole(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mnist" / "checkpoints" / "mine").write_text("precious")
     backend = LocalBackend(tmp_path)
-    first = move_aside(backend, tmp_path, "mnist", None)
+    first = Path(move_aside(backend, "mnist", None))
     assert not (tmp_path / "mnist").exists()
     assert (first / "checkpoints" / "mine").read_text() == "precious"
     (tmp_path / "mnist").mkdir()
-    assert move_aside(backend, tmp_path, "mnist", None) != first
+    assert Path(move_aside(backend, "mnist", None)) != first
