@@ -60,7 +60,7 @@ lock: env ## write the locks in requirements/ anew from pyproject.toml
 	$(COMPILE) --extra trainer --group dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --group bench pyproject.toml -o requirements/bench.txt
 
-golden: env ## write the generated files anew: the JSON Schema, docs/spec.md, the examples in compose/
+golden: env ## write the generated files anew: the JSON Schema, docs/spec.md, the examples in compose/ and k8s/
 	$(BIN)/python -m launcher.spec.schema --write
 	$(BIN)/python -m launcher.render.golden --write
 

@@ -7,10 +7,13 @@ import typer
 
 from launcher.cli.options import Set, SpecFile
 from launcher.cli.runs import DEFAULT_RUNS
+from launcher.errors import UsageError
 
 EXAMPLES = (
     ("launcher render cluster.yaml --to compose", "prints it"),
     ("launcher render cluster.yaml --to compose -o compose.yaml && docker compose up", "a cluster of containers"),
+    ("launcher render cluster.yaml --to kubernetes | kubectl apply -f -", "a cluster of pods"),
+    ("launcher render cluster.yaml --to kubernetes -o k8s && kubectl apply -k k8s", "one file a kind, with a kustomization"),
 )
 
 
@@ -24,24 +27,45 @@ def complete_target(incomplete: str) -> list[str]:
 def render(
     file: SpecFile,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="TARGET", help="What to write: compose.", autocompletion=complete_target)],
+    to: Annotated[
+        str, typer.Option("--to", metavar="TARGET", help="What to write: compose, kubernetes or jobset.", autocompletion=complete_target)
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there; stdout when left out.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="Write it there, a directory for manifests; stdout when left out.", show_default=False
+        ),
     ] = None,
     overrides: Set = None,
 ) -> None:
-    """Write a spec as a file that Docker Compose runs by itself."""
+    """Write a spec for Docker Compose or Kubernetes, to run by itself."""
     from launcher.cli.planning import planned
-    from launcher.render.targets import Source, renderer, target
+    from launcher.render.targets import Source, directory_renderer, renderer, target
 
     wanted = target(to)
     spec, plan = planned(file, overrides or [], wanted.plan, DEFAULT_RUNS)
     directory = Path.cwd() if output is None else output.absolute().parent
-    text = renderer(to)(Source(spec, plan, directory, _title(file, to, overrides or [])))
+    source = Source(spec, plan, directory, _title(file, to, overrides or []))
     if output is None:
-        print(text, end="")
-        return
-    output.write_text(text, encoding="utf-8")
+        print(renderer(to)(source), end="")
+    elif wanted.directory:
+        _write_directory(output, directory_renderer(to)(source))
+    else:
+        output.write_text(renderer(to)(source), encoding="utf-8")
+
+
+def _write_directory(directory: Path, files: dict[str, str]) -> None:
+    """Write files into a directory, which is made; what another rendering left there beside them would mislead."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file; manifests are written into a directory", "name a directory, or write to stdout: > FILE")
+    others = sorted(path.name for path in directory.glob("*.yaml") if path.name not in files) if directory.exists() else []
+    if others and not (directory / "kustomization.yaml").exists():
+        raise UsageError(f"{directory} has YAML files of its own: {', '.join(others[:5])}", "name a directory for the manifests alone")
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in others:
+        (directory / name).unlink()
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 def _title(file: Path, to: str, overrides: list[str]) -> str:

@@ -28,7 +28,7 @@ VERBS: dict[str, Verb] = dict(
         _verb("init", SPEC, "Write a commented starter spec."),
         _verb("validate", SPEC, "Check specs; every problem is reported at once."),
         _verb("plan", SPEC, "Show what a spec becomes: tasks, addresses, resources, TF_CONFIG."),
-        _verb("render", SPEC, "Write a spec as a file that Docker Compose runs by itself."),
+        _verb("render", SPEC, "Write a spec for Docker Compose or Kubernetes, to run by itself."),
         _verb("schema", SPEC, "Print the spec's JSON Schema, for editors."),
         _verb("up", RUN, "Run a spec, and follow it until it is done."),
         _verb("wait", RUN, "Wait until a run has ended; its result is the exit code."),

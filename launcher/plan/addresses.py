@@ -21,7 +21,8 @@ ENVIRONMENT_LIMIT = 128 * 1024
 _ADDRESS: dict[Target, Callable[[str, str, int], str]] = {
     "local": lambda _run, _task, place: f"{LOOPBACK}:{PORT + place}",
     "docker": lambda _run, task, _place: f"{task}:{PORT}",
-    "kubernetes": lambda run, task, _place: f"{run}-{task}.{run}:{PORT}",
+    # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it holds in any namespace.
+    "kubernetes": lambda run, task, _place: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
 }
 
 

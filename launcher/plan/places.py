@@ -20,5 +20,5 @@ def run_dir(target: Target, runs: Path, name: str) -> str:
 
 
 def data_dir(target: Target, data: str) -> str:
-    """Return `train.data` as the tasks see it: a directory of this machine is mounted elsewhere in containers."""
-    return CONTAINER_DATA if target != "local" and os.path.isabs(data) else data  # noqa: PTH117 - may be a word or a URL
+    """Return `train.data` as the tasks see it: Compose mounts a directory of this machine; on Kubernetes it is on a volume."""
+    return CONTAINER_DATA if target == "docker" and os.path.isabs(data) else data  # noqa: PTH117 - may be a word or a URL

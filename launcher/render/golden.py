@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.cli.planning import planned
-from launcher.render.targets import Source, renderer, target
+from launcher.render.targets import Source, directory_renderer, renderer, target
 
 ROOT = Path(__file__).parents[2]
-# Target -> the directory of its files, one an example.
-DIRECTORIES = {"compose": "compose"}
+# Target -> the directory of its files, one an example; or a directory for each where a target is one.
+DIRECTORIES = {"compose": "compose", "kubernetes": "k8s"}
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -17,8 +17,12 @@ def files() -> Iterator[tuple[Path, str]]:
     for name, directory in DIRECTORIES.items():
         for example in sorted((ROOT / "examples").glob("*.yaml")):
             spec, plan = planned(example, [], target(name).plan, ROOT)
-            title = f"launcher render {example.relative_to(ROOT)} --to {name}"
-            yield ROOT / directory / example.name, renderer(name)(Source(spec, plan, ROOT / directory, title))
+            source = Source(spec, plan, ROOT / directory, f"launcher render {example.relative_to(ROOT)} --to {name}")
+            if target(name).directory:
+                for file, text in directory_renderer(name)(source).items():
+                    yield ROOT / directory / example.stem / file, text
+            else:
+                yield ROOT / directory / example.name, renderer(name)(source)
 
 
 def main(arguments: list[str]) -> int:
@@ -26,11 +30,12 @@ def main(arguments: list[str]) -> int:
     made = dict(files())
     for path, text in made.items():
         if arguments == ["--write"]:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         else:
             print(path.relative_to(ROOT))
     for directory in DIRECTORIES.values():
-        for path in (ROOT / directory).glob("*.yaml"):
+        for path in (ROOT / directory).rglob("*.yaml"):
             if arguments == ["--write"] and path not in made:
                 path.unlink()
     return 0

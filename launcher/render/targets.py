@@ -22,18 +22,26 @@ class Source:
 
 
 Renderer = Callable[[Source], str]
+# File name -> text, for a target that is a directory.
+DirectoryRenderer = Callable[[Source], dict[str, str]]
 
 
 @dataclass(frozen=True)
 class RenderTarget:
-    """Which plan a renderer takes, and where its function `render` is: Source -> YAML text."""
+    """Which plan a renderer takes, and where its function `render` is: Source -> YAML text.
+
+    `directory` says that its module also has `files`: what is written is one file a kind, not one file.
+    """
 
     plan: Target
     module: str
+    directory: bool = False
 
 
 TARGETS: dict[str, RenderTarget] = {
     "compose": RenderTarget("docker", "launcher.render.compose"),
+    "kubernetes": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True),
+    "jobset": RenderTarget("kubernetes", "launcher.render.kubernetes.jobset", directory=True),
 }
 
 
@@ -47,3 +55,8 @@ def target(name: str) -> RenderTarget:
 def renderer(name: str) -> Renderer:
     """Return the renderer of the target called `name`. Raises UsageError for a name that is none."""
     return cast("Renderer", importlib.import_module(target(name).module).render)
+
+
+def directory_renderer(name: str) -> DirectoryRenderer:
+    """Return what renders the target called `name` as several files. Raises UsageError for a name that is none."""
+    return cast("DirectoryRenderer", importlib.import_module(target(name).module).files)

@@ -40,7 +40,7 @@ def settings(made: Plan, task: int = 0) -> TrainerSettings:
     [
         ("local", "127.0.0.1:2222", "127.0.0.1:2224"),
         ("docker", "chief:2222", "worker-1:2222"),
-        ("kubernetes", "digits-chief.digits:2222", "digits-worker-1.digits:2222"),
+        ("kubernetes", "digits-chief-0.digits:2222", "digits-worker-1.digits:2222"),
     ],
 )
 def test_every_target_has_its_own_addresses(target: Target, chief: str, worker: str) -> None:

@@ -1,0 +1,40 @@
+"""The tasks of a plan by role: what is the same for all of a role's tasks. Pure."""
+
+from dataclasses import dataclass
+
+from launcher.plan.models import Plan, RoleName, Scope, Task
+
+
+@dataclass(frozen=True)
+class Group:
+    """The tasks of one role, which differ in their index alone. `task` is the first of them."""
+
+    role: RoleName
+    count: int
+    task: Task
+    # Whether one of them needs the run directory: those of one pod template all have it, or none has.
+    mounts_run_dir: bool
+    # Whether the run's success is decided by one of them.
+    decisive: bool
+
+    @property
+    def scope(self) -> Scope:
+        """Who is started again when one of them ends early."""
+        return self.task.restart.scope
+
+
+def groups(plan: Plan) -> tuple[Group, ...]:
+    """Return the plan's roles in the order of its tasks."""
+    by_role: dict[RoleName, list[Task]] = {}
+    for task in plan.tasks:
+        by_role.setdefault(task.role, []).append(task)
+    return tuple(
+        Group(
+            role=role,
+            count=len(tasks),
+            task=tasks[0],
+            mounts_run_dir=any(task.mounts_run_dir for task in tasks),
+            decisive=any(task.name in plan.decisive for task in tasks),
+        )
+        for role, tasks in by_role.items()
+    )

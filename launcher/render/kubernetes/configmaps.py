@@ -1,0 +1,113 @@
+"""The ConfigMaps of a run: where its tasks are, and the user's code. Pure, but for reading the code's files."""
+
+import base64
+import json
+import os
+import re
+from pathlib import Path
+
+from launcher.errors import LauncherError, UsageError
+from launcher.render.kubernetes.objects import Object, Run, checked, metadata
+
+CLUSTER_KEY = "TF_CLUSTER"
+
+# The most that one ConfigMap may hold, and what `kubectl apply` can note of it in an annotation.
+# https://kubernetes.io/docs/concepts/configuration/configmap/#motivation
+_LARGEST = 1024 * 1024
+_LARGEST_ANNOTATION = 256 * 1024
+# What is no code, or not the user's.
+_SKIPPED = frozenset({"__pycache__", "node_modules"})
+_SKIPPED_ENDINGS = (".pyc", ".pyo")
+_MOST_FILES = 2000
+
+
+def cluster_name(run: Run) -> str:
+    """Return the name of the ConfigMap with the addresses of all tasks."""
+    return checked(f"{run.name}-cluster")
+
+
+def code_name(run: Run) -> str:
+    """Return the name of the ConfigMap with the user's code."""
+    return checked(f"{run.name}-code")
+
+
+def cluster(run: Run) -> Object:
+    """Return the ConfigMap with TF_CONFIG's `cluster`: the addresses stand there once, for all pods."""
+    members = run.plan.tasks[0].tf_config["cluster"]
+    text = json.dumps(members, separators=(",", ":"))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, cluster_name(run)), "data": {CLUSTER_KEY: text}}
+
+
+def code(run: Run) -> list[Object]:
+    """Return the ConfigMap with the files of `code`; none where there is no code.
+
+    Raises LauncherError when a file cannot be read, UsageError when they are more than a ConfigMap holds.
+    """
+    if run.spec.code is None:
+        return []
+    directory = Path(run.spec.code)
+    data: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    total = 0
+    for path in _files(directory):
+        content = _read(path)
+        total += len(content)
+        if total > _LARGEST:
+            break
+        key = _key(path.relative_to(directory).as_posix())
+        try:
+            data[key] = content.decode()
+        except UnicodeDecodeError:
+            binary[key] = base64.b64encode(content).decode()
+    made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, code_name(run))}
+    made |= ({"data": data} if data else {}) | ({"binaryData": binary} if binary else {})
+    size = len(json.dumps(made))
+    if total > _LARGEST or size > _LARGEST:
+        raise UsageError(
+            f"code is {directory}, more than a ConfigMap holds ({_LARGEST // 1024} KiB)",
+            f"build an image with it, `launcher image build --code {directory}`, name that as `image`, and leave `code` out",
+        )
+    return [made]
+
+
+def notice(objects: list[Object]) -> str | None:
+    """Say that plain `kubectl apply` cannot take the objects, where one of them is too large for it."""
+    for made in objects:
+        if len(json.dumps(made)) > _LARGEST_ANNOTATION:
+            name = f"{made['kind']} {made['metadata']['name']}"
+            return f"{name} is larger than plain `kubectl apply` takes; use `kubectl apply --server-side`"
+    return None
+
+
+def items(run: Run) -> list[dict[str, str]]:
+    """Return which key of the code's ConfigMap is which file, in directories too."""
+    if run.spec.code is None:
+        return []
+    directory = Path(run.spec.code)
+    paths = [path.relative_to(directory).as_posix() for path in _files(directory)]
+    return [{"key": _key(path), "path": path} for path in paths]
+
+
+def _files(directory: Path) -> list[Path]:
+    found: list[Path] = []
+    for base, directories, names in os.walk(directory):
+        directories[:] = sorted(name for name in directories if not name.startswith(".") and name not in _SKIPPED)
+        found += [Path(base, name) for name in sorted(names) if not name.startswith(".") and not name.endswith(_SKIPPED_ENDINGS)]
+        if len(found) > _MOST_FILES:
+            message = f"code is {directory}, with more than {_MOST_FILES} files"
+            raise UsageError(message, "name the directory with the program alone, or build an image with it")
+    if not found:
+        raise UsageError(f"code is {directory}, with no files in it", "name the directory with your program")
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LauncherError(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+
+
+def _key(path: str) -> str:
+    """Return the key of a file: keys have letters, digits, `-`, `_` and `.` alone, so `_` stands before the code of any other."""
+    return re.sub(r"[^A-Za-z0-9.-]", lambda match: "_" if match[0] == "_" else f"_{ord(match[0]):x}_", path)

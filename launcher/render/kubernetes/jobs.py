@@ -1,0 +1,73 @@
+"""One Indexed Job a role: what a failed pod means, how often it is tried again, and when all ends. Pure."""
+
+import math
+
+from launcher.plan.groups import Group, groups
+from launcher.render.kubernetes import pods
+from launcher.render.kubernetes.objects import TRAINER, Object, Run, checked, metadata, since
+from launcher.spec.quantities import parse_duration
+from trainer.exit_codes import ExitCode
+
+# https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+# A longer time to live than this would overflow what Kubernetes keeps it in.
+_LONGEST = 2**31 - 1
+
+
+def jobs(run: Run) -> list[Object]:
+    """Return the Job of each role."""
+    return [_job(run, group) for group in groups(run.plan)]
+
+
+def spec_of(run: Run, group: Group, *, retries: int) -> Object:
+    """Return the specification of a role's Job; each of its tasks is started again `retries` times after failures that count."""
+    checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
+    per_task = since(run, {"backoffLimitPerIndex": retries, "maxFailedIndexes": 0})
+    spec: Object = {
+        "completionMode": "Indexed",
+        "completions": group.count,
+        "parallelism": group.count,
+        # An older version counts the failures of all tasks of the role together.
+        **(per_task or {"backoffLimit": retries}),
+        **since(run, {"podFailurePolicy": {"rules": failure_rules(run, group)}, "podReplacementPolicy": "Failed"}),
+    }
+    if run.plan.deadline is not None:
+        spec["activeDeadlineSeconds"] = math.ceil(run.plan.deadline)
+    spec["template"] = pods.template(run, group)
+    return spec
+
+
+def failure_rules(run: Run, group: Group) -> list[Object]:
+    """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
+    final = [int(ExitCode.WRONG_CONFIGURATION)]
+    if run.plan.strategy == "parameter_server" and group.role in {"ps", "worker"} and run.spec.train is not None:
+        # A server says that a peer was lost when its chief stayed away for limits.orphan_timeout: the run is over, and
+        # whoever waits for its node need not wait for more attempts.
+        final.append(int(ExitCode.PEER_LOST))
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": {"containerName": TRAINER, "operator": "In", "values": final}},
+        {"action": "Ignore", "onExitCodes": {"containerName": TRAINER, "operator": "In", "values": [int(ExitCode.STOPPED)]}},
+    ]
+
+
+def time_to_live(run: Run) -> Object:
+    """Return when what has finished is deleted."""
+    if run.options.ttl is None:
+        return {}
+    return {"ttlSecondsAfterFinished": min(math.ceil(parse_duration(run.options.ttl)), _LONGEST)}
+
+
+def queue_labels(run: Run) -> dict[str, str]:
+    """Return the label by which Kueue admits a workload."""
+    return {QUEUE_LABEL: run.options.queue} if run.options.queue else {}
+
+
+def _job(run: Run, group: Group) -> Object:
+    spec = spec_of(run, group, retries=group.task.restart.max_restarts)
+    template = spec.pop("template")
+    spec |= time_to_live(run)
+    spec["template"] = template
+    head = metadata(run, f"{run.name}-{group.role}", group.role, labels=queue_labels(run))
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": spec}

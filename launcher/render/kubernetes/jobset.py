@@ -1,0 +1,91 @@
+"""The same run as one JobSet: Kueue then admits all of it or nothing, and it restarts and ends as one. Pure.
+
+https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The JobSet makes the headless Service by itself.
+"""
+
+from launcher.plan.addresses import PORT, readdress
+from launcher.plan.groups import Group, groups
+from launcher.render.kubernetes import jobs, manifests, tensorboard
+from launcher.render.kubernetes.objects import Object, Run, checked, metadata
+from launcher.render.targets import Source
+
+# Rules of the failure policy are there since then.
+MINIMUM = "0.6"
+_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+# Reasons why a Job has failed that no further attempt can mend: exit code 2, and limits.deadline.
+_FINAL = ["PodFailurePolicy", "DeadlineExceeded"]
+
+
+def render(source: Source) -> str:
+    """Return the manifests of a plan for kubernetes as a JobSet. Raises UsageError for what cannot run there."""
+    run, made = _run(source), objects(_run(source))
+    return manifests.document(_header(source, run, made), made)
+
+
+def files(source: Source) -> dict[str, str]:
+    """Return the same as a directory: file name -> text, one file a kind and a kustomization."""
+    run, made = _run(source), objects(_run(source))
+    return manifests.directory(source, _header(source, run, made), made)
+
+
+def objects(run: Run) -> list[Object]:
+    """Return the objects of a run, its tasks as one JobSet."""
+    return [*manifests.surroundings(run), jobset(run), *tensorboard.tensorboard(run)]
+
+
+def jobset(run: Run) -> Object:
+    """Return the JobSet: a replicated job for each role, whose one Job has the role's tasks."""
+    by_role = groups(run.plan)
+    exclusive = {_EXCLUSIVE: run.options.exclusive_topology} if run.options.exclusive_topology else {}
+    spec: Object = {
+        # Names are there before the tasks are ready, since tasks wait for each other: publishNotReadyAddresses is the default.
+        "network": {"enableDNSHostnames": True, "subdomain": run.name},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [group.role for group in by_role if group.decisive]},
+        "failurePolicy": _failure_policy(run, by_role),
+        **jobs.time_to_live(run),
+        "replicatedJobs": [_replicated(run, group) for group in by_role],
+    }
+    head = metadata(run, run.name, labels=jobs.queue_labels(run), annotations=exclusive)
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": head, "spec": spec}
+
+
+def host(run_name: str, role: str, index: int) -> str:
+    """Return the host name of a task: <JobSet>-<replicated job>-<number of the Job>-<index in the Job>."""
+    return checked(f"{run_name}-{role}-0-{index}")
+
+
+def _run(source: Source) -> Run:
+    name = source.plan.name
+    held = {task.name: f"{host(name, task.role, task.index)}.{name}:{PORT}" for task in source.plan.tasks if task.address}
+    for group in groups(source.plan):
+        host(name, group.role, group.count - 1)  # the evaluator's too, which has no address
+    run = manifests.run_of(source)
+    return Run(run.spec, readdress(source.plan, held), run.image)
+
+
+def _header(source: Source, run: Run, made: list[Object]) -> str:
+    return manifests.header(source, [f"the cluster needs JobSet {MINIMUM} or newer", *manifests.notes(run, made)])
+
+
+def _replicated(run: Run, group: Group) -> Object:
+    # Where all have to restore together, the first failure of a pod that counts restarts the set.
+    retries = 0 if group.scope == "all" else group.task.restart.max_restarts
+    spec = jobs.spec_of(run, group, retries=retries)
+    # The set names the pods' subdomain.
+    spec["template"]["spec"].pop("subdomain", None)
+    head = metadata(run, run.name, group.role)
+    labels = {"labels": head["labels"], "annotations": head["annotations"]}
+    return {"name": group.role, "replicas": 1, "template": {"metadata": labels, "spec": spec}}
+
+
+def _failure_policy(run: Run, by_role: tuple[Group, ...]) -> Object:
+    """Return who is started again with whom: docs/architecture.md, "Who restarts what"."""
+    alone = [group.role for group in by_role if group.scope == "alone"]
+    together = [group.role for group in by_role if group.scope == "all"]
+    rules: list[Object] = [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": _FINAL}]
+    if alone:
+        # Its Job has started it again as often as limits.max_restarts allows.
+        rules.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": alone})
+    if together:
+        rules.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": together})
+    return {"maxRestarts": run.plan.tasks[0].restart.max_restarts, "rules": rules}

@@ -1,0 +1,94 @@
+"""All objects of a run in the order to apply them, as one YAML text or as a directory for `kubectl apply -k`. Pure."""
+
+from collections.abc import Iterable
+
+from launcher.errors import UsageError
+from launcher.images import image_for
+from launcher.render.kubernetes import configmaps, jobs, network, storage, tensorboard
+from launcher.render.kubernetes.objects import Object, Run
+from launcher.render.targets import Source
+from launcher.render.yaml_text import text
+from launcher.spec.kubernetes_rules import is_mounted
+from launcher.spec.models import ClusterSpec
+from launcher.spec.rules import is_directory_name
+
+KUSTOMIZATION = "kustomization.yaml"
+
+
+def render(source: Source) -> str:
+    """Return the manifests of a plan for kubernetes. Raises UsageError for what cannot run there."""
+    return document(header(source, _notes(source)), objects(run_of(source)))
+
+
+def files(source: Source) -> dict[str, str]:
+    """Return the same as a directory: file name -> text, one file a kind and a kustomization."""
+    return directory(source, header(source, _notes(source)), objects(run_of(source)))
+
+
+def objects(run: Run) -> list[Object]:
+    """Return the objects of a run: what others need comes first."""
+    return [*surroundings(run), network.headless(run), *jobs.jobs(run), *tensorboard.tensorboard(run)]
+
+
+def surroundings(run: Run) -> list[Object]:
+    """Return what the tasks of a run need before they start: volume, addresses, code, and the policies that shut others out."""
+    return [*storage.claim(run), configmaps.cluster(run), *configmaps.code(run), *network.policies(run)]
+
+
+def run_of(source: Source) -> Run:
+    """Return what is rendered. Raises UsageError for data of this machine, which no pod can see."""
+    _check_data(source.spec)
+    return Run(source.spec, source.plan, image_for(source.spec))
+
+
+def notes(run: Run, made: list[Object]) -> list[str]:
+    """Return what a person should know about the objects."""
+    found = [storage.notice(run), configmaps.notice(made)]
+    return [note for note in found if note]
+
+
+def header(source: Source, remarks: Iterable[str]) -> str:
+    """Return the comment above the objects."""
+    name = source.plan.name
+    run = Run(source.spec, source.plan, image_for(source.spec))
+    lines = [
+        f"{name} for Kubernetes {run.version} or newer." + (f" Made by: {source.title}" if source.title else ""),
+        f"Its nodes need the image {run.image}, or a registry that has it.",
+        *(f"Note: {remark}." for remark in remarks),
+    ]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def document(head: str, made: Iterable[Object]) -> str:
+    """Return objects as one YAML text."""
+    return head + "\n" + "---\n".join(text(one, {}) for one in made)
+
+
+def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, str]:
+    """Return objects as files, one a kind, with the kustomization that names them in order."""
+    kinds: dict[str, list[Object]] = {}
+    for one in made:
+        kinds.setdefault(f"{one['kind'].lower()}.yaml", []).append(one)
+    kustomization: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    if source.spec.kubernetes.namespace:
+        kustomization["namespace"] = source.spec.kubernetes.namespace
+    kustomization["resources"] = list(kinds)
+    listed = {name: "---\n".join(text(one, {}) for one in those) for name, those in kinds.items()}
+    return {KUSTOMIZATION: f"{head}#   kubectl apply -k DIRECTORY\n\n{text(kustomization, {})}", **listed}
+
+
+def _notes(source: Source) -> list[str]:
+    run = run_of(source)
+    found = notes(run, objects(run))
+    if run.options.queue:
+        found.append("Kueue admits the Job of each role by itself; rendered with `--to jobset` it admits all or none")
+    return found
+
+
+def _check_data(spec: ClusterSpec) -> None:
+    if spec.train is None or not is_directory_name(spec.train) or is_mounted(spec.kubernetes, spec.train.data):
+        return
+    raise UsageError(
+        f"train.data is {spec.train.data}, a directory of this machine; pods do not see it",
+        "put the data on a volume, mount that by kubernetes.volumes, and name the directory below its mount_path",
+    )

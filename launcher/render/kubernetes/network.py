@@ -1,0 +1,45 @@
+"""How the tasks of a run find each other, and who else reaches them: the headless Service and the NetworkPolicies. Pure."""
+
+from launcher.plan.addresses import PORT
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, metadata, selector
+
+TENSORBOARD_PORT = 6006  # in the pod; the Service answers on the spec's
+
+
+def headless(run: Run) -> Object:
+    """Return the Service that gives each task its name. Names are there before the tasks are ready: tasks wait for each other."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": _tasks(run),
+        "ports": [{"name": "grpc", "port": PORT, "targetPort": PORT}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, run.name), "spec": spec}
+
+
+def policies(run: Run) -> list[Object]:
+    """Return who may reach what: a task the other tasks of its run alone, TensorBoard everybody in the cluster."""
+    tasks = {"matchLabels": _tasks(run)}
+    rule: Object = {"from": [{"podSelector": tasks}]}
+    if not _uses_other_ports(run):
+        rule["ports"] = [{"protocol": "TCP", "port": PORT}]
+    found = [_policy(run, run.name, tasks, rule, None)]
+    if run.options.tensorboard:
+        board = {"matchLabels": selector(run, TENSORBOARD)}
+        open_port: Object = {"ports": [{"protocol": "TCP", "port": TENSORBOARD_PORT}]}
+        found.append(_policy(run, f"{run.name}-tensorboard", board, open_port, TENSORBOARD))
+    return found
+
+
+def _tasks(run: Run) -> dict[str, str]:
+    return {CLUSTER_LABEL: run.name}
+
+
+def _uses_other_ports(run: Run) -> bool:
+    """Tell whether tasks talk to each other on more than TensorFlow's port: NCCL chooses its own, a user's program may."""
+    return run.spec.command is not None or any(task.resources.gpus for task in run.plan.tasks)
+
+
+def _policy(run: Run, name: str, pods: Object, rule: Object, component: str | None) -> Object:
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [rule]}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(run, name, component), "spec": spec}

@@ -1,0 +1,113 @@
+"""What the objects of a run have in common: their names, labels and annotations, and how Kubernetes reads texts. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.plan.models import Plan
+from launcher.spec.kubernetes import DEFAULT_VERSION, Kubernetes, parse_version
+from launcher.spec.models import ClusterSpec
+from launcher.spec.names import LONGEST_LABEL
+
+Object = dict[str, Any]
+
+# Containers: what overrides and policies call them.
+TRAINER = "trainer"
+TENSORBOARD = "tensorboard"
+
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
+_NAME = "app.kubernetes.io/name"
+_INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+_MANAGED_BY = "app.kubernetes.io/managed-by"
+# On the pods of the tasks, and on no others: who is in the cluster.
+CLUSTER_LABEL = "tf-launcher/cluster"
+# On every pod that mounts the run's volume, where those have to be on one node.
+VOLUME_LABEL = "tf-launcher/volume"
+_DIGEST = "tf-launcher/spec-digest"
+_STRATEGY = "tf-launcher/strategy"
+
+# The first version where a field is there without a feature gate that somebody has to open.
+# https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/
+_SINCE: dict[str, tuple[int, int]] = {
+    "podFailurePolicy": (1, 26),
+    "podReplacementPolicy": (1, 29),
+    "backoffLimitPerIndex": (1, 29),
+    "maxFailedIndexes": (1, 29),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is rendered: a valid spec, its plan for Kubernetes, and the image of its tasks."""
+
+    spec: ClusterSpec
+    plan: Plan
+    image: str
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.plan.name
+
+    @property
+    def options(self) -> Kubernetes:
+        """The spec's `kubernetes` section."""
+        return self.spec.kubernetes
+
+    @property
+    def version(self) -> str:
+        """The oldest Kubernetes that the objects have to work on."""
+        return self.options.version or DEFAULT_VERSION
+
+    @property
+    def own_claim(self) -> bool:
+        """Whether the run has a claim of its own."""
+        return self.options.claim is None
+
+    @property
+    def claim(self) -> str:
+        """The claim of the volume with the run directory."""
+        return self.options.claim or self.name
+
+
+def since(run: Run, fields: Mapping[str, Any]) -> Object:
+    """Return those of an object's fields that the run's version of Kubernetes has."""
+    target = parse_version(run.version)
+    return {field: value for field, value in fields.items() if _SINCE.get(field, (1, 0)) <= target}
+
+
+def selector(run: Run, component: str | None = None) -> dict[str, str]:
+    """Return the labels that the pods of a run have, or those of one component of it alone."""
+    labels = {_NAME: "tf-launcher", _INSTANCE: run.name}
+    return labels | ({COMPONENT: component} if component else {})
+
+
+def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> Object:
+    """Return an object's metadata. `more` are further labels, or `annotations`."""
+    annotations = {_STRATEGY: run.plan.strategy, _DIGEST: run.plan.spec_digest, **run.options.annotations, **more.pop("annotations", {})}
+    labels = {**selector(run, component), _MANAGED_BY: "launcher", **run.options.labels, **more.pop("labels", {})}
+    namespace = {"namespace": run.options.namespace} if run.options.namespace else {}
+    return {"name": checked(name), **namespace, "labels": labels, "annotations": annotations}
+
+
+def pod_metadata(run: Run, component: str) -> Object:
+    """Return the metadata of a component's pods."""
+    labels = {**selector(run, component), _MANAGED_BY: "launcher", **run.options.labels}
+    return {"labels": labels} | ({"annotations": dict(run.options.annotations)} if run.options.annotations else {})
+
+
+def checked(name: str) -> str:
+    """Return a name that becomes a host's or a label's. Raises UsageError when it is longer than those may be."""
+    if len(name) > LONGEST_LABEL:
+        raise UsageError(
+            f"the name {name} has {len(name)} characters; Kubernetes takes {LONGEST_LABEL}",
+            f"shorten the run's name by {len(name) - LONGEST_LABEL}",
+        )
+    return name
+
+
+def literal(text: str) -> str:
+    """Return a text as `command` and `env` take it: there `$(NAME)` is replaced, and `$$` is a dollar."""
+    return text.replace("$", "$$")

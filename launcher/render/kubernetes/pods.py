@@ -1,0 +1,221 @@
+"""The pod of a role's tasks: what it runs, what it is told, what it gets, and what it may not do. Pure."""
+
+import math
+from typing import Any
+
+from launcher.plan.groups import Group
+from launcher.plan.places import CONTAINER_CODE
+from launcher.render.kubernetes import storage
+from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items
+from launcher.render.kubernetes.merge import merge
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, TRAINER, Object, Run, literal, pod_metadata, selector
+from launcher.spec.kubernetes import EnvSource, Volume
+from launcher.spec.models import Role
+
+_COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_TMP = "/tmp"  # noqa: S108 - the pod's own
+_EXECUTABLE = 0o555
+
+
+def template(run: Run, group: Group) -> Object:
+    """Return the pod template of a role, the user's overrides merged in."""
+    metadata = pod_metadata(run, group.role)
+    metadata["labels"] |= {CLUSTER_LABEL: run.name}
+    if group.mounts_run_dir:
+        metadata["labels"] |= storage.volume_labels(run)
+    spec: Object = {
+        "restartPolicy": "Never",
+        "subdomain": run.name,
+        "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
+        **hardened(run),
+        **_scheduling(run, group),
+        "containers": [_container(run, group)],
+        "volumes": _volumes(run, group),
+    }
+    return overridden(run, group.role, {"metadata": metadata, "spec": spec})
+
+
+def overridden(run: Run, component: str, made: Object) -> Object:
+    """Return a pod template with what the spec overrides for all components and for this one."""
+    overrides = run.options.overrides
+    everywhere = overrides.all if component != "tensorboard" else {}
+    merged: Object = merge(merge(made, everywhere), getattr(overrides, component))
+    return merged
+
+
+def hardened(run: Run) -> Object:
+    """Return the fields of a pod that Pod Security `restricted` and good sense ask for, and how its image is pulled."""
+    user = run.options.user
+    fields: Object = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": user,
+            "runAsGroup": user,
+            "fsGroup": user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if run.options.image_pull_secrets:
+        fields["imagePullSecrets"] = [{"name": name} for name in run.options.image_pull_secrets]
+    if run.options.priority_class:
+        fields["priorityClassName"] = run.options.priority_class
+    return fields
+
+
+def container(run: Run, name: str, command: list[str]) -> Object:
+    """Return what every container has."""
+    policy = {"imagePullPolicy": run.options.image_pull_policy} if run.options.image_pull_policy else {}
+    return {
+        "name": name,
+        "image": run.image,
+        **policy,
+        "command": [literal(word) for word in command],
+        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
+        # Without a message of its own, a failed pod's status tells the last lines that it wrote.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def tmp() -> tuple[Object, Object]:
+    """Return the volume /tmp, and where a container has it: nothing else can be written, the run's volume apart."""
+    return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": _TMP}
+
+
+def _container(run: Run, group: Group) -> Object:
+    made = container(run, TRAINER, list(group.task.command))
+    if group.task.cwd is not None:
+        made["workingDir"] = group.task.cwd
+    whole = [_env_from(source) for source in run.options.env_from if source.name is None]
+    if whole:
+        made["envFrom"] = whole
+    made["env"] = _env(run, group)
+    if resources := _resources(run, group):
+        made["resources"] = resources
+    made["ports"] = [{"name": "grpc", "containerPort": int(group.task.address.rpartition(":")[2])}] if group.task.address else []
+    made["volumeMounts"] = _mounts(run, group)
+    return {key: value for key, value in made.items() if value != []}
+
+
+def _env(run: Run, group: Group) -> list[Object]:
+    values = {"HOME": _TMP} | group.task.env
+    single = [_env_value(source) for source in run.options.env_from if source.name is not None]
+    taken = {entry["name"] for entry in single}
+    told = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{group.role}","index":$(JOB_COMPLETION_INDEX)}}}}'
+    return [
+        *({"name": name, "value": literal(value)} for name, value in values.items() if name not in taken),
+        *single,
+        {"name": "TF_CLUSTER", "valueFrom": {"configMapKeyRef": {"name": cluster_name(run), "key": CLUSTER_KEY}}},
+        {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}},
+        # Last: what it refers to must stand before it.
+        {"name": "TF_CONFIG", "value": told},
+    ]
+
+
+def _env_from(source: EnvSource) -> Object:
+    kind, name = ("secretRef", source.secret) if source.secret else ("configMapRef", source.config_map)
+    prefix = {"prefix": source.prefix} if source.prefix else {}
+    return {**prefix, kind: {"name": name, **_optional(source)}}
+
+
+def _env_value(source: EnvSource) -> Object:
+    kind, name = ("secretKeyRef", source.secret) if source.secret else ("configMapKeyRef", source.config_map)
+    return {"name": source.name, "valueFrom": {kind: {"name": name, "key": source.key, **_optional(source)}}}
+
+
+def _optional(source: EnvSource) -> Object:
+    return {"optional": True} if source.optional else {}
+
+
+def _role(run: Run, group: Group) -> Role:
+    role: Role | None = getattr(run.spec.roles, group.role)
+    assert role is not None  # noqa: S101 - a planned role is one of the spec's
+    return role
+
+
+def _resources(run: Run, group: Group) -> Object:
+    """Return requests that equal limits: what a task is given is its own, and it is the last to be evicted."""
+    role = _role(run, group)
+    amounts: Object = {}
+    if role.cpu is not None:
+        amounts["cpu"] = str(int(role.cpu)) if float(role.cpu).is_integer() else f"{math.ceil(role.cpu * 1000)}m"
+    if role.memory is not None:
+        amounts["memory"] = role.memory
+    gpus = {run.options.gpu_resource: str(role.gpus)} if role.gpus else {}
+    found: Object = {}
+    if amounts:
+        found["requests"] = dict(amounts)
+    if amounts or gpus:
+        found["limits"] = amounts | gpus
+    return found
+
+
+def _volumes(run: Run, group: Group) -> list[Object]:
+    own = [tmp()[0], {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.options.shm_size}}]
+    if group.mounts_run_dir:
+        own.insert(0, storage.volume(run))
+    if run.spec.code is not None:
+        own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
+    return own + [{"name": extra.name, **extra.source} for extra in _extra(run, group)]
+
+
+def _places(run: Run) -> Object:
+    listed = items(run)
+    return {"items": listed} if any(item["key"] != item["path"] for item in listed) else {}
+
+
+def _mounts(run: Run, group: Group) -> list[Object]:
+    own = [tmp()[1], {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+    if group.mounts_run_dir:
+        own.insert(0, storage.mount())
+    if run.spec.code is not None:
+        own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
+    for extra in _extra(run, group):
+        options: Object = {"subPath": extra.sub_path} if extra.sub_path else {}
+        own.append({"name": extra.name, "mountPath": extra.mount_path, **options} | ({"readOnly": True} if extra.read_only else {}))
+    return own
+
+
+def _extra(run: Run, group: Group) -> list[Volume]:
+    return [extra for extra in run.options.volumes if not extra.roles or group.role in extra.roles]
+
+
+def _scheduling(run: Run, group: Group) -> Object:
+    options, role = run.options, _role(run, group)
+    fields: Object = {}
+    if options.runtime_class and role.gpus:
+        fields["runtimeClassName"] = options.runtime_class
+    nodes = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
+    if nodes:
+        fields["nodeSelector"] = nodes
+    if tolerations := _tolerations(run, role):
+        fields["tolerations"] = tolerations
+    if affinity := _affinity(run, group):
+        fields["affinity"] = {"podAffinity": affinity}
+    if options.placement == "spread" and group.count > 1:
+        fields["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": options.placement_key,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector(run, group.role)},
+            }
+        ]
+    return fields
+
+
+def _tolerations(run: Run, role: Role) -> list[dict[str, Any]]:
+    given = [toleration.model_dump(exclude_none=True) for toleration in run.options.tolerations]
+    if not role.gpus:
+        return given
+    return [{"key": run.options.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}, *given]
+
+
+def _affinity(run: Run, group: Group) -> Object:
+    affinity = storage.together(run) if group.mounts_run_dir else {}
+    if run.options.placement == "pack":
+        term = {"labelSelector": {"matchLabels": {CLUSTER_LABEL: run.name}}, "topologyKey": run.options.placement_key}
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 100, "podAffinityTerm": term}]
+    return affinity

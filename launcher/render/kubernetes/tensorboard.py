@@ -1,0 +1,56 @@
+"""TensorBoard beside a run: a Deployment that reads the run's volume, and the Service in front of it. Pure."""
+
+from launcher.plan.places import CONTAINER_RUNS
+from launcher.render.kubernetes import pods, storage
+from launcher.render.kubernetes.network import TENSORBOARD_PORT
+from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, metadata, pod_metadata, selector
+
+# TensorBoard reads event files into memory; what it needs grows with a run, to some hundreds of MiB.
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+
+
+def tensorboard(run: Run) -> list[Object]:
+    """Return the objects of TensorBoard; none where the spec wants none."""
+    if not run.options.tensorboard:
+        return []
+    name = f"{run.name}-tensorboard"
+    deployment = {
+        "replicas": 1,
+        # Never two of them: the volume may be one that one pod at a time can mount.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": selector(run, TENSORBOARD)},
+        "template": _template(run),
+    }
+    service = {
+        "selector": selector(run, TENSORBOARD),
+        "ports": [{"name": "http", "port": run.spec.tensorboard.port, "targetPort": TENSORBOARD_PORT}],
+    }
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, name, TENSORBOARD), "spec": service},
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(run, name, TENSORBOARD), "spec": deployment},
+    ]
+
+
+def _template(run: Run) -> Object:
+    head = pod_metadata(run, TENSORBOARD)
+    head["labels"] |= storage.volume_labels(run)
+    logs = f"{CONTAINER_RUNS}/{run.name}/logs"
+    # Every interface of the pod: Service and policy say who reaches it.
+    listen = ["--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)]  # noqa: S104
+    volume, mount = pods.tmp()
+    container = pods.container(run, TENSORBOARD, ["python", "-m", "tensorboard.main", "--logdir", logs, *listen]) | {
+        "env": [{"name": "HOME", "value": mount["mountPath"]}],
+        "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
+        "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
+        "resources": _RESOURCES,
+        "volumeMounts": [storage.mount(read_only=True), mount],
+    }
+    spec: Object = {
+        **pods.hardened(run),
+        **({"nodeSelector": dict(run.options.node_selector)} if run.options.node_selector else {}),
+        **({"tolerations": [one.model_dump(exclude_none=True) for one in run.options.tolerations]} if run.options.tolerations else {}),
+        **({"affinity": {"podAffinity": affinity}} if (affinity := storage.together(run)) else {}),
+        "containers": [container],
+        "volumes": [storage.volume(run), volume],
+    }
+    return pods.overridden(run, TENSORBOARD, {"metadata": head, "spec": spec})

@@ -1,0 +1,66 @@
+"""A spec rendered for Kubernetes, as the API server reads it."""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli.planning import planned
+from launcher.render.targets import Source, renderer
+
+Objects = dict[tuple[str, str], dict[str, Any]]
+Rendered = Callable[..., Objects]
+
+HEAD = "version: 1\nname: digits\n"
+TRAIN = "train: {workload: mnist_mlp}\n"
+CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}, evaluator: {}}\n" + TRAIN
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Callable[..., str]:
+    """Render a spec, given without its head, to YAML text."""
+
+    def render(spec: str, to: str = "kubernetes", head: str = HEAD) -> str:
+        file = tmp_path / "digits.yaml"
+        file.write_text(head + textwrap.dedent(spec))
+        read, plan = planned(file, [], "kubernetes", tmp_path / "runs")
+        return renderer(to)(Source(read, plan, tmp_path, "launcher render digits.yaml"))
+
+    return render
+
+
+@pytest.fixture
+def rendered(text: Callable[..., str]) -> Rendered:
+    """Return the objects of a spec by kind and name."""
+
+    def objects(spec: str = CLUSTER, to: str = "kubernetes", head: str = HEAD) -> Objects:
+        made = list(yaml.safe_load_all(text(spec, to, head)))
+        found = {(one["kind"], one["metadata"]["name"]): one for one in made}
+        assert len(found) == len(made)
+        return found
+
+    return objects
+
+
+def pod(objects: Objects, role: str) -> dict[str, Any]:
+    """Return the pod template of a role's Job."""
+    template = objects["Job", f"digits-{role}"]["spec"]["template"]
+    assert isinstance(template, dict)
+    return template
+
+
+def container(objects: Objects, role: str) -> dict[str, Any]:
+    """Return the container of a role's pods."""
+    (only,) = pod(objects, role)["spec"]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def pods(objects: Objects) -> Iterator[dict[str, Any]]:
+    """Yield every pod template."""
+    for (kind, _), one in objects.items():
+        if kind in {"Job", "Deployment"}:
+            yield one["spec"]["template"]

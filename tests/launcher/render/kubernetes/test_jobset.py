@@ -1,0 +1,61 @@
+"""The same run as one JobSet."""
+
+import json
+from typing import Any
+
+from tests.launcher.render.kubernetes.conftest import CLUSTER, TRAIN, Rendered
+
+
+def jobset(rendered: Rendered, spec: str = CLUSTER) -> dict[str, Any]:
+    return rendered(spec, to="jobset")["JobSet", "digits"]
+
+
+def test_one_jobset_takes_the_place_of_jobs_and_headless_service(rendered: Rendered) -> None:
+    plain, objects = rendered(), rendered(CLUSTER, to="jobset")
+    gone = {("Service", "digits"), *(key for key in plain if key[0] == "Job")}
+    assert set(objects) == (set(plain) - gone) | {("JobSet", "digits")}
+    replicated = jobset(rendered)["spec"]["replicatedJobs"]
+    assert [(one["name"], one["replicas"], one["template"]["spec"]["completions"]) for one in replicated] == [
+        ("chief", 1, 1),
+        ("worker", 1, 2),
+        ("ps", 1, 1),
+        ("evaluator", 1, 1),
+    ]
+    assert all("subdomain" not in one["template"]["spec"]["template"]["spec"] for one in replicated)
+
+
+def test_addresses_are_the_names_that_a_jobset_gives_its_pods(rendered: Rendered) -> None:
+    members = json.loads(rendered(CLUSTER, to="jobset")["ConfigMap", "digits-cluster"]["data"]["TF_CLUSTER"])
+    assert members["worker"] == ["digits-worker-0-0.digits:2222", "digits-worker-0-1.digits:2222"]
+    assert members["chief"] == ["digits-chief-0-0.digits:2222"]
+    assert jobset(rendered)["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "digits"}
+
+
+def test_success_is_the_chief_s_and_the_evaluator_s(rendered: Rendered) -> None:
+    policy = jobset(rendered)["spec"]["successPolicy"]
+    assert policy == {"operator": "All", "targetReplicatedJobs": ["chief", "evaluator"]}
+    workers = jobset(rendered, "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\n" + TRAIN)
+    assert workers["spec"]["successPolicy"]["targetReplicatedJobs"] == ["worker"]
+
+
+def test_failures_follow_the_table_of_restarts(rendered: Rendered) -> None:
+    made = jobset(rendered, CLUSTER + "limits: {max_restarts: 3}\n")["spec"]
+    policy = made["failurePolicy"]
+    assert policy["maxRestarts"] == 3
+    assert [(rule["action"], rule.get("targetReplicatedJobs") or rule["onJobFailureReasons"]) for rule in policy["rules"]] == [
+        ("FailJobSet", ["PodFailurePolicy", "DeadlineExceeded"]),
+        ("FailJobSet", ["chief", "worker", "evaluator"]),
+        ("RestartJobSet", ["ps"]),
+    ]
+    retries = {one["name"]: one["template"]["spec"]["backoffLimitPerIndex"] for one in made["replicatedJobs"]}
+    assert retries == {"chief": 3, "worker": 3, "ps": 0, "evaluator": 3}
+
+
+def test_queue_topology_and_time_to_live(rendered: Rendered) -> None:
+    made = jobset(rendered, CLUSTER + "kubernetes: {queue: team-a, exclusive_topology: example.com/rack, ttl: 1h}\n")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert made["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"] == "example.com/rack"
+    assert made["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert all("ttlSecondsAfterFinished" not in one["template"]["spec"] for one in made["spec"]["replicatedJobs"])
+    jobs = rendered(CLUSTER + "kubernetes: {queue: team-a}\n")
+    assert jobs["Job", "digits-worker"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"

@@ -1,0 +1,250 @@
+"""The objects of a run: what each task is told, what a failed pod means, who reaches whom."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli.main import run
+from launcher.cli.planning import planned
+from launcher.errors import LauncherError, UsageError
+from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, container, pod, pods
+
+
+def environment(objects: Objects, role: str, index: int) -> dict[str, str]:
+    """Return the variables of one task as the kubelet makes them: in order, with $(NAME) replaced by what stood before."""
+    values: dict[str, str] = {}
+
+    def known(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else values.get(match[1], match[0])
+
+    for entry in container(objects, role)["env"]:
+        source = entry.get("valueFrom", {})
+        if "configMapKeyRef" in source:
+            reference = source["configMapKeyRef"]
+            values[entry["name"]] = objects["ConfigMap", reference["name"]]["data"][reference["key"]]
+        elif "fieldRef" in source:
+            assert source["fieldRef"]["fieldPath"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+            values[entry["name"]] = str(index)
+        else:
+            values[entry["name"]] = re.sub(r"\$\$|\$\((\w+)\)", known, entry["value"])
+    return values
+
+
+def test_there_is_one_indexed_job_a_role_and_what_they_need(rendered: Rendered) -> None:
+    objects = rendered()
+    assert list(objects) == [
+        ("PersistentVolumeClaim", "digits"),
+        ("ConfigMap", "digits-cluster"),
+        ("NetworkPolicy", "digits"),
+        ("NetworkPolicy", "digits-tensorboard"),
+        ("Service", "digits"),
+        ("Job", "digits-chief"),
+        ("Job", "digits-worker"),
+        ("Job", "digits-ps"),
+        ("Job", "digits-evaluator"),
+        ("Service", "digits-tensorboard"),
+        ("Deployment", "digits-tensorboard"),
+    ]
+    for (kind, _), job in objects.items():
+        if kind == "Job":
+            spec = job["spec"]
+            assert spec["completionMode"] == "Indexed"
+            assert spec["completions"] == spec["parallelism"] == (2 if job["metadata"]["name"] == "digits-worker" else 1)
+            assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_each_task_gets_the_tf_config_of_the_plan(rendered: Rendered, tmp_path: Path) -> None:
+    objects = rendered()
+    _, plan = planned(tmp_path / "digits.yaml", [], "kubernetes", tmp_path)
+    for task in plan.tasks:
+        told = json.loads(environment(objects, task.role, task.index)["TF_CONFIG"])
+        assert told == task.tf_config
+        if task.address:
+            host, _, port = task.address.partition(":")
+            hostname, _, service = host.partition(".")
+            # The host name that the Job controller gives a pod, in its subdomain.
+            assert hostname == f"{objects['Job', f'digits-{task.role}']['metadata']['name']}-{task.index}"
+            assert pod(objects, task.role)["spec"]["subdomain"] == service
+            assert int(port) == 2222
+    service = objects["Service", "digits"]["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    labels = pod(objects, "worker")["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+    assert not service["selector"].items() <= objects["Deployment", "digits-tensorboard"]["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_texts_of_the_user_reach_the_task_as_they_are(rendered: Rendered) -> None:
+    spec = """\
+        env: {PRICE: "5$ or $(HOME) or $$", PLAIN: "1"}
+        command: [sh, -c, "echo $(hostname) $$"]
+        """
+    objects = rendered(spec)
+    told = environment(objects, "chief", 0)
+    assert (told["PRICE"], told["PLAIN"]) == ("5$ or $(HOME) or $$", "1")
+    words = container(objects, "chief")["command"]
+    assert words[-3:] == ["sh", "-c", "echo $$(hostname) $$$$"]
+
+
+def test_a_thousand_workers_take_no_more_text_than_ten_but_for_their_addresses(text: Callable[..., str]) -> None:
+    def parts(workers: int) -> tuple[int, int]:
+        whole = text(f"strategy: parameter_server\nroles: {{chief: {{}}, ps: {{replicas: 4}}, worker: {{replicas: {workers}}}}}\n{TRAIN}")
+        addresses = re.search(r"TF_CLUSTER: '(.*)'", whole)
+        assert addresses
+        return len(whole), len(addresses[1])
+
+    few, few_addresses = parts(10)
+    many, many_addresses = parts(1000)
+    assert many - many_addresses <= 1.1 * (few - few_addresses)
+    assert many_addresses < 60_000
+
+
+def test_too_many_addresses_are_refused_with_the_number_that_fits(text: Callable[..., str]) -> None:
+    with pytest.raises(LauncherError) as refused:
+        text(f"strategy: multi_worker_mirrored\nroles: {{worker: {{replicas: 9000}}}}\n{TRAIN}")
+    most = re.search(r"at most (\d+) tasks", refused.value.remedy)
+    assert most
+    assert int(most[1]) >= 3000
+    text(f"strategy: multi_worker_mirrored\nroles: {{worker: {{replicas: {most[1]}}}}}\n{TRAIN}")
+
+
+def test_what_a_failed_pod_means(rendered: Rendered) -> None:
+    objects = rendered(CLUSTER + "limits: {max_restarts: 4, deadline: 90m}\nkubernetes: {ttl: 2d}\n")
+
+    def actions(role: str) -> list[tuple[str, Any]]:
+        rules = objects["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
+        return [(rule["action"], rule.get("onExitCodes", {}).get("values") or rule["onPodConditions"][0]["type"]) for rule in rules]
+
+    assert actions("chief") == [("Ignore", "DisruptionTarget"), ("FailJob", [2]), ("Ignore", [143])]
+    # A server whose chief stayed away has nothing to wait for.
+    assert actions("ps") == actions("worker") == [("Ignore", "DisruptionTarget"), ("FailJob", [2, 75]), ("Ignore", [143])]
+    spec = objects["Job", "digits-worker"]["spec"]
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"], spec["podReplacementPolicy"]) == (4, 0, "Failed")
+    assert (spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (5400, 172_800)
+    assert all(
+        rule["onExitCodes"]["containerName"] == container(objects, "worker")["name"] for rule in spec["podFailurePolicy"]["rules"][1:]
+    )
+
+
+def test_newer_fields_are_used_only_where_the_cluster_has_them(rendered: Rendered, text: Callable[..., str]) -> None:
+    old = CLUSTER + 'kubernetes: {version: "1.28"}\n'
+    spec = rendered(old)["Job", "digits-worker"]["spec"]
+    assert spec["backoffLimit"] == 10
+    assert "podFailurePolicy" in spec
+    assert not {"podReplacementPolicy", "backoffLimitPerIndex", "maxFailedIndexes"} & set(spec)
+    assert "for Kubernetes 1.28 or newer" in text(old).splitlines()[0]
+    assert "for Kubernetes 1.29 or newer" in text(CLUSTER).splitlines()[0]
+
+
+def test_only_the_tasks_of_the_run_reach_tensorflow_s_port_and_everybody_tensorboard(rendered: Rendered) -> None:
+    objects = rendered()
+    policy = objects["NetworkPolicy", "digits"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    assert rule == {"from": [{"podSelector": policy["podSelector"]}], "ports": [{"protocol": "TCP", "port": 2222}]}
+    wanted = policy["podSelector"]["matchLabels"].items()
+    board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]
+    assert all(wanted <= pod(objects, role)["metadata"]["labels"].items() for role in ("chief", "worker", "ps", "evaluator"))
+    assert not wanted <= board["metadata"]["labels"].items()
+    open_policy = objects["NetworkPolicy", "digits-tensorboard"]["spec"]
+    assert open_policy["podSelector"]["matchLabels"].items() <= board["metadata"]["labels"].items()
+    assert open_policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": 6006}]}]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "command: [python, train.py]\n",
+        "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2, gpus: 1}}\n" + TRAIN,
+    ],
+    ids=["own program", "nccl"],
+)
+def test_among_themselves_tasks_may_use_other_ports_where_they_choose_some(spec: str, rendered: Rendered) -> None:
+    (rule,) = rendered(spec)["NetworkPolicy", "digits"]["spec"]["ingress"]
+    assert rule["from"]
+    assert "ports" not in rule
+
+
+def test_every_pod_is_admitted_by_pod_security_restricted(rendered: Rendered) -> None:
+    # https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted
+    for template in pods(rendered()):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= {
+            "emptyDir",
+            "configMap",
+            "persistentVolumeClaim",
+        }
+        for one in spec["containers"]:
+            security = one["securityContext"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+            assert "/tmp" in {mount["mountPath"] for mount in one["volumeMounts"]}
+
+
+def test_tensorboard_reads_the_logs_and_cannot_write(rendered: Rendered) -> None:
+    objects = rendered(CLUSTER + "tensorboard: {port: 7007}\n")
+    (board,) = objects["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]
+    assert board["command"][board["command"].index("--logdir") + 1] == "/runs/digits/logs"
+    assert [mount for mount in board["volumeMounts"] if mount["name"] == "run"] == [{"name": "run", "mountPath": "/runs", "readOnly": True}]
+    assert objects["Service", "digits-tensorboard"]["spec"]["ports"] == [{"name": "http", "port": 7007, "targetPort": 6006}]
+    none = rendered(CLUSTER + "kubernetes: {tensorboard: false}\n")
+    assert not any("tensorboard" in name for _, name in none)
+
+
+def test_a_namespace_stands_in_every_object_and_nowhere_else(rendered: Rendered) -> None:
+    assert all("namespace" not in one["metadata"] for one in rendered().values())
+    there = rendered(CLUSTER + "kubernetes: {namespace: team-a}\n")
+    assert {one["metadata"]["namespace"] for one in there.values()} == {"team-a"}
+    assert "team-a" not in json.dumps(there["ConfigMap", "digits-cluster"]["data"])
+
+
+def test_names_fit_in_63_characters_or_are_refused_early(rendered: Rendered) -> None:
+    longest = "a" * 51
+    objects = rendered(CLUSTER, head=f"version: 1\nname: {longest}\n")
+    assert max(len(name) for _, name in objects) <= 63
+    with pytest.raises(LauncherError):
+        rendered(CLUSTER, head=f"version: 1\nname: {longest}a\n")
+    with pytest.raises(UsageError, match="65 characters"):
+        rendered(CLUSTER, to="jobset", head=f"version: 1\nname: {longest}\n")
+
+
+def test_data_of_this_machine_is_refused_and_data_on_a_volume_is_not(rendered: Rendered, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pods do not see it"):
+        rendered(f"train: {{workload: mnist, data: {tmp_path}}}\n")
+    volume = "{name: sets, mount_path: /sets, source: {persistentVolumeClaim: {claimName: sets}}}"
+    objects = rendered(f"train: {{workload: mnist, data: /sets/mnist}}\nkubernetes: {{volumes: [{volume}]}}\n")
+    assert json.loads(environment(objects, "chief", 0)["TRAINER_SETTINGS"])["train"]["data"] == "/sets/mnist"
+
+
+def test_a_directory_has_one_file_a_kind_and_a_kustomization(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, out = tmp_path / "digits.yaml", tmp_path / "out"
+    spec.write_text(HEAD + CLUSTER + "kubernetes: {namespace: team-a}\n")
+    assert run(["render", str(spec), "--to", "kubernetes"]) == 0
+    whole = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert run(["render", str(spec), "--to", "kubernetes", "-o", str(out)]) == 0
+    assert capsys.readouterr().out == ""
+    kustomization = yaml.safe_load((out / "kustomization.yaml").read_text())
+    assert kustomization["namespace"] == "team-a"
+    assert {path.name for path in out.iterdir()} == {"kustomization.yaml", *kustomization["resources"]}
+    there = [one for name in kustomization["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    assert sorted(map(str, there)) == sorted(map(str, whole))
+    assert {name: {one["kind"] for one in yaml.safe_load_all((out / name).read_text())} for name in kustomization["resources"]} == {
+        f"{one['kind'].lower()}.yaml": {one["kind"]} for one in whole
+    }
+
+
+def test_a_directory_with_other_yaml_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "digits.yaml"
+    spec.write_text(HEAD + CLUSTER)
+    assert run(["render", str(spec), "--to", "kubernetes", "-o", str(tmp_path)]) == 2
+    assert "digits.yaml" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["digits.yaml"]
+    assert run(["render", str(spec), "--to", "kubernetes", "-o", str(spec)]) == 2

@@ -1,0 +1,231 @@
+"""The options of the `kubernetes` section, each as it arrives in the pods."""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import UsageError
+from tests.launcher.render.kubernetes.conftest import CLUSTER, TRAIN, Rendered, container, pod, pods
+
+WORKERS = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 3}}\n" + TRAIN
+
+
+def test_resources_are_requests_and_limits_alike(rendered: Rendered) -> None:
+    objects = rendered("roles: {chief: {cpu: 0.5, memory: 1.5Gi, gpus: 2, gpu_type: NVIDIA-H100-80GB-HBM3}}\n" + TRAIN)
+    assert container(objects, "chief")["resources"] == {
+        "requests": {"cpu": "500m", "memory": "1.5Gi"},
+        "limits": {"cpu": "500m", "memory": "1.5Gi", "nvidia.com/gpu": "2"},
+    }
+    spec = pod(objects, "chief")["spec"]
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert "resources" not in container(rendered(), "ps")
+    assert "tolerations" not in pod(rendered(), "ps")["spec"]
+
+
+def test_other_makers_and_clouds_call_gpus_otherwise(rendered: Rendered) -> None:
+    options = "kubernetes: {gpu_resource: amd.com/gpu, gpu_type_label: cloud.google.com/gke-accelerator}\n"
+    objects = rendered("roles: {chief: {gpus: 1, gpu_type: mi300}}\n" + TRAIN + options)
+    assert container(objects, "chief")["resources"] == {"limits": {"amd.com/gpu": "1"}}
+    assert pod(objects, "chief")["spec"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "mi300"}
+    assert pod(objects, "chief")["spec"]["tolerations"][0]["key"] == "amd.com/gpu"
+
+
+def test_scheduling_options_are_on_every_pod(rendered: Rendered) -> None:
+    options = """\
+kubernetes:
+  priority_class: high
+  node_selector: {pool: train}
+  tolerations: [{key: dedicated, value: ml, effect: NoSchedule}]
+  image_pull_policy: Never
+  image_pull_secrets: [registry]
+  labels: {team: vision}
+  annotations: {example.com/owner: me}
+"""
+    objects = rendered(CLUSTER + options)
+    for template in pods(objects):
+        spec = template["spec"]
+        assert spec["priorityClassName"] == "high"
+        assert spec["nodeSelector"] == {"pool": "train"}
+        assert spec["tolerations"] == [{"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}]
+        assert spec["imagePullSecrets"] == [{"name": "registry"}]
+        assert {one["imagePullPolicy"] for one in spec["containers"]} == {"Never"}
+        assert template["metadata"]["labels"]["team"] == "vision"
+        assert template["metadata"]["annotations"] == {"example.com/owner": "me"}
+    for one in objects.values():
+        assert one["metadata"]["labels"]["team"] == "vision"
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "digits"
+        assert one["metadata"]["annotations"]["example.com/owner"] == "me"
+
+
+def test_workers_are_spread_or_packed(rendered: Rendered) -> None:
+    spread = pod(rendered(WORKERS + "kubernetes: {placement: spread}\n"), "worker")
+    (constraint,) = spread["spec"]["topologySpreadConstraints"]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert constraint["labelSelector"]["matchLabels"].items() <= spread["metadata"]["labels"].items()
+    packed = pod(rendered(WORKERS + "kubernetes: {placement: pack, placement_key: topology.kubernetes.io/zone}\n"), "worker")
+    (term,) = packed["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
+    assert term["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= packed["metadata"]["labels"].items()
+    assert "affinity" not in pod(rendered(WORKERS), "worker")["spec"]
+
+
+def test_shared_memory_runtime_class_and_grace_period(rendered: Rendered) -> None:
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {gpus: 1}}\n"
+    objects = rendered(roles + TRAIN + "limits: {grace_period: 90s}\nkubernetes: {shm_size: 8Gi, runtime_class: nvidia}\n")
+    spec = pod(objects, "worker")["spec"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in spec["volumes"]
+    assert spec["terminationGracePeriodSeconds"] == 90
+    assert spec["runtimeClassName"] == "nvidia"
+    assert "runtimeClassName" not in pod(objects, "ps")["spec"]
+
+
+def test_environment_from_secrets_and_configmaps(rendered: Rendered) -> None:
+    options = """\
+kubernetes:
+  env_from:
+    - {secret: aws, optional: true}
+    - {config_map: settings, prefix: S3_}
+    - {secret: tokens, key: hub, name: HUB_TOKEN}
+"""
+    made = container(rendered("env: {HUB_TOKEN: none}\n" + CLUSTER + options), "worker")
+    assert made["envFrom"] == [{"secretRef": {"name": "aws", "optional": True}}, {"prefix": "S3_", "configMapRef": {"name": "settings"}}]
+    tokens = [entry for entry in made["env"] if entry["name"] == "HUB_TOKEN"]
+    assert tokens == [{"name": "HUB_TOKEN", "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "hub"}}}]
+
+
+def test_more_volumes_go_to_the_roles_that_ask(rendered: Rendered) -> None:
+    options = """\
+kubernetes:
+  volumes:
+    - {name: sets, mount_path: /sets, source: {persistentVolumeClaim: {claimName: sets}}}
+    - {name: keys, mount_path: /keys, sub_path: mine, read_only: false, source: {secret: {secretName: keys}}, roles: [chief]}
+"""
+    objects = rendered(CLUSTER + options)
+    assert {"name": "sets", "mountPath": "/sets", "readOnly": True} in container(objects, "ps")["volumeMounts"]
+    assert {"name": "keys", "mountPath": "/keys", "subPath": "mine"} in container(objects, "chief")["volumeMounts"]
+    assert {"name": "keys", "secret": {"secretName": "keys"}} in pod(objects, "chief")["spec"]["volumes"]
+    assert "keys" not in str(pod(objects, "ps"))
+
+
+def test_overrides_are_merged_last(rendered: Rendered) -> None:
+    options = """\
+kubernetes:
+  overrides:
+    all: {spec: {schedulerName: bin-packer}}
+    worker:
+      metadata: {annotations: {sidecar.istio.io/inject: "false"}}
+      spec:
+        hostNetwork: true
+        subdomain: null
+        containers: [{name: trainer, securityContext: {capabilities: {add: [IPC_LOCK]}}, env: [{name: NCCL_DEBUG, value: INFO}]}]
+    tensorboard: {spec: {containers: [{name: tensorboard, resources: {limits: {memory: 8Gi}}}]}}
+"""
+    objects = rendered(CLUSTER + options)
+    worker = pod(objects, "worker")
+    assert worker["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+    assert (worker["spec"]["hostNetwork"], worker["spec"]["schedulerName"]) == (True, "bin-packer")
+    assert "subdomain" not in worker["spec"]
+    made = container(objects, "worker")
+    assert made["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in made["env"]
+    assert any(entry["name"] == "TF_CONFIG" for entry in made["env"])
+    assert pod(objects, "ps")["spec"]["schedulerName"] == "bin-packer"
+    board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]
+    assert "schedulerName" not in board
+    assert board["containers"][0]["resources"] == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "8Gi"}}
+
+
+def mounting(objects: dict[tuple[str, str], Any]) -> set[str]:
+    return {
+        name for (kind, name), one in objects.items()
+        if kind in {"Job", "Deployment"} and any("persistentVolumeClaim" in v for v in one["spec"]["template"]["spec"]["volumes"])
+    }  # fmt: skip
+
+
+def test_the_volume_is_mounted_by_those_that_need_it(rendered: Rendered) -> None:
+    assert mounting(rendered()) == {"digits-chief", "digits-evaluator", "digits-tensorboard"}
+    assert mounting(rendered(WORKERS)) == {"digits-worker", "digits-tensorboard"}
+    claim = rendered("storage: {size: 20Gi, class: nfs}\n" + CLUSTER)["PersistentVolumeClaim", "digits"]["spec"]
+    assert claim == {"accessModes": ["ReadWriteMany"], "storageClassName": "nfs", "resources": {"requests": {"storage": "20Gi"}}}
+
+
+def test_a_claim_that_is_there_is_used_instead(rendered: Rendered) -> None:
+    objects = rendered(CLUSTER + "kubernetes: {claim: team-runs}\n")
+    assert not [kind for kind, _ in objects if kind == "PersistentVolumeClaim"]
+    assert pod(objects, "chief")["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "team-runs"}
+
+
+def test_a_volume_for_one_node_ties_its_pods_together_and_says_so(rendered: Rendered, text: Callable[..., str]) -> None:
+    spec = "storage: {access: ReadWriteOnce}\n" + CLUSTER
+    objects = rendered(spec)
+    terms = {}
+    for template in pods(objects):
+        affinity = template["spec"].get("affinity", {}).get("podAffinity", {})
+        role = template["metadata"]["labels"]["app.kubernetes.io/component"]
+        terms[role] = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+        if terms[role]:
+            # Each matches its own term, else the first of them could go nowhere.
+            assert terms[role][0]["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert {role for role, term in terms.items() if term} == {"chief", "evaluator", "tensorboard"}
+    assert "# Note: chief, evaluator and tensorboard are put on one node, as storage.access is ReadWriteOnce." in text(spec)
+
+
+def test_a_volume_for_one_node_is_refused_to_many_workers(rendered: Rendered) -> None:
+    spec = "storage: {access: ReadWriteOnce}\n" + WORKERS
+    with pytest.raises(UsageError) as refused:
+        rendered(spec)
+    assert "3 workers and tensorboard" in refused.value.message
+    assert all(way in refused.value.remedy for way in ("ReadWriteMany", "add a chief", "one_node"))
+    tied = rendered(spec + "kubernetes: {one_node: true}\n")
+    assert all("affinity" in template["spec"] for template in pods(tied))
+    with_chief = spec.replace("{worker:", "{chief: {}, worker:")
+    assert mounting(rendered(with_chief)) == {"digits-chief", "digits-tensorboard"}
+
+
+def test_a_volume_for_one_pod_is_refused_to_two(rendered: Rendered) -> None:
+    spec = "storage: {access: ReadWriteOncePod}\n" + TRAIN
+    with pytest.raises(UsageError, match="one pod; the volume is mounted by chief and tensorboard") as refused:
+        rendered(spec)
+    assert "kubernetes.tensorboard to false" in refused.value.remedy
+    alone = rendered(spec + "kubernetes: {tensorboard: false}\n")
+    assert "affinity" not in pod(alone, "chief")["spec"]
+
+
+def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_path: Path) -> None:
+    code = tmp_path / "src"
+    (code / "my_model").mkdir(parents=True)
+    (code / "__pycache__").mkdir()
+    (code / ".git").mkdir()
+    (code / "train.py").write_text("print('hello')\n")
+    (code / "my_model" / "net 1.py").write_text("x = 1\n")
+    (code / "weights.bin").write_bytes(b"\xff\x00\xfe")
+    (code / "__pycache__" / "train.pyc").write_bytes(b"")
+    (code / ".git" / "HEAD").write_text("")
+    objects = rendered("command: [python, train.py]\ncode: ./src\n")
+    stored = objects["ConfigMap", "digits-code"]
+    (volume,) = [volume for volume in pod(objects, "chief")["spec"]["volumes"] if volume["name"] == "code"]
+    read = {
+        item["path"]: stored["data"].get(item["key"]) or base64.b64decode(stored["binaryData"][item["key"]])
+        for item in volume["configMap"]["items"]
+    }
+    assert read == {"train.py": "print('hello')\n", "my_model/net 1.py": "x = 1\n", "weights.bin": b"\xff\x00\xfe"}
+    assert container(objects, "chief")["workingDir"] == "/code"
+    assert {"name": "code", "mountPath": "/code", "readOnly": True} in container(objects, "chief")["volumeMounts"]
+
+
+def test_code_beyond_what_a_configmap_holds_is_told_to_become_an_image(
+    rendered: Rendered, text: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    spec = "command: [python, train.py]\ncode: ./src\n"
+    (tmp_path / "src" / "train.py").write_text("x" * 300_000)
+    assert "kubectl apply --server-side" in text(spec)
+    (tmp_path / "src" / "more.py").write_text("x" * 900_000)
+    with pytest.raises(UsageError) as refused:
+        rendered(spec)
+    assert "1024 KiB" in refused.value.message
+    assert "launcher image build --code" in refused.value.remedy
