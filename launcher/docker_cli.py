@@ -30,7 +30,7 @@ _NO_ENGINE: tuple[tuple[str, str, str], ...] = (
         "add yourself to the group docker (sudo usermod -aG docker $USER, then log in again), or use rootless Docker",
     ),
     (
-        r"cannot connect to the docker daemon|error during connect|connection refused|no such host|context deadline exceeded",
+        r"cannot connect to the docker daemon|error during connect|failed to connect to the docker api",
         "the Docker engine does not answer",
         "start it (Docker Desktop, or sudo systemctl start docker); `docker info` must answer (DOCKER_HOST, `docker context ls`: which one)",
     ),

@@ -10,9 +10,8 @@ from launcher.spec.models import ClusterSpec
 DEFAULT_IMAGE = f"tf-launcher/trainer:{__version__}"
 GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
 
-# Held to images/Dockerfile by a test. Containers run as this user and group, and may write to RUNS and /tmp alone.
+# Tasks run as this user and group. In the image they own the directory of runs, and so a new volume that is mounted there.
 USER = 1000
-RUNS = "/runs"  # belongs to USER in the image, and so does a new named volume that is mounted there
 
 # What tells whether a task's container is well: exit code 0 or 1, and one line that says why.
 HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")

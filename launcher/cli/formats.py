@@ -38,6 +38,16 @@ def memory(size: int) -> str:
     return f"{value:.4g} TiB"
 
 
+def decimal(size: int) -> str:
+    """Write bytes as Docker and disks do, in powers of 1000: `1.18 GB`, `27 MB`."""
+    value = float(size)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
 def count(number: int, noun: str) -> str:
     """Write a number with its noun: `1 worker`, `2 workers`; ps is its own plural."""
     return f"{number:,} {noun}{'' if number == 1 or noun == 'ps' else 's'}"

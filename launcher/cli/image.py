@@ -1,0 +1,135 @@
+"""`launcher image build`: the image that containers of a run start from."""
+
+import json
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.formats import decimal, duration
+from launcher.cli.options import Json
+
+if TYPE_CHECKING:
+    from launcher.image_build.build import Request
+    from launcher.images import Image
+
+EXAMPLES = (
+    ("launcher image build", "the trainer image, for `up --on docker` and the Compose files"),
+    ("launcher image build --gpu", "with the CUDA libraries"),
+    ("launcher image build --code ./src --tag registry.example/team/train:1", "with your own code in it, for a registry"),
+    ("launcher image build --build-arg HTTPS_PROXY --ca-file company.pem", "behind a company's proxy"),
+)
+# What is in a directory of code and hardly ever belongs into an image.
+_BULKY = (".git", ".venv", "venv", "runs", "node_modules")
+_WORTH_A_LINE = 0.1  # seconds that a step took
+
+
+class Action(StrEnum):
+    """What can be done with images."""
+
+    BUILD = "build"
+
+
+def image(
+    action: Annotated[Action, typer.Argument(metavar="build", help="Build an image, in the Docker engine.", show_default=False)],
+    *,
+    gpu: Annotated[bool, typer.Option("--gpu", help="With the CUDA libraries.")] = False,
+    code: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Put your code into it too, where every task can import it.", show_default=False)
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What to call it; left out, a name that the launcher looks for.", show_default=False)
+    ] = None,
+    base_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="The image with Python to start from.", show_default=False)
+    ] = None,
+    build_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]", help="An argument of the build, such as HTTPS_PROXY or PIP_INDEX_URL. May be given more than once."
+        ),
+    ] = None,
+    pip_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="pip's configuration during the build; not left in the image.", show_default=False)
+    ] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificates to trust during the build, in PEM format.", show_default=False)
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show every line of the build.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Build the image that containers start from."""
+    from launcher.image_build.build import Request
+
+    del action  # there is one
+    request = Request(
+        gpu=gpu,
+        code=code,
+        tag=_image_name("--tag", tag),
+        base_image=_image_name("--base-image", base_image),
+        build_args=tuple(build_arg or ()),
+        pip_config=pip_config,
+        ca_file=ca_file,
+    )
+    began = time.monotonic()
+    built = _build(request, verbose=verbose)
+    seconds = time.monotonic() - began
+    if as_json:
+        print(json.dumps({"image": built.name, "id": built.id, "size": built.size, "seconds": round(seconds, 1), "labels": built.labels}))
+        return
+    print(f"{built.name} is there: id {built.id.removeprefix('sha256:')[:12]}, {decimal(built.size)}, after {duration(seconds)}")
+    if code is not None:
+        print(f"in the spec: `image: {built.name}`, and no `code`")
+
+
+def _image_name(option: str, name: str | None) -> str | None:
+    from launcher.errors import UsageError
+    from launcher.spec.names import check_image
+    from launcher.spec.problems import FieldError
+
+    if name is None:
+        return None
+    try:
+        return check_image(name)
+    except FieldError as error:
+        raise UsageError(f"{option}: {error.message}; expected {error.expected}", error.remedy) from None
+
+
+def _build(request: "Request", *, verbose: bool) -> "Image":
+    from rich.console import Console
+    from rich.markup import escape
+
+    from launcher.image_build.build import build, check
+    from launcher.image_build.steps import Output, Step
+
+    check(request)
+    # Progress is for people; stdout is for what was built.
+    console = Console(stderr=True, highlight=False)
+    console.print(f"building {request.name} on {request.base}", soft_wrap=True)
+    if request.code is not None and (bulky := _bulky(request.code)):
+        console.print(f"note: {', '.join(bulky)} go into the image too; a .dockerignore in {request.code} leaves them out", soft_wrap=True)
+    if verbose:
+        return build(request, lambda _: None, raw=lambda line: console.print(line, markup=False, soft_wrap=True))
+    with console.status("asking the engine") as status:
+        announced: set[str] = set()
+
+        def tell(heard: Step | Output) -> None:
+            if isinstance(heard, Output):
+                status.update(escape(f"{heard.title}: {heard.text[:60]}"))
+                if not console.is_terminal and heard.title not in announced:
+                    announced.add(heard.title)
+                    console.print(f"  {heard.title} ...")
+            elif heard.seconds is None:
+                status.update(heard.title)
+            elif heard.seconds >= _WORTH_A_LINE:
+                console.print(f"  {heard.title}: {duration(heard.seconds)}")
+
+        return build(request, tell)
+
+
+def _bulky(code: Path) -> list[str]:
+    if (code / ".dockerignore").exists():
+        return []
+    return [str(code / name) for name in _BULKY if (code / name).is_dir()]

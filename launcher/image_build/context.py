@@ -1,0 +1,49 @@
+"""What the engine is sent to build the image from: images/Dockerfile and what it copies, as one tar archive.
+
+The same from a checkout and from an installed wheel, which carries these files beside this module. An archive on standard
+input, and no directory: some installations of the docker command may read nothing outside the home directory.
+"""
+
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import launcher
+
+DOCKERFILE = "images/Dockerfile"
+# What the Dockerfile copies besides the package `trainer`; pyproject.toml puts the same into the wheel.
+FILES = (DOCKERFILE, "images/install.sh", "images/slim.py", "requirements/image.txt", "requirements/image-gpu.txt", "LICENSE")
+
+_PACKAGES = Path(launcher.__file__).parents[1]  # where `trainer` lies beside `launcher`
+_SHIPPED = Path(__file__).with_name("context")
+_ROOT = _SHIPPED if _SHIPPED.is_dir() else _PACKAGES
+
+
+def archive() -> bytes:
+    """Return the context as a tar archive: the same bytes for the same files, whoever owns them and whenever they were written."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, path in _files():
+            content = path.read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.mode = 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def default_base_image() -> str:
+    """Return the base image that the Dockerfile names."""
+    found = re.search(r"^ARG BASE_IMAGE=(\S+)", (_ROOT / DOCKERFILE).read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None  # noqa: S101 - the file is the project's own
+    return found[1]
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    for name in FILES:
+        yield name, _ROOT / name
+    for path in sorted((_PACKAGES / "trainer").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(_PACKAGES).as_posix(), path
