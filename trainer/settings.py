@@ -4,6 +4,7 @@ Imports no TensorFlow: the launcher validates with these models too. Field descr
 JSON Schema and in docs/spec.md.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,7 +35,7 @@ class Checkpoints(Settings):
 
 
 class Evaluation(Settings):
-    """When the chief evaluates on the held-out set, into `logs/eval`."""
+    """When the chief evaluates on the held-out set, into `logs/eval`; an evaluator evaluates each checkpoint instead."""
 
     every_steps: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Evaluate each time this many steps are done; 0 evaluates at the end alone."
@@ -50,6 +51,41 @@ class Summaries(Settings):
     )
     profile_every_steps: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Record a profile of one step each time this many steps are done; 0 records none."
+    )
+
+
+# What a metric's name says about it, by its last word that is listed.
+_MORE_IS_BETTER = "acc accuracy auc precision recall f1 fbeta iou dice bleu rouge psnr ssim r2 return reward score"
+_LESS_IS_BETTER = "loss error mae mse rmse msle mape crossentropy entropy perplexity divergence distance wer cer"
+_DIRECTIONS: dict[str, Literal["min", "max"]] = {
+    **dict.fromkeys(_MORE_IS_BETTER.split(), "max"),
+    **dict.fromkeys(_LESS_IS_BETTER.split(), "min"),
+}
+
+Mode = Literal["auto", "min", "max"]
+
+
+def direction(metric: str, mode: Mode) -> Literal["min", "max"] | None:
+    """Return whether the lowest or the highest value of a metric is its best; None where `auto` cannot tell by its name."""
+    if mode != "auto":
+        return mode
+    words = re.split(r"[^a-z0-9]+", metric.lower())
+    return next((_DIRECTIONS[word] for word in reversed(words) if word in _DIRECTIONS), None)
+
+
+class Export(Settings):
+    """Which model is exported for serving, into `export/best`."""
+
+    metric: str | None = Field(
+        None,
+        min_length=1,
+        description="The measure on the held-out set that says which model is best: loss or one of the workload's metrics."
+        " Left out: accuracy where there is one, else loss.",
+    )
+    mode: Mode = Field("auto", description="Whether the lowest or the highest value is best; `auto` knows it by the metric's name.")
+    formats: list[Literal["keras", "saved_model"]] = Field(
+        default=["keras", "saved_model"],
+        description="What is written: `model.keras`, `saved_model/`; an empty list exports nothing.",
     )
 
 
@@ -72,6 +108,9 @@ class Train(Settings):
     checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="When to save and how many checkpoints to keep.")
     evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
     summaries: Summaries = Field(default_factory=Summaries, description="What to write for TensorBoard and how often.")
+    export: Export | None = Field(
+        None, description="Export the best model for serving; left out, an evaluator exports it, and a chief without one does not."
+    )
 
 
 class TrainerSettings(Settings):

@@ -15,7 +15,7 @@ from launcher.spec import kubernetes_rules, names, quantities, wording
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
 from launcher.spec.subject import Subject
-from trainer.settings import Train
+from trainer.settings import Train, direction
 from trainer.workloads import catalog
 
 # Plain words, so that the JSON Schema can say it too.
@@ -187,20 +187,23 @@ def enough_workers(subject: Subject) -> Iterator[Finding]:
 
 
 def evaluator_has_work(subject: Subject) -> Iterator[Finding]:
-    """An evaluator evaluates while training goes on, from checkpoints."""
+    """An evaluator evaluates checkpoints, whatever `train.evaluate.every_steps` says to a chief without one."""
     train = subject.spec.train
     if train is None or subject.spec.roles.evaluator is None:
         return
     merged = catalog.with_defaults(train)
-    if not merged.evaluate.every_steps:
-        default = "" if ("train", "evaluate", "every_steps") in subject.document.sources else f", the default of {train.workload}"
-        message = f"an evaluator without steps to evaluate: `train.evaluate.every_steps` is 0{default}"
-        remedy = "set `train.evaluate.every_steps` to 500, say, or remove the evaluator"
-        yield Finding(("roles", "evaluator"), message, "`train.evaluate.every_steps` of 1 or more", remedy, on="key")
     if merged.checkpoint.every_steps is None and merged.checkpoint.every_seconds is None:
         message = "an evaluator without checkpoints to evaluate: none are saved before the end"
         expected = "`train.checkpoint.every_steps` or `train.checkpoint.every_seconds`"
         yield Finding(("roles", "evaluator"), message, expected, "set one of them, or remove the evaluator", on="key")
+
+
+def best_is_known(subject: Subject) -> Iterator[Finding]:
+    """It is known whether more or less of the exported model's metric is better."""
+    export = subject.spec.train.export if subject.spec.train else None
+    if export and export.metric and direction(export.metric, export.mode) is None:
+        message = f"{shown(export.metric)} does not tell whether more or less of it is better"
+        yield Finding(("train", "export", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
 def deadline_after_start(subject: Subject) -> Iterator[Finding]:
@@ -281,7 +284,8 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "workload"), ("strategy",)), workload_fits_strategy),
     ((("train", "sync"),), sync_is_possible),
     ((("train", "sync"), ("roles", "worker", "replicas")), enough_workers),
-    ((("train", "workload"), ("train", "evaluate"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
+    ((("train", "workload"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
+    ((("train", "export"),), best_is_known),
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
     ((), env_names),
     ((), kubernetes_rules.labels),

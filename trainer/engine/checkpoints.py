@@ -29,6 +29,20 @@ class Restored:
     path: str
 
 
+def listed(directory: Path) -> list[str]:
+    """Return the paths of the complete checkpoints, in the order in which they were saved; changes nothing."""
+    try:
+        state = tf.train.get_checkpoint_state(str(directory))
+    except ValueError:  # the file that names them is there, and empty
+        return []
+    return list(state.all_model_checkpoint_paths) if state else []
+
+
+def step_of(path: str) -> int:
+    """Return the global step that a checkpoint's name tells."""
+    return int(path.rpartition("-")[2])
+
+
 class Checkpoints:
     """The checkpoints of one run, in `<run_dir>/checkpoints`."""
 
@@ -95,7 +109,7 @@ def _recover(directory: Path) -> str:
             return ""
     except ValueError:  # there, and empty
         pass
-    found = sorted((int(path.stem.rpartition("-")[2]), path) for path in directory.glob("ckpt-[0-9]*.index"))
+    found = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index"))
     if not found:
         (directory / "checkpoint").unlink(missing_ok=True)
         return ""

@@ -90,7 +90,7 @@ class Evaluator:
     """Evaluates a model on the workload's held-out set; traced once, data kept open."""
 
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
-        self._names = ("loss", *metric_names(workload, model))
+        self.names = ("loss", *metric_names(workload, model))
         self._data = workload.eval_data(batch_size)
 
         @tf.function(reduce_retracing=True, autograph=False)
@@ -103,12 +103,18 @@ class Evaluator:
 
     def __call__(self) -> dict[str, float]:
         """Return loss and metrics, means over all held-out examples."""
+        return self.unless(lambda: False) or {}
+
+    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """Return the same; None when `stopped` said so before all examples were seen."""
         sums: Any = 0.0
         count: Any = 0.0
         for inputs, targets in self._data:
             values, size = self._batch(inputs, targets)
             sums, count = sums + values, count + size
-        return named(self._names, (sums / count).numpy())
+            if stopped():
+                return None
+        return named(self.names, (sums / count).numpy())
 
 
 def named(names: Iterable[str], values: Iterable[Any]) -> dict[str, float]:

@@ -1,13 +1,20 @@
-"""The evaluator task: follows the chief's checkpoints and evaluates each newest one into `logs/eval`."""
+"""The evaluator task: follows the chief's checkpoints, evaluates each into `logs/eval`, and exports the best model.
+
+It reads the run directory and nothing else: no other task knows of it. What it has evaluated stands in
+`evaluations.json`, so that an evaluator that is started again goes on where it was.
+"""
 
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.engine import averages, compute, record
+from trainer.engine import averages, compute, evaluations, record
+from trainer.engine.checkpoints import listed, step_of
 from trainer.engine.compute import Evaluator
+from trainer.engine.export import BestModel
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.engine.session import PeerLostError
@@ -15,55 +22,178 @@ from trainer.events import Reporter
 from trainer.workloads.protocol import Workload
 
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
-_TRIES = 5  # to read one checkpoint
+_TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
+_LAST_COMES = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
+_VANISHED = 5  # checkpoints in a row that were deleted before they could be read; then there is advice to give
 
 
 def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
-    """Evaluate checkpoints until the run's last one is done; return its step and metrics, None when stopped.
+    """Evaluate checkpoints until the run's last one is done; return the last evaluation's step and metrics, None when stopped.
 
-    Raises PeerLostError when the chief has given no sign for `orphan_timeout`. Steps that the chief leaves behind faster than they can be evaluated are passed over.
+    Each checkpoint is evaluated once; of those saved while one was being evaluated, the newest. One that cannot be
+    read is told as a notice and passed over.
+
+    Raises:
+        PeerLostError: the chief has given no sign for `orphan_timeout`.
+        WorkloadError: `train.export` does not fit the workload.
     """
-    run_dir = job.run_dir
-    built = compute.build(workload, job.seed)
-    model, optimizer = built.model, built.optimizer
-    evaluate = Evaluator(workload, model, job.evaluation_batch_size)
-    step = tf.Variable(0, dtype=tf.int64)
-    # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
-    saved = tf.train.Checkpoint(model=model, step=step, **({"optimizer": optimizer} if optimizer.use_ema else {}))
-    logs = Logs(run_dir)
-    done: set[str] = set()
-    failures: Counter[str] = Counter()
-    metrics: dict[str, float] = {}
-    heard = time.monotonic()  # of the chief
-    updated: float | None = None
-    while not stopped():
-        # Read before the checkpoint: a run that was complete then has saved its last one.
-        complete = record.read(run_dir)
-        if complete.get("updated") != updated:
-            heard, updated = time.monotonic(), complete.get("updated")
-        elif time.monotonic() - heard > job.orphan_timeout:
-            raise PeerLostError(f"the chief has written nothing to {run_dir / 'run.json'} for {job.orphan_timeout:.0f} s")
-        path = tf.train.latest_checkpoint(str(run_dir / "checkpoints"))
-        if path and path not in done:
-            began = time.monotonic()
-            try:
-                saved.restore(path).expect_partial()
-            except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
-                # Deleted by the chief meanwhile, on its way through a network file system, or damaged.
-                failures[path] += 1
-                if failures[path] >= _TRIES:
-                    report("notice", message=f"the checkpoint {path} cannot be read: {next(iter(str(error).splitlines()), repr(error))}")
-                    done.add(path)
+    chief, seen = _Chief(job), _Seen(job.run_dir)
+    evaluator = _Evaluator(workload, job, report)
+    try:
+        while not stopped():
+            # Before the checkpoints: a run that was over then has saved its last one.
+            over = chief.is_done()
+            paths = listed(job.run_dir / "checkpoints")
+            path = seen.next_of(paths)
+            if path is None:
+                if over and chief.has_come(paths, report):
+                    return evaluator.last()
                 time.sleep(_LOOK_EVERY)
-                continue
-            averages.take(model, optimizer)
-            metrics = evaluate()
-            done.add(path)
-            logs.evaluation(metrics, int(step.numpy()))
-            report("evaluated", step=int(step.numpy()), metrics=metrics, seconds=time.monotonic() - began)
-        elif path and complete.get("state") == "succeeded" and complete.get("step", 0) >= job.steps:
-            logs.close()
-            return int(step.numpy()), metrics
-        else:
-            time.sleep(_LOOK_EVERY)
+            elif (problem := evaluator.load(path)) is not None:
+                if message := seen.failed(path, problem):
+                    report("notice", message=message)
+                time.sleep(_LOOK_EVERY)
+            elif evaluator.evaluate(stopped):
+                seen.done(path)
+    finally:
+        evaluator.close()
     return None
+
+
+class _Chief:
+    """What `run.json` tells of the chief, which writes it at least every few seconds."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._heard = time.monotonic()
+        self._updated: float | None = None
+        self._step = 0
+        self._over_since: float | None = None
+
+    def is_done(self) -> bool:
+        """Look, and tell whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
+        facts = record.read(self._job.run_dir)
+        if facts.get("updated") != self._updated:
+            self._heard, self._updated = time.monotonic(), facts.get("updated")
+        elif time.monotonic() - self._heard > self._job.orphan_timeout:
+            place = self._job.run_dir / "run.json"
+            raise PeerLostError(f"the chief has written nothing to {place} for {self._job.orphan_timeout:.0f} s; see its log")
+        self._step = facts.get("step", 0)
+        # What an earlier run of fewer steps, or of another spec, has left is no end of this one.
+        mine = (facts.get("steps"), facts.get("spec_digest")) == (self._job.steps, self._job.spec_digest)
+        over = mine and facts.get("state") == "succeeded"
+        if not over:
+            self._over_since = None
+        elif self._over_since is None:
+            self._over_since = time.monotonic()
+        return over
+
+    def has_come(self, paths: list[str], report: Reporter) -> bool:
+        """Tell whether the last checkpoint is among `paths`, or is no longer waited for."""
+        if paths and step_of(paths[-1]) >= self._step:
+            return True
+        if self._over_since is None or time.monotonic() - self._over_since < _LAST_COMES:
+            return False
+        report("notice", message=f"the last checkpoint, of step {self._step}, was not there {_LAST_COMES:.0f} s after the run's end")
+        return True
+
+
+class _Seen:
+    """Which checkpoints need no more looking at."""
+
+    def __init__(self, run_dir: Path) -> None:
+        # By step, and when its file was written: training that went back to an earlier checkpoint saves steps anew.
+        self._done: dict[int, float | None] = {one.step: None for one in evaluations.read(run_dir)}
+        self._passed_over: set[tuple[str, float | None]] = set()
+        self._failures: Counter[tuple[str, float | None]] = Counter()
+        self._vanished = 0
+
+    def next_of(self, paths: list[str]) -> str | None:
+        """Return the newest of `paths` that is neither done, nor older than one that is, nor passed over."""
+        for path in reversed(paths):
+            written = _written(path)
+            if (step := step_of(path)) in self._done and self._done[step] in (None, written):
+                return None
+            if (path, written) not in self._passed_over:
+                return path
+        return None
+
+    def done(self, path: str) -> None:
+        """Remember that it was evaluated."""
+        self._vanished = 0
+        self._done[step_of(path)] = _written(path)
+
+    def failed(self, path: str, problem: Exception) -> str:
+        """Remember that it could not be loaded; return what is to be told of it, if anything."""
+        written = _written(path)
+        if written is None:  # the chief has deleted it: a newer one is there
+            self._passed_over.add((path, None))
+            self._vanished += 1
+            if self._vanished != _VANISHED:
+                return ""
+            return f"{_VANISHED} checkpoints in a row were deleted before they were read; raise train.checkpoint.keep, or save less often"
+        self._failures[path, written] += 1
+        misfit = isinstance(problem, AssertionError | ValueError)
+        if self._failures[path, written] < _TRIES and not misfit:
+            return ""
+        self._passed_over.add((path, written))
+        what = "is of another model" if misfit else "cannot be read"
+        return f"the checkpoint {path} {what} and is passed over: {next(iter(str(problem).splitlines()), repr(problem))}"
+
+
+class _Evaluator:
+    """The model, and what is written about it."""
+
+    def __init__(self, workload: Workload, job: Job, report: Reporter) -> None:
+        self._run_dir, self._report = job.run_dir, report
+        built = compute.build(workload, job.seed)
+        self._model, self._optimizer = built.model, built.optimizer
+        self._evaluate = Evaluator(workload, self._model, job.evaluation_batch_size)
+        self._step = tf.Variable(0, dtype=tf.int64)
+        # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
+        kept = {"optimizer": self._optimizer} if self._optimizer.use_ema else {}
+        self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **kept)
+        self._logs = Logs(job.run_dir)
+        self._best: BestModel | None = None
+        if job.export:
+            self._best = BestModel(job.export, job.run_dir, self._evaluate.names, lambda: self._model, report, share=1)
+        self._began = 0.0
+
+    def load(self, path: str) -> Exception | None:
+        """Load a checkpoint, or return why not."""
+        self._began = time.monotonic()
+        try:
+            self._saved.restore(path).assert_existing_objects_matched().expect_partial()
+        except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
+            return error
+        return None
+
+    def evaluate(self, stopped: Callable[[], bool]) -> bool:
+        """Evaluate what was loaded, write it down and tell it; False when `stopped` said so before that was done."""
+        step = int(self._step.numpy())
+        averages.take(self._model, self._optimizer)
+        metrics = self._evaluate.unless(stopped)
+        if metrics is None:
+            return False
+        if self._best:  # before it is written down: an evaluator that is killed meanwhile does both again
+            self._best.offer(step, metrics, self._model.weights)
+        self._logs.evaluation(metrics, step)
+        evaluations.append(self._run_dir, step, metrics)
+        self._report("evaluated", step=step, metrics=metrics, seconds=time.monotonic() - self._began)
+        return True
+
+    def last(self) -> tuple[int, dict[str, float]]:
+        """Return step and metrics of the last evaluation, also of an earlier attempt's; step 0 without any."""
+        return next(((one.step, one.metrics) for one in reversed(evaluations.read(self._run_dir))), (0, {}))
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._logs.close()
+
+
+def _written(path: str) -> float | None:
+    """Return when a checkpoint was written, None when it is no longer there."""
+    try:
+        return Path(f"{path}.index").stat().st_mtime
+    except OSError:
+        return None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.settings import Checkpoints, Strategy, Train, TrainerSettings
+from trainer.settings import Checkpoints, Export, Strategy, Train, TrainerSettings
 from trainer.workloads.catalog import with_defaults
 from trainer.workloads.errors import WorkloadError
 
@@ -26,8 +26,10 @@ class Job:
     steps_per_execution: int | None  # None: chosen by measurement
     report_every: int  # 0: by the clock
     checkpoint: Checkpoints
+    has_evaluator: bool
     evaluate_every: int
     evaluation_batch_size: int
+    export: Export | None  # of the best model, by whoever evaluates; None: by nobody
     summaries_every: int
     profile_every: int
 
@@ -60,9 +62,17 @@ def job(settings: TrainerSettings) -> Job:
         steps_per_execution=train.steps_per_execution,
         report_every=train.report_every_steps or 0,
         checkpoint=train.checkpoint,
+        has_evaluator=settings.has_evaluator,
         # An evaluator follows the checkpoints; the chief then evaluates at the end alone.
         evaluate_every=0 if settings.has_evaluator else train.evaluate.every_steps or 0,
         evaluation_batch_size=train.evaluate.batch_size,
+        export=_export(settings, train),
         summaries_every=train.summaries.every_steps or 0,
         profile_every=train.summaries.profile_every_steps or 0,
     )
+
+
+def _export(settings: TrainerSettings, train: Train) -> Export | None:
+    # An evaluator has the time; a chief would take it from training, and does so only when asked to.
+    export = train.export or (Export() if settings.has_evaluator else None)
+    return export if export and export.formats else None

@@ -6,9 +6,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.engine import averages, pace
+from trainer.engine import averages, compute, evaluations, pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.compute import Evaluator
+from trainer.engine.export import BestModel
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.engine.record import Record, RunState
@@ -17,6 +18,7 @@ from trainer.events import Reporter
 from trainer.workloads.protocol import Workload
 
 _REPORT_EVERY = 0.5  # seconds between progress events, where the settings name no steps
+_EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
 _RECORD_EVERY = 10.0  # seconds after which run.json says anew that the run is alive
 
 
@@ -95,6 +97,10 @@ class _Chief:
             spec_digest=job.spec_digest,
         )
         self._evaluator: Evaluator | None = None
+        self._best: BestModel | None = None
+        if job.export and not job.has_evaluator:
+            names = ("loss", *compute.metric_names(workload, session.model))
+            self._best = BestModel(job.export, job.run_dir, names, workload.model, report, share=_EXPORTING)
         self._save_due = _Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = _Due(job.evaluate_every)
         self._summaries_due = _Due(job.summaries_every)
@@ -157,6 +163,8 @@ class _Chief:
             self._save(step)
         if finished:
             self._evaluate(step)
+        if self._best:
+            self._best.flush()
         self.logs.close()
         self._keep("succeeded" if finished else "stopped", step, metrics=self._metrics)
         return Outcome(step, finished, self._metrics)
@@ -202,8 +210,12 @@ class _Chief:
             self._evaluator = Evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
         with averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._evaluator()
+            if self._best:
+                self._best.offer(step, self._metrics, self._session.model.weights)
         self._evaluated_step = step
-        self.logs.evaluation(self._metrics, step)
+        if not self._job.has_evaluator:  # it writes these, by itself
+            self.logs.evaluation(self._metrics, step)
+            evaluations.append(self._job.run_dir, step, self._metrics)
         self._keep("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
 

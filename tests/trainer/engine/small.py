@@ -1,5 +1,6 @@
 """A workload small enough to train to the end in a second: two classes of points, with every kind of layer state."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,10 @@ from trainer.workloads.protocol import Shard
 
 
 class Small:
-    """Points [batch, 4] to logits [batch, 2]. `params`: optimizer (a Keras name), dropout, normalised."""
+    """Points [batch, 4] to logits [batch, 2].
+
+    `params`: optimizer (a Keras name), dropout, normalised; slow, the seconds that each batch of the held-out set takes.
+    """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
         self._params, self._seed = dict(params), seed
@@ -45,4 +49,13 @@ class Small:
         return in_memory.batches(self._inputs, self._targets, shard)
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
-        return in_memory.once(self._inputs, self._targets, batch_size)
+        data = in_memory.once(self._inputs, self._targets, batch_size)
+        if seconds := self._params.get("slow"):
+            data = data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(_slowly, [x, seconds], tf.float32), x.shape), y))
+        return data
+
+
+def _slowly(inputs: Any, seconds: float) -> Any:
+    print("a slow batch", flush=True)
+    time.sleep(float(seconds))
+    return inputs

@@ -25,7 +25,7 @@ class Output(io.StringIO):
         return [event for event in map(json.loads, self.getvalue().splitlines()) if event["event"] == kind]
 
 
-def settings(run_dir: Path, steps: int, **train: Any) -> Job:
+def settings(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: Any) -> Job:
     base = {
         "workload": "small:Small",
         "steps": steps,
@@ -36,7 +36,13 @@ def settings(run_dir: Path, steps: int, **train: Any) -> Job:
     }
     return job(
         TrainerSettings.model_validate(
-            {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
+            {
+                "run": "small",
+                "run_dir": str(run_dir),
+                "scratch_dir": str(run_dir / "scratch"),
+                "has_evaluator": has_evaluator,
+                "train": {**base, **train},
+            }
         )
     )
 

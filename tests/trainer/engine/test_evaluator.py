@@ -1,0 +1,163 @@
+"""The evaluator task as a real process, beside a chief in this process or one of its own."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.engine.small import Small
+from tests.trainer.engine.test_loop import Output, settings, train
+from tests.trainer.tensorboard_reader import read_events
+from trainer.engine import evaluations, evaluator
+from trainer.engine.loop import Outcome
+from trainer.events import Reporter
+from trainer.settings import TrainerSettings
+
+STEPS = 60
+EVALUATOR = json.dumps({"cluster": {"chief": ["127.0.0.1:1"]}, "task": {"type": "evaluator", "index": 0}})
+
+
+def start(trainers: Any, run_dir: Path, role: str = "evaluator", params: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """Start a task of a run of Small as a process of its own."""
+    training = {
+        "workload": "tests.trainer.engine.small:Small",
+        "steps": STEPS,
+        "batch_size": 16,
+        "params": params or {},
+        "checkpoint": {"every_steps": 5, "keep": 2},
+        "evaluate": {"every_steps": 5, "batch_size": 100},
+        **settings.pop("train", {}),
+    }
+    whole = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "has_evaluator": True, "train": training}
+    told = TrainerSettings.model_validate({**whole, **settings}).model_dump_json(exclude_unset=True)
+    environment = {"TRAINER_SETTINGS": told}
+    if role == "evaluator":
+        environment["TF_CONFIG"] = EVALUATOR
+    return trainers.trainer(env=environment)
+
+
+def chief(run_dir: Path, until: int) -> Outcome:
+    """Be the chief until a step: train on from the last checkpoint, save, and end or stop."""
+    stop_after = until - 1 if until < STEPS else None
+    saving = {"every_steps": 1000, "keep": 5}
+    _, outcome, _ = train(run_dir, STEPS, {}, stop_after, has_evaluator=True, steps_per_execution=1, checkpoint=saving)
+    assert isinstance(outcome, Outcome)
+    assert outcome.step == until
+    return outcome
+
+
+def evaluated(run: Any, run_dir: Path, step: int, eventually: Any) -> None:
+    """Wait until a step has been evaluated."""
+    eventually(
+        f"step {step} to be evaluated in {run.lines}", lambda: evaluations.read(run_dir)[-1:] and evaluations.read(run_dir)[-1].step == step
+    )
+
+
+@pytest.mark.timeout(180)
+def test_it_follows_survives_damage_and_its_own_death_and_sees_the_last(trainers: Any, tmp_path: Path, eventually: Any) -> None:
+    run = start(trainers, tmp_path)
+    chief(tmp_path, 10)
+    evaluated(run, tmp_path, 10, eventually)
+
+    # One that is damaged before the evaluator looks is told of, and the next is evaluated.
+    child = run.events("started")[-1]["pid"]
+    os.kill(child, signal.SIGSTOP)
+    chief(tmp_path, 20)
+    damaged = next(tmp_path.glob("checkpoints/ckpt-20.data*"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"\0" * len(whole))
+    os.kill(child, signal.SIGCONT)
+    notice = run.event("notice")["message"]
+    assert "ckpt-20" in notice
+    assert "cannot be read" in notice
+    damaged.write_bytes(whole)
+    chief(tmp_path, 30)
+    evaluated(run, tmp_path, 30, eventually)
+
+    # Killed, it comes back and does not begin anew.
+    os.kill(child, signal.SIGKILL)
+    run.event("started", 2)
+    chief(tmp_path, 40)
+    evaluated(run, tmp_path, 40, eventually)
+
+    outcome = chief(tmp_path, STEPS)
+    assert run.code(30) == 0
+    done = run.event("done")
+    assert done["step"] == STEPS
+    assert done["metrics"] == pytest.approx(outcome.metrics)
+    assert [event["step"] for event in run.events("evaluated")] == [10, 30, 40, STEPS]
+    assert [one.step for one in evaluations.read(tmp_path)] == [10, 30, 40, STEPS]
+    assert len(run.events("notice")) == 1
+    assert not [line for line in run.lines if "Traceback" in line]
+    best = json.loads((tmp_path / "export" / "best" / "metrics.json").read_text())
+    values = {one.step: one.metrics["accuracy"] for one in evaluations.read(tmp_path)}
+    assert best["value"] == max(values.values()) == values[best["step"]]
+
+
+@pytest.mark.timeout(180)
+def test_a_slow_one_takes_the_newest_and_the_last_while_the_chief_deletes_old_ones(trainers: Any, tmp_path: Path) -> None:
+    training = {"steps": 3000, "checkpoint": {"every_steps": 50, "keep": 1}, "steps_per_execution": 10}
+    slow = start(trainers, tmp_path, params={"slow": 0.2}, train=training)
+    fast = start(trainers, tmp_path, "chief", train=training)
+    assert fast.code(60) == 0
+    chief_ended = time.time()
+    assert slow.code(60) == 0
+    steps = [event["step"] for event in slow.events("evaluated")]
+    saved = {event["step"] for event in fast.events("checkpoint")}
+    assert steps == sorted(set(steps))
+    assert set(steps) <= saved
+    assert len(steps) < len(saved)
+    assert steps[-1] == 3000
+    assert slow.event("done")["time"] > chief_ended - 1
+    assert len(list(tmp_path.glob("checkpoints/*.index"))) == 1
+    # The chief evaluates the last step as well, for run.json; only the evaluator writes of it.
+    assert [event["step"] for event in fast.events("evaluated")] == [3000]
+    assert [step for step, _ in read_events(tmp_path / "logs" / "eval").scalars("accuracy")] == steps
+    assert [one.step for one in evaluations.read(tmp_path)] == steps
+
+
+def test_it_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path) -> None:
+    chief(tmp_path, 10)
+    run = start(trainers, tmp_path, params={"slow": 3}, train={"evaluate": {"every_steps": 5, "batch_size": 10}})
+    run.line("a slow batch")  # of forty: two minutes
+    run.send(signal.SIGTERM)
+    assert run.code() == 143
+    assert run.events("evaluated") == []
+    assert evaluations.read(tmp_path) == []
+    assert len(run.events("started")) == 1
+
+
+def test_without_a_chief_it_does_not_wait_for_ever(trainers: Any, tmp_path: Path) -> None:
+    run = start(trainers, tmp_path, orphan_timeout=1.0, max_restarts=0)
+    assert run.code(40) == 75
+    assert "the chief has written nothing to" in run.event("failed")["detail"]
+
+
+def test_a_metric_that_is_not_there_is_a_wrong_configuration(trainers: Any, tmp_path: Path) -> None:
+    run = start(trainers, tmp_path, train={"export": {"metric": "top_accuracy"}})
+    assert run.code(40) == 2
+    assert "'top_accuracy'; expected one of loss, accuracy" in run.event("failed")["detail"]
+
+
+def test_what_is_evaluated_is_not_evaluated_again(tmp_path: Path) -> None:
+    chief(tmp_path, STEPS)
+    assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [STEPS]
+    assert follow(tmp_path).events("evaluated") == []
+
+
+def test_another_models_checkpoint_is_not_evaluated(tmp_path: Path) -> None:
+    chief(tmp_path, STEPS)
+    output = follow(tmp_path, {"normalised": True})
+    assert output.events("evaluated") == []
+    assert "is of another model" in output.events("notice")[0]["message"]
+
+
+def follow(run_dir: Path, params: dict[str, Any] | None = None) -> Output:
+    output = Output()
+    last = evaluator.follow(Small(params or {}), settings(run_dir, STEPS, has_evaluator=True), Reporter("evaluator", output), lambda: False)
+    assert last is not None
+    return output

@@ -1,0 +1,209 @@
+"""The best model's export: what it holds, when it is replaced, and that no reader finds half of it."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.trainer.engine.small import Small
+from tests.trainer.engine.test_loop import Output, train
+from tests.trainer.exported import assert_export_is_what_it_says
+from trainer.engine.export import BestModel
+from trainer.events import Reporter
+from trainer.settings import Export, direction
+from trainer.workloads.errors import WorkloadError
+
+NAMES = ("loss", "accuracy")
+
+
+def best_model(run_dir: Path, output: Output, model: keras.Model | None = None, share: float = 1, **export: Any) -> BestModel:
+    chosen = Export.model_validate({"formats": ["keras"], **export})
+    return BestModel(chosen, run_dir, NAMES, lambda: model or Small({}).model(), Reporter("chief", output), share=share)
+
+
+def filled(value: float) -> list[keras.Variable]:
+    model = Small({}).model()
+    model.set_weights([np.full(w.shape, value) for w in model.weights])
+    return list(model.weights)
+
+
+def facts(run_dir: Path) -> dict[str, Any]:
+    found = json.loads((run_dir / "export" / "best" / "metrics.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def weight(run_dir: Path) -> float:
+    return float(keras.models.load_model(run_dir / "export" / "best" / "model.keras").weights[0][0, 0])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({"dropout": True, "normalised": True}, id="layers with state"),
+        pytest.param({"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}}, id="moving averages"),
+    ],
+)
+def test_a_run_exports_its_best_model_for_use_without_the_trainer(params: dict[str, Any], tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 60, params, export={})
+    found = assert_export_is_what_it_says(tmp_path, Small(params), tmp_path)
+    told = {event["step"]: event["metrics"]["accuracy"] for event in output.events("evaluated")}
+    assert found["value"] == pytest.approx(max(told.values()))
+    assert told[found["step"]] == found["value"]
+    assert output.events("exported")[-1]["step"] == found["step"]
+    assert outcome.finished
+
+
+def test_a_chief_exports_only_when_it_is_asked_to(tmp_path: Path) -> None:
+    train(tmp_path, 20, {})
+    assert not (tmp_path / "export").exists()
+
+
+def test_only_a_better_model_takes_the_place_also_after_a_restart(tmp_path: Path) -> None:
+    output = Output()
+    best = best_model(tmp_path, output)
+    for step, accuracy in ((10, 0.5), (20, 0.75), (30, 0.75), (40, 0.6), (50, float("nan"))):
+        best.offer(step, {"loss": 1.0, "accuracy": accuracy}, filled(step))
+    assert (facts(tmp_path)["step"], weight(tmp_path)) == (20, 20.0)
+    again = best_model(tmp_path, output)
+    again.offer(60, {"loss": 1.0, "accuracy": 0.7}, filled(60))
+    assert facts(tmp_path)["step"] == 20
+    again.offer(70, {"loss": 1.0, "accuracy": 0.8}, filled(70))
+    assert (facts(tmp_path)["step"], weight(tmp_path)) == (70, 70.0)
+    assert [event["step"] for event in output.events("exported")] == [10, 20, 70]
+    # By another measure nothing is known of it: the first is the best.
+    best_model(tmp_path, output, metric="loss").offer(80, {"loss": 3.0, "accuracy": 0.1}, filled(80))
+    assert {key: facts(tmp_path)[key] for key in ("step", "metric", "mode", "value")} == {
+        "step": 80,
+        "metric": "loss",
+        "mode": "min",
+        "value": 3.0,
+    }
+
+
+def test_models_that_come_too_soon_wait_and_the_best_of_them_is_written(tmp_path: Path) -> None:
+    output = Output()
+    best = best_model(tmp_path, output, share=1e-6)
+    for step in (10, 20, 30):
+        best.offer(step, {"loss": 1.0 / step, "accuracy": step / 100}, filled(step))
+    assert facts(tmp_path)["step"] == 10
+    best.flush()
+    assert (facts(tmp_path)["step"], weight(tmp_path)) == (30, 30.0)
+    best.flush()
+    assert len(output.events("exported")) == 2
+
+
+def test_the_model_that_writes_keeps_its_weights(tmp_path: Path) -> None:
+    model = Small({}).model()
+    before = model.get_weights()
+    best_model(tmp_path, Output(), model).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(7))
+    for was, is_now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(was, is_now)
+    assert weight(tmp_path) == 7.0
+
+
+def test_a_reader_always_finds_a_whole_model(tmp_path: Path) -> None:
+    best = best_model(tmp_path, Output())
+    best.offer(0, {"loss": 1.0, "accuracy": 0.0}, filled(0))
+    done = threading.Event()
+    read: list[int] = []
+
+    def look() -> None:
+        while not done.is_set():
+            place = (tmp_path / "export" / "best").resolve()  # as a reader does who opens several files of one export
+            assert (place / "model.keras").stat().st_size > 0
+            read.append(json.loads((place / "metrics.json").read_text())["step"])
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for step in range(1, 30):
+        best.offer(step, {"loss": 1.0, "accuracy": step / 100}, filled(step))
+    done.set()
+    reader.join()
+    assert read == sorted(read)
+    assert len(set(read)) > 3
+    # The newest and the one before, and the link to the newest.
+    assert len(list((tmp_path / "export").iterdir())) == 3
+
+
+def test_what_a_killed_attempt_left_half_written_goes(tmp_path: Path) -> None:
+    best_model(tmp_path, Output()).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(10))
+    half = tmp_path / "export" / "best-20-abcdefgh"
+    half.mkdir()
+    (half / "model.keras").write_bytes(b"half")
+    best_model(tmp_path, Output())
+    assert not half.exists()
+    assert weight(tmp_path) == 10.0
+
+
+def test_a_compiled_model_is_exported_without_its_optimizer(tmp_path: Path) -> None:
+    model = Small({}).model()
+    model.compile(optimizer="adam", loss=lambda targets, outputs: keras.ops.mean(targets - outputs))
+    model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))
+    best_model(tmp_path, Output(), model).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(7))
+    read = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
+    assert not read.compiled
+    assert weight(tmp_path) == 7.0
+    model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))  # it is as it was
+    assert int(model.optimizer.iterations) == 2
+
+
+class Odd(keras.layers.Layer):
+    """A layer that cannot be written as a Keras file."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+    def get_config(self) -> dict[str, Any]:
+        raise TypeError("this layer has a secret")
+
+
+def odd() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), Odd(), keras.layers.Dense(2)])
+
+
+def test_what_cannot_be_saved_is_told_once_and_the_other_format_written(tmp_path: Path) -> None:
+    output, model = Output(), odd()
+    best = best_model(tmp_path, output, model, formats=["keras", "saved_model"])
+    for step in (1, 2):
+        best.offer(step, {"loss": 1.0, "accuracy": step / 10}, model.weights)
+    [notice] = output.events("notice")
+    assert "cannot be exported as keras" in notice["message"]
+    assert "a secret" in notice["message"]
+    assert facts(tmp_path)["formats"] == ["saved_model"]
+    assert (tmp_path / "export" / "best" / "saved_model" / "saved_model.pb").is_file()
+
+
+def test_a_file_in_the_way_does_not_end_training(tmp_path: Path) -> None:
+    (tmp_path / "export").write_text("in the way")
+    output = Output()
+    best_model(tmp_path, output).offer(1, {"loss": 1.0, "accuracy": 0.5}, filled(1))
+    assert "could not be exported" in output.events("notice")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    "metric, expected",
+    [
+        ("loss", "min"),
+        ("accuracy", "max"),
+        ("top_5_categorical_accuracy", "max"),
+        ("mean_absolute_error", "min"),
+        ("AUC", "max"),
+        ("accuracy_loss", "min"),
+        ("top_5", None),
+    ],
+)
+def test_a_metrics_name_tells_which_way_is_better(metric: str, expected: str | None) -> None:
+    assert direction(metric, "auto") == expected
+    assert direction(metric, "max") == "max"
+
+
+@pytest.mark.parametrize("export, told", [({"metric": "recall"}, "one of loss, accuracy"), ({"metric": "top_5"}, "one of loss, accuracy")])
+def test_a_metric_that_the_workload_has_not_is_told_before_training(export: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=told):
+        train(tmp_path, 20, {}, export=export)
+    assert not (tmp_path / "checkpoints").exists() or not list((tmp_path / "checkpoints").iterdir())

@@ -1,0 +1,44 @@
+"""Reads an exported model as a user does: in a process of its own that knows nothing of the trainer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.workloads.protocol import Workload
+
+_PREDICT = """
+import sys
+import keras, numpy as np, tensorflow as tf
+directory, file = sys.argv[1:]
+inputs = np.load(file)
+served = tf.saved_model.load(f"{directory}/saved_model")
+outputs = {"keras": keras.models.load_model(f"{directory}/model.keras").predict(inputs, batch_size=len(inputs), verbose=0)}
+outputs["serve"] = served.serve(inputs).numpy()
+[outputs["signature"]] = [t.numpy() for t in served.signatures["serving_default"](tf.constant(inputs)).values()]
+np.savez(file + ".npz", **outputs)
+assert not any(name.partition(".")[0] in ("trainer", "tests") for name in sys.modules)
+"""
+
+
+def assert_export_is_what_it_says(run_dir: Path, workload: Workload, scratch: Path) -> dict[str, Any]:
+    """Check that every format gives the loss and accuracy that stand beside it; return those facts."""
+    best = run_dir / "export" / "best"
+    facts: dict[str, Any] = json.loads((best / "metrics.json").read_text())
+    [(inputs, targets)] = list(workload.eval_data(100_000))
+    file = scratch / "inputs.npy"
+    np.save(file, inputs.numpy())
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", _PREDICT, str(best), str(file)], cwd=scratch, env=environment, check=True, timeout=100)
+    outputs = np.load(f"{file}.npz")
+    assert set(outputs) == {"keras", "serve", "signature"}
+    for how, values in outputs.items():
+        np.testing.assert_allclose(values, outputs["keras"], rtol=1e-4, atol=1e-5, err_msg=how)
+        np.testing.assert_allclose(float(workload.loss(targets, values)), facts["metrics"]["loss"], rtol=1e-3, err_msg=how)
+        accuracy = float(workload.metrics(targets, values)["accuracy"])
+        np.testing.assert_allclose(accuracy, facts["metrics"]["accuracy"], rtol=1e-4, err_msg=how)
+    return facts
