@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from launcher.backend.model import Backend
 from launcher.errors import UsageError
@@ -20,6 +20,14 @@ def check_backend(name: str) -> Target:
         if known == name:
             return known
     raise UsageError(f"there is no backend {name!r} in this version", f"use one of: {', '.join(BACKENDS)}")
+
+
+def check_target(name: str) -> Target:
+    """Return the target of the plans called `name`: there may be manifests for it and no backend. Raises UsageError for none."""
+    for known in get_args(Target):
+        if known == name:
+            return cast("Target", known)
+    raise UsageError(f"there is nothing called {name!r} to plan for", f"use one of: {', '.join(get_args(Target))}")
 
 
 def open_backend(name: str, runs: Path) -> Backend:

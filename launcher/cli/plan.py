@@ -15,6 +15,7 @@ from launcher.plan.models import Plan, Task
 EXAMPLES = (
     ("launcher plan cluster.yaml", "a table of the tasks"),
     ("launcher plan cluster.yaml --task worker-1", "one task's TF_CONFIG and environment"),
+    ("launcher plan cluster.yaml --on kubernetes", "the same tasks as pods, with the names they have there"),
     ("launcher plan cluster.yaml --json | jq .tasks[0].tf_config", "for scripts"),
 )
 _HEADERS = ("TASK", "ROLE", "ADDRESS", "CPU", "MEMORY", "GPUS", "RESTARTS", "COMMAND")
@@ -32,10 +33,10 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what a spec becomes: tasks, addresses, resources, TF_CONFIG."""
-    from launcher.cli.backends import check_backend
+    from launcher.cli.backends import check_target
     from launcher.cli.planning import planned as plan_of
 
-    _, planned = plan_of(file, overrides or [], check_backend(on), runs)
+    _, planned = plan_of(file, overrides or [], check_target(on), runs)
     if task is not None:
         _show_task(_find(planned, task), as_json=as_json)
     elif as_json:

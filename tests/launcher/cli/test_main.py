@@ -99,9 +99,9 @@ def test_a_name_that_could_be_another_path_is_refused(name: str, tmp_path: Path,
 def test_no_such_backend_says_which_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "toy.yaml").write_text(SPEC)
     for verb in ("up", "plan"):
-        assert run([verb, str(tmp_path / "toy.yaml"), "--on", "kubernetes"]) == 2
+        assert run([verb, str(tmp_path / "toy.yaml"), "--on", "slurm"]) == 2
         told = capsys.readouterr().err
-        assert "'kubernetes'" in told
+        assert "'slurm'" in told
         assert "local" in told
 
 

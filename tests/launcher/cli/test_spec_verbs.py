@@ -152,3 +152,10 @@ def test_render_to_what_there_is_not_says_what_there_is(cli: Cli, tmp_path: Path
     refused = cli("render", "try.yaml", "--to", "swarm")
     assert refused.returncode == 2
     assert "compose" in refused.stderr
+
+
+def test_plan_shows_the_names_that_tasks_have_on_kubernetes(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", spec("steps"), "--on", "kubernetes", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert [task["address"] for task in planned["tasks"]] == ["toy-chief-0.toy:2222"]
+    assert planned["run_dir"] == "/runs/toy"

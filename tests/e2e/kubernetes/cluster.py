@@ -1,0 +1,118 @@
+"""kubectl on a real cluster, as a user has it: apply, look, wait with a deadline."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
+
+# What Pod Security `restricted` asks of a pod, and nothing more.
+_RESTRICTED = {
+    "automountServiceAccountToken": False,
+    "restartPolicy": "Never",
+    "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+}
+_CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5).close()
+except OSError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+print("connected")
+"""
+
+
+def kubectl(*arguments: str, check: bool = True, text: str | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run kubectl; `text` is its stdin. With `check` a failure fails the test, with what kubectl said."""
+    done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, input=text, timeout=timeout, check=False, cwd=ROOT)
+    assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+    return done
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One namespace of the cluster, which admits only pods that Pod Security `restricted` allows."""
+
+    name: str
+
+    def kubectl(self, *arguments: str, check: bool = True, text: str | None = None, timeout: float = 60) -> str:
+        """Run kubectl in the namespace and return what it wrote to stdout."""
+        return kubectl("-n", self.name, *arguments, check=check, text=text, timeout=timeout).stdout
+
+    def objects(self, kind: str, run: str) -> list[dict[str, Any]]:
+        """Return the objects of a kind that belong to a run."""
+        listed = json.loads(self.kubectl("get", kind, "-l", f"app.kubernetes.io/instance={run}", "-o", "json"))["items"]
+        assert isinstance(listed, list)
+        return listed
+
+    def pods(self, run: str, role: str | None = None) -> list[dict[str, Any]]:
+        """Return the pods of a run's tasks, or of one role."""
+        pods = (pod for pod in self.objects("pods", run) if "tf-launcher/cluster" in pod["metadata"]["labels"])
+        return [pod for pod in pods if role in {None, pod["metadata"]["labels"]["app.kubernetes.io/component"]}]
+
+    def ends(self, run: str) -> dict[str, str]:
+        """Return how each Job of a run has ended: Complete or Failed, empty while it has not."""
+        return {job["metadata"]["name"].removeprefix(f"{run}-"): _end(job) for job in self.objects("jobs", run)}
+
+    def describe(self, run: str) -> str:
+        """Return what a person would look at first, for the message of a failed test."""
+        logs = [self.kubectl("logs", f"job/{job['metadata']['name']}", "--tail=15", check=False) for job in self.objects("jobs", run)]
+        return "\n".join([self.kubectl("get", "jobs,pods,pvc", "-o", "wide"), self.kubectl("get", "events", check=False)[-3000:], *logs])
+
+    def events(self, run: str, role: str) -> list[dict[str, Any]]:
+        """Return the progress events that the tasks of a role have written, of pods that are there."""
+        selector = f"tf-launcher/cluster={run},app.kubernetes.io/component={role}"
+        lines = self.kubectl("logs", "-l", selector, "--tail=-1", check=False).splitlines()
+        return [event for line in lines if line.startswith("{") and "event" in (event := _json(line))]
+
+    def try_to_reach(self, host: str, port: int, image: str, labels: dict[str, str] | None = None) -> str:
+        """Return what a pod of its own sees when it connects: `connected`, or the error."""
+        name = f"stranger-{time.monotonic_ns()}"
+        container = {
+            "name": "stranger",
+            "image": image,
+            "command": ["python", "-c", _CONNECT, host, str(port)],
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels or {}},
+            "spec": {**_RESTRICTED, "containers": [container]},
+        }
+        self.kubectl("apply", "-f", "-", text=json.dumps(pod))
+
+        def ended() -> bool:
+            return self.kubectl("get", "pod", name, "-o", "jsonpath={.status.phase}") in {"Succeeded", "Failed"}
+
+        try:
+            until(ended, 90, f"{name} to end")
+            return self.kubectl("logs", name).strip()
+        finally:
+            self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=1")
+
+
+def until(true: Callable[[], bool], seconds: float, what: str, told: Callable[[], str] = str) -> None:
+    """Wait until something is true; fail after `seconds` with what was waited for and what `told` returns."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}\n{told()}"
+        time.sleep(0.5)
+
+
+def _end(job: dict[str, Any]) -> str:
+    conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", []) if one["status"] == "True"}
+    return next((kind for kind in ("Complete", "Failed") if kind in conditions), "")
+
+
+def _json(line: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}

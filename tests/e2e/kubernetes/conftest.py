@@ -1,0 +1,46 @@
+"""A real cluster by KUBECONFIG, a namespace of its own for each test, and the trainer's image on its nodes."""
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.images import DEFAULT_IMAGE
+from tests.e2e.kubernetes.cluster import Namespace, kubectl
+
+
+@pytest.fixture(scope="session")
+def cluster() -> str:
+    """Return the cluster's version; skip where no cluster answers."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl here")
+    try:
+        done = subprocess.run(["kubectl", "get", "--raw", "/version"], capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip("no cluster answers within 20 s")
+    if done.returncode:
+        pytest.skip(f"no cluster answers: {done.stderr.strip()[-200:]}")
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """Return the image that the nodes have: TRAINER_IMAGE, or what `launcher image build` makes."""
+    return os.environ.get("TRAINER_IMAGE", DEFAULT_IMAGE)
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: str) -> Iterator[Namespace]:
+    """Return a namespace that enforces Pod Security `restricted`, deleted with all in it when the module is done."""
+    assert cluster
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    try:
+        for mode in ("enforce", "warn"):
+            kubectl("label", "namespace", name, f"pod-security.kubernetes.io/{mode}=restricted")
+        yield Namespace(name)
+    finally:
+        kubectl("delete", "namespace", name, "--wait=false")

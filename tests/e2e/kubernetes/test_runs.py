@@ -1,0 +1,110 @@
+"""Runs on a real cluster by kubectl alone: they train, are reached by nobody else, survive a deleted pod, and end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
+
+TRAINED = 300.0  # seconds from apply to every Job Complete; two cores train it in well below a minute
+
+
+def complete(namespace: Namespace, run: str, seconds: float = TRAINED) -> None:
+    """Wait until every Job of a run is Complete and none of its pods runs."""
+
+    def ended() -> bool:
+        ends = namespace.ends(run)
+        assert "Failed" not in ends.values(), f"{ends}\n{namespace.describe(run)}"
+        return bool(ends) and all(ends.values())
+
+    until(ended, seconds, f"every Job of {run} to be Complete", lambda: namespace.describe(run))
+    phases = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in namespace.pods(run)}
+    assert "Running" not in phases.values(), phases
+
+
+def render(namespace: Namespace, spec: str, tmp_path: Path) -> None:
+    """Render a spec and apply it, as one pipe."""
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"version: 1\n{spec}")
+    command = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
+    manifests = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    namespace.kubectl("apply", "-f", "-", text=manifests)
+
+
+@pytest.fixture(scope="module")
+def applied(namespace: Namespace) -> Iterator[Namespace]:
+    """Apply the parameter-server example as it is committed, once for the tests below."""
+    namespace.kubectl("apply", "-k", str(ROOT / "k8s" / "mnist-ps"))
+    yield namespace
+    namespace.kubectl("delete", "-k", str(ROOT / "k8s" / "mnist-ps"), "--wait=false")
+
+
+def test_mnist_ps_trains_to_the_end_by_kubectl_alone(applied: Namespace) -> None:
+    complete(applied, "mnist-ps")
+    for pod in applied.pods("mnist-ps"):
+        (state,) = pod["status"]["containerStatuses"]
+        assert state["state"]["terminated"]["exitCode"] == 0, pod["metadata"]["name"]
+    names = {pod["metadata"]["name"].rpartition("-")[0] for pod in applied.pods("mnist-ps")}
+    assert names == {"mnist-ps-chief-0", "mnist-ps-worker-0", "mnist-ps-worker-1", "mnist-ps-ps-0"}
+
+
+def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(applied: Namespace) -> None:
+    complete(applied, "mnist-ps")
+    applied.kubectl("rollout", "status", "deployment/mnist-ps-tensorboard", "--timeout=90s", timeout=100)
+    board = ("exec", "deployment/mnist-ps-tensorboard", "--")
+    record = json.loads(applied.kubectl(*board, "cat", "/runs/mnist-ps/run.json"))
+    assert (record["state"], record["step"]) == ("succeeded", 2000)
+    assert record["metrics"]["accuracy"] >= 0.97
+    assert "ckpt-2000.index" in applied.kubectl(*board, "ls", "/runs/mnist-ps/checkpoints")
+    refused = kubectl("-n", applied.name, *board, "touch", "/runs/mnist-ps/mine", check=False)
+    assert "Read-only file system" in refused.stderr
+    # Through the API server, as `kubectl port-forward` goes.
+    path = f"/api/v1/namespaces/{applied.name}/services/mnist-ps-tensorboard:http/proxy/data/plugin/scalars/tags"
+    tags = json.loads(kubectl("get", "--raw", path).stdout)
+    assert {"train", "eval"} <= set(tags)
+
+
+def test_a_pod_deleted_is_replaced_and_used_and_strangers_are_kept_out(namespace: Namespace, image: str, tmp_path: Path) -> None:
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}"
+    render(namespace, f"name: deleted\n{roles}\ntrain: {{workload: mnist_mlp, steps: 1000000}}\n", tmp_path)
+
+    def step() -> int:
+        return max((event["step"] for event in namespace.events("deleted", "chief") if event["event"] == "progress"), default=0)
+
+    until(lambda: step() > 0, 180, "the first steps", lambda: namespace.describe("deleted"))
+    assert namespace.try_to_reach("deleted-ps-0.deleted", 2222, image).startswith("TimeoutError")
+    own = {"app.kubernetes.io/name": "tf-launcher", "app.kubernetes.io/instance": "another", "tf-launcher/cluster": "another"}
+    assert namespace.try_to_reach("deleted-worker-0.deleted", 2222, image, own).startswith("TimeoutError")
+    assert namespace.try_to_reach("deleted-tensorboard", 6006, image) == "connected"
+
+    before = {pod["metadata"]["uid"] for pod in namespace.pods("deleted", "worker")}
+    victim = namespace.pods("deleted", "worker")[0]["metadata"]["name"]
+    namespace.kubectl("delete", "pod", victim, "--wait=false")
+
+    def replaced() -> bool:
+        new = [pod for pod in namespace.pods("deleted", "worker") if pod["metadata"]["uid"] not in before]
+        return any(pod["status"]["phase"] == "Running" for pod in new)
+
+    until(replaced, 120, "a pod in the place of the deleted one", lambda: namespace.describe("deleted"))
+    then = step()
+    until(lambda: step() > then + 500, 120, "steps after that", lambda: namespace.describe("deleted"))
+    assert namespace.ends("deleted") == {"chief": "", "ps": "", "worker": ""}
+    namespace.kubectl("delete", "jobs,deployments,services,networkpolicies", "-l", "app.kubernetes.io/instance=deleted", "--wait=false")
+
+
+def test_a_program_that_says_its_configuration_is_wrong_fails_at_once_with_its_last_words(namespace: Namespace, tmp_path: Path) -> None:
+    program = "import sys; print('no such column: label', file=sys.stderr); sys.exit(2)"
+    render(namespace, f"name: wrong\ncommand: [python, -c, {json.dumps(program)}]\nkubernetes: {{tensorboard: false}}\n", tmp_path)
+    until(lambda: namespace.ends("wrong") == {"chief": "Failed"}, 120, "the Job to fail", lambda: namespace.describe("wrong"))
+    (job,) = namespace.objects("jobs", "wrong")
+    assert {condition["reason"] for condition in job["status"]["conditions"]} == {"PodFailurePolicy"}
+    (pod,) = namespace.pods("wrong")
+    terminated = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert terminated["exitCode"] == 2
+    assert "no such column: label" in terminated["message"]
