@@ -13,6 +13,8 @@ import yaml
 
 from tests.integration import leftovers
 from tests.integration.running import EXAMPLES, ROOT
+from tests.trainer.exported import assert_export_is_what_it_says
+from trainer.workloads.mnist_mlp import MnistMlp
 
 ACCURACY = 0.97
 OWN_PROGRAM = re.compile(r"test accuracy (\d\.\d+)")
@@ -56,7 +58,11 @@ def assert_kept(done: Done) -> None:
     assert (done.summary["state"], done.summary["exit_code"], done.summary["restarts"]) == ("succeeded", 0, {})
     assert done.summary["run_dir"] == str(done.directory)
     roles = {role: settings.get("replicas") for role, settings in done.spec.get("roles", {"chief": {}}).items()}
-    tasks = {name for role, count in roles.items() for name in ([role] if role == "chief" else [f"{role}-{i}" for i in range(count or 1)])}
+    tasks = {
+        name
+        for role, count in roles.items()
+        for name in ([role] if role in {"chief", "evaluator"} else [f"{role}-{i}" for i in range(count or 1)])
+    }
     logs = {path.stem: path.read_text() for path in done.directory.glob("launcher/tasks/*.log")}
     assert set(logs) == tasks
     for task, text in logs.items():
@@ -85,7 +91,7 @@ def assert_trained(done: Done) -> None:
 
 
 def test_every_example_is_run_here() -> None:
-    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(["mnist-ps", *TRAINED, *COMMANDS])
+    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS])
 
 
 @pytest.mark.timeout(330)
@@ -94,6 +100,18 @@ def test_mnist_ps(tmp_path: Path) -> None:
     assert_trained(done)
     # Both workers had their part in it, and say how far each came.
     assert {event["task"] for event in done.of("progress") if "local_step" in event} == {"worker-0", "worker-1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+def test_mnist_evaluator(tmp_path: Path) -> None:
+    done = up("mnist-evaluator", tmp_path)
+    assert_trained(done)
+    evaluated = [event for event in done.of("evaluated") if event["task"] == "evaluator"]
+    assert evaluated[-1]["step"] == done.spec["train"]["steps"]
+    assert {event["step"] for event in evaluated} <= {event["step"] for event in done.of("checkpoint")}
+    best = assert_export_is_what_it_says(done.directory, MnistMlp({}, "synthetic", 0), tmp_path)
+    assert (best["metric"], best["value"]) == ("loss", min(event["metrics"]["loss"] for event in evaluated))
 
 
 @pytest.mark.slow
