@@ -4,7 +4,7 @@ import math
 
 from launcher.plan.groups import Group, groups
 from launcher.render.kubernetes import pods
-from launcher.render.kubernetes.objects import TRAINER, Object, Run, checked, metadata, since
+from launcher.render.kubernetes.objects import TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import ExitCode
 
@@ -69,5 +69,5 @@ def _job(run: Run, group: Group) -> Object:
     template = spec.pop("template")
     spec |= time_to_live(run)
     spec["template"] = template
-    head = metadata(run, f"{run.name}-{group.role}", group.role, labels=queue_labels(run))
+    head = metadata(run, f"{run.name}-{group.role}", group.role, labels=queue_labels(run), annotations=provenance(run))
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": spec}

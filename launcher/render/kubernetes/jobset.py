@@ -6,7 +6,7 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The J
 from launcher.plan.addresses import PORT, readdress
 from launcher.plan.groups import Group, groups
 from launcher.render.kubernetes import jobs, manifests, tensorboard
-from launcher.render.kubernetes.objects import Object, Run, checked, metadata
+from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
 from launcher.render.targets import Source
 
 # Rules of the failure policy are there since then.
@@ -45,7 +45,7 @@ def jobset(run: Run) -> Object:
         **jobs.time_to_live(run),
         "replicatedJobs": [_replicated(run, group) for group in by_role],
     }
-    head = metadata(run, run.name, labels=jobs.queue_labels(run), annotations=exclusive)
+    head = metadata(run, run.name, labels=jobs.queue_labels(run), annotations=provenance(run) | exclusive)
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": head, "spec": spec}
 
 
@@ -74,8 +74,9 @@ def _replicated(run: Run, group: Group) -> Object:
     # The set names the pods' subdomain.
     spec["template"]["spec"].pop("subdomain", None)
     head = metadata(run, run.name, group.role)
-    labels = {"labels": head["labels"], "annotations": head["annotations"]}
-    return {"name": group.role, "replicas": 1, "template": {"metadata": labels, "spec": spec}}
+    del head["name"]  # the set's own, with the role's and a number; and so is its namespace
+    head.pop("namespace", None)
+    return {"name": group.role, "replicas": 1, "template": {"metadata": head, "spec": spec}}
 
 
 def _failure_policy(run: Run, by_role: tuple[Group, ...]) -> Object:

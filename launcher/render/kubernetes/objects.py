@@ -86,10 +86,15 @@ def selector(run: Run, component: str | None = None) -> dict[str, str]:
 
 def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> Object:
     """Return an object's metadata. `more` are further labels, or `annotations`."""
-    annotations = {_STRATEGY: run.plan.strategy, _DIGEST: run.plan.spec_digest, **run.options.annotations, **more.pop("annotations", {})}
+    annotations = {**run.options.annotations, **more.pop("annotations", {})}
     labels = {**selector(run, component), _MANAGED_BY: "launcher", **run.options.labels, **more.pop("labels", {})}
     namespace = {"namespace": run.options.namespace} if run.options.namespace else {}
-    return {"name": checked(name), **namespace, "labels": labels, "annotations": annotations}
+    return {"name": checked(name), **namespace, "labels": labels} | ({"annotations": annotations} if annotations else {})
+
+
+def provenance(run: Run) -> dict[str, str]:
+    """Return the annotations by which a workload tells what it was made from."""
+    return {_STRATEGY: run.plan.strategy, _DIGEST: run.plan.spec_digest}
 
 
 def pod_metadata(run: Run, component: str) -> Object:
