@@ -1,0 +1,216 @@
+"""The status of a run from its Jobs, pods and events. Pure.
+
+What it promises: a run has succeeded only when every Job is complete; a task runs only when its container does; a run that
+has failed names the task, the attempt, the exit code and the last error line.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from launcher.backend.kubernetes import trouble
+from launcher.backend.kubernetes.trouble import Trouble
+from launcher.backend.model import Restart, RunStatus, State, TaskStatus
+from launcher.plan import rules
+
+Object = Mapping[str, Any]
+
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_STRATEGY = "tf-launcher/strategy"
+_DIGEST = "tf-launcher/spec-digest"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a cluster tells of one run, as the API has it: its Jobs, the pods of its tasks, its claims, and the namespace's events."""
+
+    name: str
+    jobs: Sequence[Object]
+    pods: Sequence[Object] = ()
+    claims: Sequence[Object] = ()
+    events: Sequence[Object] = field(default=())
+
+    def about(self, thing: Object) -> list[Object]:
+        """Return the events about one object."""
+        uid = thing.get("metadata", {}).get("uid")
+        return [event for event in self.events if event.get("involvedObject", {}).get("uid") == uid]
+
+
+def status(seen: Seen, now: float) -> RunStatus:
+    """Return how a run is at `now`, seconds since the epoch. The run directory and progress are for others to fill in."""
+    roles = sorted(seen.jobs, key=lambda job: _order(_label(job, COMPONENT)))
+    tasks = tuple(task for job in roles for task in _tasks(seen, job, now))
+    state, reason = _run_state(seen, roles, tasks)
+    started = [time for job in seen.jobs if (time := _seconds(job.get("status", {}).get("startTime"))) is not None]
+    ended = [_ended(job) for job in seen.jobs]
+    annotations = roles[0]["metadata"].get("annotations", {}) if roles else {}
+    return RunStatus(
+        name=seen.name,
+        backend="kubernetes",
+        state=state,
+        reason=reason,
+        spec_digest=annotations.get(_DIGEST, ""),
+        strategy=annotations.get(_STRATEGY, ""),
+        started=min(started, default=None),
+        ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
+        tasks=tasks,
+    )
+
+
+def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]) -> tuple[State, str]:
+    failed = [job for job in jobs if condition(job, "Failed")]
+    if failed:
+        return State.FAILED, _why_failed(failed[0], tasks)
+    if jobs and all(condition(job, "Complete") for job in jobs):
+        return State.SUCCEEDED, ""
+    waiting = [task for task in tasks if task.state is State.PENDING]
+    if waiting:
+        claims = (trouble.of_claim(claim, seen.about(claim)) for claim in seen.claims)
+        lacking = next((found.words for found in claims if found), "")
+        told = next((f"{task.name}: {task.reason}" for task in waiting if task.reason), "")
+        return (State.RUNNING if any(task.state is State.RUNNING for task in tasks) else State.PENDING), lacking or told
+    return (State.RUNNING if tasks else State.PENDING), ""
+
+
+def _why_failed(job: Object, tasks: Iterable[TaskStatus]) -> str:
+    found = condition(job, "Failed") or {}
+    role = _label(job, COMPONENT)
+    for task in tasks:
+        if task.state is State.FAILED and task.name.partition("-")[0] == role and task.reason:
+            return f"{task.name}, attempt {len(task.restarts) + 1}: {task.reason}"
+    if found.get("reason") == "DeadlineExceeded":
+        return f"{role}: limits.deadline has passed"
+    return f"{role}: {found.get('message') or found.get('reason', '')}"
+
+
+def _tasks(seen: Seen, job: Object, now: float) -> Iterable[TaskStatus]:
+    role = _label(job, COMPONENT)
+    pods: dict[int, list[Object]] = {}
+    for pod in seen.pods:
+        if _label(pod, COMPONENT) == role:
+            pods.setdefault(_index(pod), []).append(pod)
+    for index in range(int(job.get("spec", {}).get("completions") or 1)):
+        attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        yield _task(seen, job, rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
+
+
+def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
+    if not attempts:
+        state, reason = _without_pod(seen, job)
+        return TaskStatus(name, state, reason)
+    *before, pod = attempts
+    phase = pod.get("status", {}).get("phase", "Pending")
+    found = trouble.of_pod(pod, seen.about(pod))
+    restarts = tuple(_restart(one, number) for number, one in enumerate(before, 1))
+    made = TaskStatus(
+        name,
+        _STATES.get(phase, _pending)(job, pod),
+        _reason(pod, phase, found, now),
+        address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
+        restarts=restarts,
+        exit_code=_terminated(pod).get("exitCode"),
+        started=_seconds(pod.get("status", {}).get("startTime")),
+        ended=_seconds(_terminated(pod).get("finishedAt")),
+    )
+    if made.state is State.RESTARTING:
+        return dataclasses.replace(made, restarts=(*restarts, _restart(pod, len(attempts))))
+    return made
+
+
+def _pending(_job: Object, _pod: Object) -> State:
+    return State.PENDING
+
+
+def _running(_job: Object, pod: Object) -> State:
+    containers = pod.get("status", {}).get("containerStatuses", [])
+    # The phase is Running also while its one container waits to be made again.
+    return State.RUNNING if any("running" in one.get("state", {}) for one in containers) else State.PENDING
+
+
+def _failed(job: Object, _pod: Object) -> State:
+    return State.FAILED if condition(job, "Failed") or condition(job, "FailureTarget") else State.RESTARTING
+
+
+_STATES: dict[str, Callable[[Object, Object], State]] = {
+    "Pending": _pending,
+    "Running": _running,
+    "Succeeded": lambda _job, _pod: State.SUCCEEDED,
+    "Failed": _failed,
+}
+
+
+def _reason(pod: Object, phase: str, found: Trouble | None, now: float) -> str:
+    if found is None:
+        return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
+    created = _seconds(pod["metadata"].get("creationTimestamp"))
+    waited = f"{age(now - created)}: " if phase == "Pending" and created is not None else ""
+    return f"{waited}{found.words}"
+
+
+def _without_pod(seen: Seen, job: Object) -> tuple[State, str]:
+    if condition(job, "Complete"):
+        return State.SUCCEEDED, ""
+    if condition(job, "Failed"):
+        return State.STOPPED, "ended with its Job"
+    if job.get("spec", {}).get("suspend"):
+        queue = _label(job, _QUEUE)
+        return (State.PENDING, f"waits for its queue {queue}") if queue else (State.STOPPED, "its Job is suspended")
+    found_in_events = trouble.of_events(seen.about(job))
+    return State.PENDING, found_in_events.words if found_in_events else ""
+
+
+def _restart(pod: Object, attempt: int) -> Restart:
+    ended = _terminated(pod)
+    found = trouble.of_pod(pod)
+    time = _seconds(ended.get("finishedAt")) or _seconds(pod["metadata"].get("deletionTimestamp")) or 0.0
+    return Restart(time, attempt, ended.get("exitCode"), found.words if found else "its pod was deleted")
+
+
+def condition(thing: Object, kind: str) -> Object | None:
+    """Return a condition of an object that is true, or None."""
+    conditions: Sequence[Object] = thing.get("status", {}).get("conditions") or ()
+    return next((one for one in conditions if one.get("type") == kind and one.get("status") == "True"), None)
+
+
+def age(seconds: float) -> str:
+    """Write how long something lasts, as kubectl does: `45s`, `4m`, `3h`, `2d`."""
+    whole = max(0, int(seconds))
+    return next((f"{whole // size}{unit}" for size, unit in _UNITS if whole >= size), "0s")
+
+
+def _terminated(pod: Object) -> Object:
+    containers: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
+    found: Object = containers[0].get("state", {}).get("terminated", {})
+    return found
+
+
+def _index(pod: Object) -> int:
+    metadata = pod["metadata"]
+    return int((metadata.get("annotations") or {}).get(_INDEX) or (metadata.get("labels") or {}).get(_INDEX) or 0)
+
+
+def _label(thing: Object, key: str) -> str:
+    return str((thing["metadata"].get("labels") or {}).get(key, ""))
+
+
+def _order(role: str) -> int:
+    known: tuple[str, ...] = rules.ROLE_ORDER
+    return known.index(role) if role in known else len(known)
+
+
+def _ended(job: Object) -> float | None:
+    last = job.get("status", {}).get("completionTime")
+    failed = condition(job, "Failed")
+    return _seconds(last or (failed or {}).get("lastTransitionTime"))
+
+
+def _seconds(time: object) -> float | None:
+    if not isinstance(time, str):
+        return None
+    return datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,224 @@
+"""What keeps a pod from running or ended it, recognised and said in words, with what to do. Pure.
+
+The reasons are those that Kubernetes 1.26 to 1.34 write: kubelet (images, containers, volumes, eviction), scheduler, Job
+controller and admission. A reason that is not known is told as Kubernetes told it.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.exit_codes import describe
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One thing that is wrong. `words` fit in a line of a table; `remedy` is a sentence. `final`: no waiting mends it."""
+
+    kind: str
+    words: str
+    remedy: str
+    final: bool = False
+
+
+_IMAGE = "check the image's name; load it on the nodes, or push it to a registry they reach, with kubernetes.image_pull_secrets if it asks"
+
+# Why a container waits -> (kind, remedy, final).
+_WAITING: dict[str, tuple[str, str, bool]] = {
+    "ImagePullBackOff": ("image", _IMAGE, False),
+    "ErrImagePull": ("image", _IMAGE, False),
+    "ErrImageNeverPull": ("image", "load the image on the nodes, or set kubernetes.image_pull_policy to IfNotPresent", False),
+    "InvalidImageName": ("image", "write the image as you would pull it", True),
+    "RegistryUnavailable": ("image", "see that the nodes reach the registry", False),
+    "CrashLoopBackOff": ("crash", "see its log", False),
+    "CreateContainerConfigError": ("config", "make the Secret or ConfigMap that kubernetes.env_from names, in the run's namespace", False),
+    "CreateContainerError": ("container", "see the pod's events: kubectl describe pod", False),
+    "RunContainerError": ("container", "see that the image has the command", False),
+}
+# Why a pod as a whole has failed -> (kind, words, remedy).
+_POD: dict[str, tuple[str, str, str]] = {
+    "Evicted": ("evicted", "evicted by its node", "give it `memory`, so that it is not the first to go; it is replaced"),
+    "Preempting": ("evicted", "preempted by a pod of higher priority", "set kubernetes.priority_class; it is replaced"),
+    "NodeLost": ("node", "its node is lost", "wait for the node, or see docs/kubernetes.md, A node lost"),
+    "Shutdown": ("node", "its node was shut down", "it is replaced on another node"),
+    "NodeShutdown": ("node", "its node was shut down", "it is replaced on another node"),
+    "Terminated": ("node", "its node was shut down", "it is replaced on another node"),
+    "UnexpectedAdmissionError": ("node", "its node could not give it the devices", "it is replaced"),
+    "DeadlineExceeded": ("deadline", "limits.deadline has passed", "raise limits.deadline"),
+}
+# What the messages of events say -> (kind, words, remedy, final). The first that is found holds.
+_EVENTS: tuple[tuple[str, str, str, str], ...] = (
+    (r"exceeded quota: ([\w.-]+)", "quota", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
+    (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out what kubernetes.overrides adds"),
+    (r"no PriorityClass with name ([\w.-]+)", "admission", "there is no priority class {0}", "write another kubernetes.priority_class"),
+    (r"RuntimeClass \"?([\w.-]+)\"? not found", "admission", "there is no runtime class {0}", "write another kubernetes.runtime_class"),
+    (r"admission webhook \"([\w.-]+)\" denied", "admission", "the cluster's webhook {0} does not admit it", "ask who runs the cluster"),
+    (r"must specify ([\w./-]+)", "quota", "the namespace wants {0} from every pod", "give every role cpu and memory"),
+    (r"[Ss]torage[Cc]lass\S* \"([\w.-]+)\" not found", "storage", "there is no storage class {0}", "write another storage.class"),
+    (r"no persistent volumes available.*no storage class is set", "storage", "the cluster has no default storage class", "write storage.class"),
+    (r"[Mm]ulti-?[Aa]ttach error", "storage", "its volume is in use on another node", "set storage.access to ReadWriteMany"),
+    (r"secret \"([\w.-]+)\" not found", "config", "there is no Secret {0}", "make it in the run's namespace"),
+    (r"configmap \"([\w.-]+)\" not found", "config", "there is no ConfigMap {0}", "make it in the run's namespace"),
+    (r"(?:MountVolume|AttachVolume)\S* failed for volume \"([\w.-]+)\"", "storage", "its volume {0} cannot be mounted", "see its events: kubectl describe pod"),
+)  # fmt: skip
+_UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
+_LONGEST = 160
+
+
+def of_pod(pod: Object, events: Iterable[Object] = ()) -> Trouble | None:
+    """Return what is wrong with a pod, or None. `events` are those about the pod itself."""
+    status = pod.get("status", {})
+    found = _of_whole_pod(status) or _of_containers(status)
+    if found is not None:
+        return found
+    if status.get("phase") == "Pending":
+        return _of_scheduling(status) or of_events(events)
+    return _of_node(pod)
+
+
+def of_events(events: Iterable[Object]) -> Trouble | None:
+    """Return what warnings tell, the newest first: of a Job that may not make pods, of a claim that is not served, of a mount."""
+    warnings = sorted((event for event in events if event.get("type") == "Warning"), key=_time, reverse=True)
+    for event in warnings:
+        message = str(event.get("message", ""))
+        for pattern, kind, words, remedy in _EVENTS:
+            if match := re.search(pattern, message):
+                return Trouble(kind, words.format(*match.groups()), remedy)
+    for event in warnings:
+        if event.get("reason") in {"FailedCreate", "FailedMount", "FailedAttachVolume", "ProvisioningFailed", "FailedScheduling"}:
+            return Trouble("event", f"{event['reason']}: {_short(str(event.get('message', '')))}", "see kubectl get events")
+    return None
+
+
+def of_claim(claim: Object, events: Iterable[Object] = ()) -> Trouble | None:
+    """Return why a claim has no volume, or None when it has one or waits for its first pod."""
+    if claim.get("status", {}).get("phase") == "Bound":
+        return None
+    told = list(events)
+    if any(event.get("reason") == "WaitForFirstConsumer" for event in told) and not of_events(told):
+        return None
+    if found := of_events(told):
+        return found
+    name = claim.get("metadata", {}).get("name", "")
+    spec = claim.get("spec", {})
+    wanted = f"{spec.get('storageClassName') or 'the default class'}, {', '.join(spec.get('accessModes', []))}"
+    return Trouble("storage", f"the claim {name} has no volume yet ({wanted})", "see that the storage class offers this access mode")
+
+
+def _of_whole_pod(status: Object) -> Trouble | None:
+    conditions = {one["type"]: one for one in status.get("conditions", []) if one.get("status") == "True"}
+    target = conditions.get("DisruptionTarget")
+    if status.get("phase") != "Failed":
+        return None
+    reason = status.get("reason", "")
+    if reason in _POD:
+        kind, words, remedy = _POD[reason]
+        return Trouble(kind, words + _because(status.get("message")), remedy)
+    if target:
+        return Trouble(
+            "evicted", f"moved away: {target.get('reason', '')}" + _because(target.get("message")), "it is replaced; this does not count"
+        )
+    return None
+
+
+def _of_containers(status: Object) -> Trouble | None:
+    for one in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        state = one.get("state", {})
+        waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
+        if waiting.get("reason") in _WAITING:
+            kind, remedy, final = _WAITING[waiting["reason"]]
+            return Trouble(kind, f"{waiting['reason']}{_because(waiting.get('message') or one.get('image'))}", remedy, final=final)
+        if terminated.get("reason") == "OOMKilled":
+            return Trouble("memory", "OOMKilled: it took more memory than its limit", "raise the role's `memory`")
+        code = terminated.get("exitCode", 0)
+        if code:
+            last = _last_line(terminated.get("message"))
+            meaning = describe(code)
+            meant = "" if meaning.endswith(str(code)) else f", {meaning}"
+            return Trouble("exit", f"exit code {code}{meant}" + (f": {last}" if last else ""), "see its log")
+    return None
+
+
+def _of_scheduling(status: Object) -> Trouble | None:
+    conditions = {one["type"]: one for one in status.get("conditions", [])}
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") != "False":
+        return None
+    if scheduled.get("reason") == "SchedulingGated":
+        return Trouble("queue", "waits to be admitted by its queue", "see kubectl get workloads")
+    message = str(scheduled.get("message", ""))
+    if "unbound immediate PersistentVolumeClaims" in message or re.search(r'persistentvolumeclaim "[^"]*" not found', message):
+        return Trouble("storage", "its volume is not there yet", "see kubectl describe pvc")
+    match = _UNSCHEDULABLE.search(message)
+    if match is None:
+        return Trouble("nodes", _short(message) or "no node takes it", "see kubectl describe pod")
+    why = match[2].partition(". preemption:")[0].partition(". no new claims")[0].strip().rstrip(".")
+    said = re.sub(r"\bInsufficient\b", "insufficient", why)
+    total = match[1].split()[0].split("/")[1]
+    said = re.sub(rf"^{total} (?=\S[^,]*$)", "", said)
+    return Trouble("nodes", _short(f"{match[1]}: {said}"), _remedy_for_nodes(said))
+
+
+def _remedy_for_nodes(why: str) -> str:
+    table = (
+        ("insufficient", "ask for less, free some, or add nodes"),
+        ("untolerated taint", "tolerate the taint by kubernetes.tolerations, or use other nodes"),
+        ("node affinity/selector", "see that a node has the labels of kubernetes.node_selector and gpu_type"),
+        ("pod affinity", "see that one node has room for all that kubernetes.one_node puts there"),
+        ("volume node affinity", "the volume is on another node: free that one, or use ReadWriteMany"),
+        ("unschedulable", "wait for the nodes that are drained, or uncordon them"),
+    )
+    return next((remedy for words, remedy in table if words in why), "see kubectl describe pod")
+
+
+def _of_node(pod: Object) -> Trouble | None:
+    """Return that a running pod's node does not answer."""
+    status = pod.get("status", {})
+    ready: Object = next((one for one in status.get("conditions", []) if one["type"] == "Ready"), {})
+    lost = status.get("reason") == "NodeLost" or (ready.get("status") == "False" and ready.get("reason") == "NodeNotReady")
+    leaving = bool(pod.get("metadata", {}).get("deletionTimestamp"))
+    evicting = any(
+        one["type"] == "DisruptionTarget" and one.get("reason") == "DeletionByTaintManager" for one in status.get("conditions", [])
+    )
+    if not lost and not (leaving and evicting):
+        return None
+    node = pod.get("spec", {}).get("nodeName", "?")
+    return Trouble("node", f"its node {node} does not answer", "wait for the node, or see docs/kubernetes.md, A node lost")
+
+
+def _because(message: object) -> str:
+    return f": {_short(str(message))}" if message else ""
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+def _last_line(message: object) -> str:
+    """Return the last error line of a container's last output: what the trainer's `failed` event tells, or the last plain line."""
+    lines = [line.strip() for line in str(message or "").splitlines() if line.strip()]
+    for line in reversed(lines):
+        event = _event(line)
+        if event is not None and event.get("event") == "failed":
+            return _short(": ".join(str(event[key]) for key in ("cause", "detail") if event.get(key)))
+    plain = [line for line in lines if _event(line) is None]
+    return _short(plain[-1]) if plain else ""
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _time(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp") or "")

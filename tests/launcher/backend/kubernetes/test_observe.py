@@ -1,0 +1,134 @@
+"""The status of a run, from objects such as the API server gives."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from launcher.backend.kubernetes.observe import Seen, age, status
+from launcher.backend.model import State
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
+CREATED = "2026-01-01T00:06:00Z"
+
+
+def job(role: str, count: int = 1, *conditions: dict[str, str], **spec: Any) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/component": role, **spec.pop("labels", {})}
+    return {
+        "metadata": {"name": f"digits-{role}", "uid": role, "labels": labels, "annotations": {"tf-launcher/strategy": "parameter_server"}},
+        "spec": {"completions": count, **spec},
+        "status": {"startTime": CREATED, "conditions": list(conditions)},
+    }
+
+
+def pod(role: str, index: int, phase: str, created: str = CREATED, **state: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"digits-{role}-{index}-{created[-3:-1]}",
+            "uid": f"{role}-{index}-{created}",
+            "creationTimestamp": created,
+            "labels": {"app.kubernetes.io/component": role},
+            "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
+        },
+        "spec": {"hostname": f"digits-{role}-{index}", "subdomain": "digits", "nodeName": "node-1"},
+        "status": {"phase": phase, "containerStatuses": [{"name": "trainer", "state": state}]},
+    }
+
+
+def running(role: str, index: int = 0, created: str = CREATED) -> dict[str, Any]:
+    return pod(role, index, "Running", created, running={"startedAt": created})
+
+
+def ended(role: str, code: int, index: int = 0, created: str = CREATED, message: str = "") -> dict[str, Any]:
+    done = {"exitCode": code, "finishedAt": "2026-01-01T00:09:00Z", "reason": "Error" if code else "Completed", "message": message}
+    return pod(role, index, "Failed" if code else "Succeeded", created, terminated=done)
+
+
+COMPLETE = {"type": "Complete", "status": "True"}
+FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
+
+
+def test_a_run_has_succeeded_only_when_every_job_is_complete() -> None:
+    jobs = [job("worker", 1), job("chief", 1, COMPLETE), job("ps", 1, COMPLETE)]
+    pods = [ended("chief", 0), running("worker"), ended("ps", 0)]
+    still = status(Seen("digits", jobs, pods), NOW)
+    assert (still.state, still.strategy) == (State.RUNNING, "parameter_server")
+    assert [(task.name, task.state) for task in still.tasks] == [
+        ("chief", State.SUCCEEDED),
+        ("worker-0", State.RUNNING),
+        ("ps-0", State.SUCCEEDED),
+    ]
+    done = status(Seen("digits", [job("chief", 1, COMPLETE)], [ended("chief", 0)]), NOW)
+    assert (done.state, done.tasks[0].exit_code) == (State.SUCCEEDED, 0)
+
+
+def test_a_task_that_waits_says_how_long_and_for_what() -> None:
+    waiting = pod("worker", 3, "Pending")
+    message = "0/6 nodes are available: 6 Insufficient nvidia.com/gpu. preemption: none"
+    waiting["status"] = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}],
+    }
+    pods = [running("chief"), *(running("worker", index) for index in range(3)), waiting]
+    told = status(Seen("digits", [job("chief"), job("worker", 4)], pods), NOW)
+    assert (told.tasks[4].state, told.tasks[4].reason) == (State.PENDING, "4m: 0/6 nodes: insufficient nvidia.com/gpu")
+    assert told.reason == "worker-3: 4m: 0/6 nodes: insufficient nvidia.com/gpu"
+
+
+def test_a_pod_that_cannot_pull_its_image_does_not_run() -> None:
+    back_off = pod("chief", 0, "Pending", waiting={"reason": "ImagePullBackOff", "message": "Back-off pulling image"})
+    told = status(Seen("digits", [job("chief")], [back_off]), NOW)
+    assert told.state is told.tasks[0].state is State.PENDING
+    assert told.tasks[0].reason == "4m: ImagePullBackOff: Back-off pulling image"
+
+
+def test_restarts_are_counted_with_their_causes() -> None:
+    first = ended("worker", 137, created="2026-01-01T00:01:00Z")
+    second = ended("worker", 1, created="2026-01-01T00:05:00Z", message="ValueError: no such file\n")
+    told = status(Seen("digits", [job("worker")], [running("worker", created="2026-01-01T00:08:00Z"), first, second]), NOW)
+    (task,) = told.tasks
+    assert (task.state, task.address) == (State.RUNNING, "digits-worker-0.digits")
+    assert [(one.attempt, one.exit_code, one.cause) for one in task.restarts] == [
+        (1, 137, "exit code 137, killed by SIGKILL"),
+        (2, 1, "exit code 1: ValueError: no such file"),
+    ]
+    backing_off = status(Seen("digits", [job("worker")], [first, second]), NOW)
+    assert backing_off.tasks[0].state is State.RESTARTING
+    assert len(backing_off.tasks[0].restarts) == 2
+
+
+def test_a_failed_run_names_task_attempt_code_and_last_line() -> None:
+    attempts = [ended("worker", 1, 1, f"2026-01-01T00:0{minute}:00Z", "ValueError: no such file\n") for minute in (1, 2, 3)]
+    told = status(Seen("digits", [job("chief"), job("worker", 2, FAILED)], [running("chief"), *attempts]), NOW)
+    assert told.state is State.FAILED
+    assert told.reason == "worker-1, attempt 3: exit code 1: ValueError: no such file"
+
+
+def test_a_job_that_may_not_make_pods_says_why() -> None:
+    message = 'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1'
+    event = {"type": "Warning", "reason": "FailedCreate", "message": message, "involvedObject": {"uid": "chief"}}
+    told = status(Seen("digits", [job("chief")], events=[event]), NOW)
+    assert (told.state, told.reason) == (State.PENDING, "chief: the namespace's quota gpus is used up")
+
+
+def test_a_claim_that_no_class_serves_is_the_run_s_reason() -> None:
+    claim = {"metadata": {"name": "digits", "uid": "c"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Pending"}}
+    event = {
+        "type": "Warning",
+        "reason": "ProvisioningFailed",
+        "message": 'storageclass.storage.k8s.io "x" not found',
+        "involvedObject": {"uid": "c"},
+    }
+    told = status(Seen("digits", [job("chief")], [pod("chief", 0, "Pending")], [claim], [event]), NOW)
+    assert told.reason == "there is no storage class x"
+
+
+def test_a_suspended_job_waits_for_its_queue_or_was_stopped() -> None:
+    queued = job("chief", suspend=True, labels={"kueue.x-k8s.io/queue-name": "team-a"})
+    assert status(Seen("digits", [queued]), NOW).reason == "chief: waits for its queue team-a"
+    assert status(Seen("digits", [job("chief", suspend=True)]), NOW).tasks[0].state is State.STOPPED
+
+
+@pytest.mark.parametrize("seconds, words", [(0.4, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (200_000, "2d"), (-5, "0s")])
+def test_ages_are_short(seconds: float, words: str) -> None:
+    assert age(seconds) == words

@@ -1,0 +1,144 @@
+"""What keeps a pod from running, in words: messages as Kubernetes 1.34 wrote them."""
+
+from typing import Any
+
+import pytest
+
+from launcher.backend.kubernetes import trouble
+
+
+def pending(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
+    return {
+        "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]}
+    }
+
+
+def container(**state: Any) -> dict[str, Any]:
+    phase = "Failed" if "terminated" in state else "Pending"
+    return {"status": {"phase": phase, "containerStatuses": [{"name": "trainer", "image": "team/x:1", "state": state}]}}
+
+
+PREEMPTION = " preemption: 0/6 nodes are available: 6 No preemption victims found for incoming pod."
+PODS = {
+    "0/6 nodes: insufficient nvidia.com/gpu": pending(f"0/6 nodes are available: 6 Insufficient nvidia.com/gpu.{PREEMPTION}"),
+    "0/6 nodes: 2 node(s) didn't match Pod's node affinity/selector, 4 insufficient cpu": pending(
+        f"0/6 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 4 Insufficient cpu.{PREEMPTION}"
+    ),
+    "its volume is not there yet": pending("0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"),
+    "waits to be admitted by its queue": pending("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
+    'ImagePullBackOff: Back-off pulling image "team/x:1"': container(
+        waiting={"reason": "ImagePullBackOff", "message": 'Back-off pulling image "team/x:1"'}
+    ),
+    'CreateContainerConfigError: secret "aws" not found': container(
+        waiting={"reason": "CreateContainerConfigError", "message": 'secret "aws" not found'}
+    ),
+    "OOMKilled: it took more memory than its limit": container(terminated={"reason": "OOMKilled", "exitCode": 137}),
+    "exit code 2, the configuration is wrong; never started again: train.steps is 0": container(
+        terminated={"reason": "Error", "exitCode": 2, "message": "starting\ntrain.steps is 0\n"}
+    ),
+    "exit code 1: killed by SIGKILL: no memory": container(
+        terminated={
+            "reason": "Error",
+            "exitCode": 1,
+            "message": 'Traceback\n{"event": "failed", "cause": "killed by SIGKILL", "detail": "no memory"}\n',
+        }
+    ),
+    "evicted by its node: The node was low on resource: memory.": {
+        "status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    },
+    "moved away: EvictionByEvictionAPI: Eviction API: evicting": {
+        "status": {
+            "phase": "Failed",
+            "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+            ],
+        }
+    },
+    "its node node-2 does not answer": {
+        "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": "node-2"},
+        "status": {
+            "phase": "Running",
+            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("words", PODS)
+def test_a_pod_in_trouble_says_which_and_what_to_do(words: str) -> None:
+    found = trouble.of_pod(PODS[words])
+    assert found is not None
+    assert found.words == words
+    assert found.remedy
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        container(running={"startedAt": "2026-01-01T00:00:00Z"}) | {},
+        container(waiting={"reason": "ContainerCreating"}),
+        {"status": {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]}},
+        {"metadata": {}, "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}},
+        {"status": {"phase": "Pending"}},
+    ],
+    ids=["running", "creating", "succeeded", "ready", "new"],
+)
+def test_a_pod_that_is_well_is_not_in_trouble(pod: dict[str, Any]) -> None:
+    assert trouble.of_pod(pod) is None
+
+
+FORBIDDEN = 'Error creating: pods "a-chief-0-x" is forbidden: '
+EVENTS = {
+    FORBIDDEN + "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: 4": (
+        "quota",
+        "the namespace's quota gpus is used up",
+    ),
+    FORBIDDEN + 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)': (
+        "admission",
+        "Pod Security restricted:latest does not admit it",
+    ),
+    FORBIDDEN + "no PriorityClass with name high was found": ("admission", "there is no priority class high"),
+    FORBIDDEN + 'pod rejected: RuntimeClass "nvidia" not found': ("admission", "there is no runtime class nvidia"),
+    'storageclass.storage.k8s.io "fast" not found': ("storage", "there is no storage class fast"),
+    'MountVolume.SetUp failed for volume "code" : configmap "digits-code" not found': ("config", "there is no ConfigMap digits-code"),
+    'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) a': ("storage", "its volume is in use on another node"),
+    FORBIDDEN + "failed quota: all: must specify limits.cpu for: trainer; limits.memory for: trainer": (
+        "quota",
+        "the namespace wants limits.cpu from every pod",
+    ),
+}
+
+
+@pytest.mark.parametrize("message", EVENTS)
+def test_warnings_are_recognised(message: str) -> None:
+    found = trouble.of_events([{"type": "Warning", "reason": "FailedCreate", "message": message}, {"type": "Normal", "message": "fine"}])
+    assert found is not None
+    assert (found.kind, found.words) == EVENTS[message]
+    assert found.remedy
+
+
+def test_the_newest_warning_is_told_and_one_that_is_not_known_as_it_is() -> None:
+    old = {"type": "Warning", "reason": "FailedMount", "message": 'secret "a" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
+    new = {"type": "Warning", "reason": "FailedMount", "message": 'secret "b" not found', "lastTimestamp": "2026-01-01T00:01:00Z"}
+    found = trouble.of_events([new, old])
+    assert found is not None
+    assert found.words == "there is no Secret b"
+    other = trouble.of_events([{"type": "Warning", "reason": "FailedCreate", "message": "something  of\ntomorrow"}])
+    assert other is not None
+    assert other.words == "FailedCreate: something of tomorrow"
+    assert trouble.of_events([]) is None
+
+
+def test_a_claim_without_a_volume() -> None:
+    claim = {
+        "metadata": {"name": "digits"},
+        "spec": {"storageClassName": "slow", "accessModes": ["ReadWriteMany"]},
+        "status": {"phase": "Pending"},
+    }
+    found = trouble.of_claim(claim)
+    assert found is not None
+    assert found.words == "the claim digits has no volume yet (slow, ReadWriteMany)"
+    waiting = [{"type": "Normal", "reason": "WaitForFirstConsumer", "message": "waiting for first consumer"}]
+    assert trouble.of_claim(claim, waiting) is None
+    assert trouble.of_claim(claim | {"status": {"phase": "Bound"}}) is None
