@@ -11,6 +11,7 @@ from launcher.plan.models import Target
 # Each is called as the target of its plans.
 BACKENDS: dict[Target, str] = {
     "local": "launcher.backend.local.backend:LocalBackend",
+    "docker": "launcher.backend.docker.backend:DockerBackend",
 }
 
 

@@ -29,8 +29,10 @@ BACKEND = "local"
 class LocalBackend:
     """Runs plans as processes of this machine, each below `runs`/<name>. See launcher.backend.model.Backend."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, runs: Path, backend: str = BACKEND) -> None:
         self._runs = runs.absolute()
+        # Another backend's keepers leave the same files, and are asked to stop in the same way.
+        self._backend = backend
         # Supervisors of foreground runs stop their run when these close: with this process, at the latest.
         self._lifelines: dict[str, int] = {}
 
@@ -41,8 +43,8 @@ class LocalBackend:
 
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
-        layout = self._layout(plan.name)
-        home.check(layout, BACKEND)
+        layout = self.layout(plan.name)
+        home.check(layout, self._backend)
         try:
             leftovers.clear(layout, now=False)
             lock_fd = starting.lock(layout)
@@ -52,9 +54,13 @@ class LocalBackend:
                 os.close(lock_fd)
         except OSError as error:
             raise explain(error, f"starting the run {plan.name}") from error
-        self._let_go(plan.name)
+        self.hold(plan.name, lifeline)
+
+    def hold(self, name: str, lifeline: int | None) -> None:
+        """Hold the lifeline of a run in the foreground: it stops when this process ends."""
+        self._let_go(name)
         if lifeline is not None:
-            self._lifelines[plan.name] = lifeline
+            self._lifelines[name] = lifeline
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
@@ -69,7 +75,7 @@ class LocalBackend:
             return []
         except OSError as error:
             raise explain(error, "listing the runs") from error
-        known = [self._status(layout) for layout in found if home.backend_of(layout) == BACKEND]
+        known = [self._status(layout) for layout in found if home.backend_of(layout) == self._backend]
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
@@ -123,21 +129,22 @@ class LocalBackend:
 
     def set_aside(self, name: str, aside: str) -> str:
         """Rename the run's directory."""
-        home.check(self._layout(name), BACKEND)
-        return str(home.rename(self._layout(name), aside))
+        home.check(self.layout(name), self._backend)
+        return str(home.rename(self.layout(name), aside))
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> None:
         """Serve nothing: the logs are in a directory of this machine."""
         del name, host, port
 
-    def _layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> Layout:
+        """Return where the run of that name is kept. Raises UsageError for what cannot be a name."""
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
             raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
         return Layout(self._runs / name)
 
     def _known(self, name: str) -> Layout:
-        layout = self._layout(name)
-        home.check(layout, BACKEND)
+        layout = self.layout(name)
+        home.check(layout, self._backend)
         if state.read(layout.state) is None and not locks.held(layout.lock):
             known = sorted(status.name for status in self.runs())
             there = f"the runs in {self._runs} are {', '.join(known)}" if known else f"there are no runs in {self._runs}"

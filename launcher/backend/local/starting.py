@@ -21,6 +21,7 @@ from launcher.plan.models import Plan
 # Another verb may look at the lock at this moment, or a supervisor may just be leaving.
 _LOCK_WAIT = 3.0
 _START_WAIT = 60.0
+SUPERVISOR = "launcher.backend.local"
 
 
 def lock(layout: Layout) -> int:
@@ -35,8 +36,17 @@ def lock(layout: Layout) -> int:
     return fd
 
 
-def start(layout: Layout, plan: Plan, spec: dict[str, Any], *, lock_fd: int, detach: bool) -> int | None:
-    """Start the supervisor; return the write end of its lifeline, or None for a detached run.
+def start(
+    layout: Layout,
+    plan: Plan,
+    spec: dict[str, Any],
+    *,
+    lock_fd: int,
+    detach: bool,
+    supervisor: str = SUPERVISOR,
+    within: float = _START_WAIT,
+) -> int | None:
+    """Start the supervisor, a module; return the write end of its lifeline, or None for a detached run. It has `within` seconds.
 
     The run stops when that end is closed, as it is when this process dies. Raises LauncherError when a task could not
     be started, and OSError when files cannot be written.
@@ -48,7 +58,7 @@ def start(layout: Layout, plan: Plan, spec: dict[str, Any], *, lock_fd: int, det
     with contextlib.ExitStack() as opened:
         ready, ready_of_child = _pipe(opened)
         lifeline_of_child, lifeline = (None, None) if detach else _pipe(opened)
-        command = [sys.executable, "-P", "-m", "launcher.backend.local", str(layout.run_dir)]
+        command = [sys.executable, "-P", "-m", supervisor, str(layout.run_dir)]
         command += ["--ready-fd", str(ready_of_child.fileno()), "--lock-fd", str(lock_fd)]
         passed = [ready_of_child.fileno(), lock_fd]
         if lifeline_of_child is not None:
@@ -66,11 +76,11 @@ def start(layout: Layout, plan: Plan, spec: dict[str, Any], *, lock_fd: int, det
             pass_fds=passed,
         )
         ready_of_child.close()
-        answer = _answer(ready, process)
+        answer = _answer(ready, process, within)
         if answer is None:
             process.wait()
             raise LauncherError(
-                f"the supervisor of {layout.name} did not come up within {_START_WAIT:g} s or ended at once",
+                f"the supervisor of {layout.name} did not come up within {within:g} s or ended at once",
                 f"read {layout.supervisor_log}",
             )
         if answer:
@@ -92,9 +102,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **({"PYTHONPATH": os.pathsep.join(filter(None, [inherited, source]))} if source else {})}
 
 
-def _answer(ready: FileIO, process: subprocess.Popen[bytes]) -> dict[str, str] | None:
+def _answer(ready: FileIO, process: subprocess.Popen[bytes], within: float) -> dict[str, str] | None:
     """Return what the supervisor says: nothing when all is well, else a message; None when it says nothing in time."""
-    deadline = time.monotonic() + _START_WAIT
+    deadline = time.monotonic() + within
     said = b""
     while not said.endswith(b"\n"):
         readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))

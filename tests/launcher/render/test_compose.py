@@ -67,12 +67,8 @@ def test_only_those_that_need_the_run_directory_mount_it(rendered: Render) -> No
     mounted = {name: service["volumes"][0] for name, service in services.items() if "volumes" in service}
     assert set(mounted) == {"chief", "evaluator", "tensorboard"}
     assert {name for name, volume in mounted.items() if volume.get("read_only")} == {"tensorboard"}
-    assert {volume["target"] for volume in mounted.values()} == {images.RUNS}
+    assert {volume["target"] for volume in mounted.values()} == {places.CONTAINER_RUNS}
     assert services["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
-
-
-def test_where_containers_keep_things_is_where_the_image_has_it() -> None:
-    assert images.RUNS == places.CONTAINER_RUNS
 
 
 def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(rendered: Render) -> None:

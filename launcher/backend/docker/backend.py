@@ -1,0 +1,213 @@
+"""The Docker backend: the calls behind the CLI's verbs.
+
+A run that the launcher started is kept by a keeper process, whose files tell how it is, as those of a local supervisor do. Runs
+that nobody keeps, of `docker compose up` or of a keeper that was killed, are found by the labels of their containers.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from docker.models.containers import Container
+
+from launcher.backend.docker import look, ready, volumes
+from launcher.backend.docker.engine import Engine, asking, compose, endpoint
+from launcher.backend.docker.keeper import COMPOSE_FILE
+from launcher.backend.docker.task import moment
+from launcher.backend.local import home, locks, starting, state
+from launcher.backend.local.backend import LocalBackend
+from launcher.backend.local.layout import Layout
+from launcher.backend.local.trouble import explain
+from launcher.backend.model import ENDED, LogLine, RunStatus, State
+from launcher.errors import UsageError
+from launcher.plan.models import Plan
+from launcher.render import labels
+from launcher.render.compose import TENSORBOARD, render
+from launcher.render.targets import Source
+from launcher.spec.models import ClusterSpec
+
+BACKEND = "docker"
+_KEEPER = "launcher.backend.docker"
+_START_WAIT = 900.0  # containers whose volume is made first, on a slow engine
+
+
+class DockerBackend:
+    """Runs plans as containers; what it knows of them is below `runs`/<name>. See launcher.backend.model.Backend."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs.absolute()
+        self._kept = LocalBackend(runs, BACKEND)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return Engine(endpoint())
+
+    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+        """Find or make the image; yield which and why."""
+        del plan
+        return ready.prepare(_spec(spec), self._engine.place)
+
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
+        """Start the containers; return once each has started. Raises UsageError when the run runs already."""
+        layout = self._layout(plan.name)
+        try:
+            lock_fd = starting.lock(layout)
+            try:
+                self._write(layout, plan, spec)
+                lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=_START_WAIT)
+            finally:
+                os.close(lock_fd)
+        except OSError as error:
+            raise explain(error, f"starting the run {plan.name}") from error
+        self._kept.hold(plan.name, lifeline)
+
+    def _write(self, layout: Layout, plan: Plan, spec: dict[str, Any]) -> None:
+        text = render(Source(_spec(spec), plan, layout.directory, f"launcher up --on docker (run {plan.name})"))
+        (layout.directory / COMPOSE_FILE).write_text(text, encoding="utf-8")
+
+    def status(self, name: str) -> RunStatus:
+        """Tell how the run is. Raises UsageError when there is none of that name."""
+        layout = self._layout(name)
+        if locks.held(layout.lock):
+            return self._kept.status(name)
+        snapshot = state.read(layout.state)
+        with asking(f"looking for the run {name}"):
+            containers = self._engine.containers(name)
+            if snapshot is not None and snapshot.status.state in ENDED and not _newer(containers, snapshot.status.ended):
+                return _with_board(snapshot.status, containers)
+            if look.members(containers):
+                return look.status(self._engine, name, containers)
+            if snapshot is not None:
+                return self._kept.status(name)
+            for volume in self._engine.volumes(name):
+                return look.of_volume(volume, name)
+        known = sorted(status.name for status in self.runs())
+        there = f"the runs on this engine are {', '.join(known)}" if known else "there are no runs on this engine"
+        raise UsageError(f"there is no run {name}", f"{there}; start one with `launcher up --on docker`")
+
+    def runs(self) -> list[RunStatus]:
+        """Tell of every run that this directory or the engine knows, newest first."""
+        with asking("listing the runs"):
+            labelled = [container.labels.get(labels.RUN) for container in self._engine.containers()]
+            labelled += [(volume.attrs.get("Labels") or {}).get(labels.RUN) for volume in self._engine.volumes()]
+        here = [status.name for status in self._kept.runs()]
+        names = dict.fromkeys([*here, *(name for name in labelled if name)])
+        known = []
+        for name in names:
+            with contextlib.suppress(UsageError):  # removed meanwhile, or that of another backend here
+                known.append(self.status(name))
+        return sorted(known, key=lambda status: status.started or 0, reverse=True)
+
+    def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
+        """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task."""
+        layout = self._layout(name)
+        snapshot = state.read(layout.state)
+        with asking(f"reading the logs of {name}"):
+            containers = [] if locks.held(layout.lock) else self._engine.containers(name)
+        told = snapshot is not None and snapshot.status.state in ENDED and not _newer(containers, snapshot.status.ended)
+        if told or not look.members(containers):
+            return self._kept.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
+        return self._engine_lines(name, tasks, follow=follow, since=since, tail=tail)
+
+    def _engine_lines(self, name: str, tasks: list[str], **chosen: Any) -> Iterator[LogLine]:
+        with asking(f"reading the logs of {name}"):
+            yield from look.lines(self._engine, name, tasks, **chosen)
+
+    def stop(self, name: str, *, now: bool = False) -> None:
+        """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
+        before = self.status(name)
+        layout = self._layout(name)
+        if locks.held(layout.lock):
+            self._kept.stop(name, now=now)
+        with asking(f"stopping {name}"):
+            containers = look.members(self._engine.containers(name))
+            if before.state not in ENDED and not now:
+                volumes.stop_all(containers.values())
+            self._engine.remove(name)
+        self._forget_board(layout)
+
+    def delete(self, name: str) -> None:
+        """Delete the run's volume and directory. Raises UsageError while the run is running."""
+        layout = self._layout(name)
+        if locks.held(layout.lock):
+            raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on docker")
+        with asking(f"deleting the data of {name}"):
+            self._engine.remove(name)
+            for volume in self._engine.volumes(name):
+                volume.remove()
+        try:
+            if layout.run_dir.exists():
+                shutil.rmtree(layout.run_dir)
+        except OSError as error:
+            raise explain(error, f"deleting the data of {name}") from error
+
+    def set_aside(self, name: str, aside: str) -> str:
+        """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
+        layout = self._layout(name)
+        stored = state.read_json(layout.spec)
+        with asking(f"moving the run {name} aside"):
+            self._engine.remove(name)
+            kept = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
+        directory = str(home.rename(layout, aside)) if layout.run_dir.exists() else ""
+        return " and ".join(filter(None, [kept, directory])) or "gone"
+
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> str:
+        """Have TensorBoard serve the run's logs, at `host` and `port` where given, and say where."""
+        status = self.status(name)
+        layout = self._layout(name)
+        file = layout.directory / COMPOSE_FILE
+        if status.tensorboard and host is None and port is None:
+            return status.tensorboard
+        if not file.is_file():
+            raise UsageError(
+                f"{layout.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
+                "start its service with `docker compose -f FILE up -d tensorboard`, FILE being what it was started from",
+            )
+        if host is not None or port is not None:
+            self._publish(layout, host, port)
+        compose(name, file, "up", "--detach", "--no-deps", TENSORBOARD, doing=f"starting TensorBoard of {name}")
+        with asking(f"starting TensorBoard of {name}"):
+            return look.board(self._engine.containers(name))
+
+    def _publish(self, layout: Layout, host: str | None, port: int | None) -> None:
+        spec = state.read_json(layout.spec) or {}
+        spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+        from launcher.plan.document import from_document
+
+        self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
+
+    def _layout(self, name: str) -> Layout:
+        layout = self._kept.layout(name)
+        home.check(layout, BACKEND)
+        return layout
+
+    def _forget_board(self, layout: Layout) -> None:
+        """Note that TensorBoard serves no more."""
+        document = state.read_json(layout.state)
+        if document is not None and document.get("status", {}).get("tensorboard"):
+            document["status"]["tensorboard"] = ""
+            state.write_json(layout.state, document, indent=None)
+
+
+def _spec(dumped: dict[str, Any]) -> ClusterSpec:
+    """Return the spec that was dumped as JSON."""
+    return ClusterSpec.model_validate_json(json.dumps(dumped))
+
+
+def _newer(containers: list[Container], ended: float | None) -> bool:
+    """Tell whether a task was started after the run of which it is known how it ended."""
+    starts = [moment(container.attrs["State"].get("StartedAt")) for container in look.members(containers).values()]
+    return any(start is not None and ended is not None and start > ended for start in starts)
+
+
+def _with_board(status: RunStatus, containers: list[Container]) -> RunStatus:
+    import dataclasses
+
+    if status.state is State.STOPPED or not containers:
+        return status
+    return dataclasses.replace(status, tensorboard=look.board(containers))

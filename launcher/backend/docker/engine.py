@@ -1,0 +1,123 @@
+"""The Docker engine that the user has set up: which one it is, and a client of its API."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+from docker import DockerClient
+from docker.errors import APIError, DockerException, NotFound
+from docker.models.containers import Container
+from docker.tls import TLSConfig
+
+from launcher import docker_cli
+from launcher.backend.docker.problems import explain
+from launcher.docker_cli import DockerError
+from launcher.render import labels
+
+# What every call of the client may raise: the engine's own errors, and those of the way to it.
+ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
+TIMEOUT = 60  # seconds for one answer
+_COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the engine answers, by the context in use or DOCKER_HOST."""
+
+    host: str
+    tls: Mapping[str, Any] | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether directories of this machine can be mounted: the engine, or its virtual machine, shares them."""
+        return self.host.startswith(("unix://", "npipe://"))
+
+
+def endpoint() -> Endpoint:
+    """Return the engine's place. Raises DockerError without the docker command, or with a context that cannot be used."""
+    context = json.loads(docker_cli.docker("context", "inspect"))[0]
+    host = context["Endpoints"]["docker"]["Host"]
+    directory = Path((context.get("Storage") or {}).get("TLSPath") or "", "docker")
+    if "DOCKER_HOST" in os.environ or not (directory / "ca.pem").is_file():
+        return Endpoint(host)
+    verify = not context["Endpoints"]["docker"].get("SkipTLSVerify", False)
+    certificate = (str(directory / "cert.pem"), str(directory / "key.pem")) if (directory / "cert.pem").is_file() else None
+    return Endpoint(host, {"client_cert": certificate, "ca_cert": str(directory / "ca.pem"), "verify": verify})
+
+
+class Engine:
+    """A client of the engine. Calls raise LauncherError, inside `asking`, with what the engine said."""
+
+    def __init__(self, place: Endpoint) -> None:
+        self.place = place
+        with asking("asking the Docker engine"):
+            self.client = self.connect()
+
+    def connect(self) -> DockerClient:
+        """Return a new client. Raises one of ERRORS when the engine does not answer."""
+        over_ssh = self.place.host.startswith("ssh://")
+        if "DOCKER_HOST" in os.environ:
+            client = docker.from_env(timeout=TIMEOUT, use_ssh_client=over_ssh)
+        else:
+            tls = TLSConfig(**self.place.tls) if self.place.tls else False
+            client = DockerClient(base_url=self.place.host, tls=tls, timeout=TIMEOUT, use_ssh_client=over_ssh)
+        client.ping()
+        return client
+
+    def containers(self, run: str | None = None) -> list[Container]:
+        """Return the containers of a run, or of all runs, whatever their state. Raises one of ERRORS."""
+        return self.client.containers.list(all=True, filters={"label": _label(run)}, ignore_removed=True)
+
+    def volumes(self, run: str | None = None) -> list[Any]:
+        """Return the volumes of a run, or of all. Raises one of ERRORS."""
+        return self.client.volumes.list(filters={"label": _label(run)})
+
+    def remove(self, run: str) -> None:
+        """Remove the containers and networks of a run; its volume stays. Raises one of ERRORS."""
+        for container in self.containers(run):
+            with contextlib.suppress(NotFound):
+                container.remove(force=True)
+        for network in self.client.networks.list(filters={"label": _label(run)}):
+            with contextlib.suppress(NotFound):
+                network.remove()
+
+
+def _label(run: str | None) -> str:
+    return labels.RUN if run is None else f"{labels.RUN}={run}"
+
+
+@contextlib.contextmanager
+def asking(doing: str) -> Iterator[None]:
+    """Turn what the client raises in a `with` block into a LauncherError with a remedy."""
+    try:
+        yield
+    except ERRORS as error:
+        told = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
+        if not isinstance(error, APIError):
+            told = f"Cannot connect to the Docker daemon: {told}"
+        raise explain(str(told), doing) from error
+
+
+def compose(run: str, file: Path, *arguments: str, doing: str) -> None:
+    """Run `docker compose` on a run's file. Raises LauncherError, with a remedy for what is known."""
+    # Nothing of the user's own Compose set-up may change what is started, nor how progress is written.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COMPOSE_")} | {"TRAINER_EVENTS": "json"}
+    words = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
+    try:
+        docker_cli.docker(*words, deadline=_COMPOSE_WAIT, environment=environment)
+    except DockerError as error:
+        raise explain(error.output or error.message, doing) from error
+
+
+def check_compose() -> str:
+    """Return the version of the Compose plugin. Raises LauncherError when there is none."""
+    try:
+        return docker_cli.docker("compose", "version", "--short").strip()
+    except DockerError as error:
+        raise explain(error.output, "asking for Docker Compose") if error.output else error from error

@@ -1,0 +1,49 @@
+"""A container's output as lines with their times, as the engine kept them."""
+
+from collections.abc import Iterable, Iterator
+
+from docker import DockerClient
+
+from launcher.backend.docker.task import moment
+from launcher.backend.model import LogLine
+
+# RFC 3339 with nine digits of a second, and a space: every line of the engine's begins so.
+_STAMP = len("2026-01-31T00:00:00.000000000Z ")
+
+
+def lines(frames: Iterable[bytes], task: str) -> Iterator[tuple[str, LogLine]]:
+    """Yield each line with the engine's stamp for it. A line longer than 16 KiB comes in several frames."""
+    stamp, partial = "", b""
+    for frame in frames:
+        for piece in frame.splitlines(keepends=True):
+            if not partial:
+                stamp = piece[: _STAMP - 1].decode("ascii", "replace")
+            partial += piece[_STAMP:]
+            if piece.endswith(b"\n"):
+                yield stamp, _line(stamp, task, partial)
+                partial = b""
+    if partial:
+        yield stamp, _line(stamp, task, partial)
+
+
+def _line(stamp: str, task: str, written: bytes) -> LogLine:
+    shown = written.rstrip(b"\r\n").rsplit(b"\r", 1)[-1]
+    try:
+        time = moment(stamp) or 0.0
+    except ValueError:
+        time = 0.0
+    return LogLine(time, task, shown.decode("utf-8", "replace"))
+
+
+def read(client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None) -> Iterator[tuple[str, LogLine]]:
+    """Yield the lines there are: all, the last `tail`, or those after a stamp. Raises one of engine.ERRORS."""
+    since = (moment(after) or 0.0) - 0.001 if after else None
+    kept = client.api.logs(container, timestamps=True, since=since, tail="all" if tail is None else tail)
+    yield from ((stamp, line) for stamp, line in lines([kept], task) if stamp > after)
+
+
+def follow(client: DockerClient, container: str, task: str, *, after: str = "") -> Iterator[tuple[str, LogLine]]:
+    """Yield the lines after a stamp, and those to come until the container ends. Raises one of engine.ERRORS."""
+    since = (moment(after) or 0.0) - 0.001 if after else None
+    frames = client.api.logs(container, timestamps=True, since=since, stream=True, follow=True)
+    yield from ((stamp, line) for stamp, line in lines(frames, task) if stamp > after)

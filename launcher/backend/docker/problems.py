@@ -1,0 +1,71 @@
+"""What an engine refuses, as errors with a remedy: one table."""
+
+import re
+
+from launcher.docker_cli import DockerError, last_line, no_engine
+from launcher.errors import LauncherError
+
+# What Compose or the engine says -> what is wrong, what to do.
+_KNOWN: tuple[tuple[str, str, str], ...] = (
+    (
+        r"is not a docker command|unknown docker command|unknown shorthand flag: 'p'",
+        "the docker command has no Compose plugin",
+        "install it (Debian, Ubuntu: docker-compose-v2 or docker-compose-plugin); `docker compose version` must answer",
+    ),
+    (
+        r"port is already allocated|address already in use|ports are not available",
+        "TensorBoard's port is taken",
+        "end what uses it, or choose another: --set tensorboard.port=6007",
+    ),
+    (
+        r"cannot assign requested address|no such device or address.*listen",
+        "TensorBoard's address is none of the engine's machine",
+        "choose one that it has: --set tensorboard.host=127.0.0.1",
+    ),
+    (
+        r"no space left on device|disk quota exceeded",
+        "the engine's disk is full",
+        "free some: `docker system df` shows what takes it, `docker system prune` removes what nothing uses",
+    ),
+    (
+        r"could not select device driver|unknown or invalid runtime name: nvidia|nvidia-container-cli|failed to discover GPU|CDI device",
+        "the engine has no GPUs to give",
+        "install the NVIDIA driver and the NVIDIA Container Toolkit on its machine, or train without: --set roles.worker.gpus=0",
+    ),
+    (
+        r"range of cpus is from",
+        "a task asks for more cores than the engine's machine has",
+        "ask for fewer: --set roles.worker.cpu=1 say, or leave cpu out for no limit",
+    ),
+    (
+        r"minimum memory limit allowed",
+        "a task asks for less memory than a container needs",
+        "ask for more: --set roles.worker.memory=2Gi say",
+    ),
+    (
+        r"bind source path does not exist|invalid mount config for type \"bind\"",
+        "a directory of the spec is not there for the engine",
+        "check `code` and `train.data`; an engine on another machine sees its own directories only",
+    ),
+    (
+        r"pull access denied|manifest unknown|manifest for .* not found|no such image|repository does not exist|failed to resolve reference",
+        "the image is not there",
+        "build it with `launcher image build`, or pull or push the one that the spec names",
+    ),
+    (
+        r"all predefined address pools have been fully subnetted|could not find an available.*address pool",
+        "the engine has no networks left to give",
+        "remove those that nothing uses: `docker network prune`",
+    ),
+)
+
+
+def explain(output: str, doing: str) -> LauncherError:
+    """Return the error for what the engine or Compose said while `doing`."""
+    if nobody := no_engine(output):
+        return nobody
+    said = last_line(output)
+    for pattern, message, remedy in _KNOWN:
+        if re.search(pattern, output, re.IGNORECASE):
+            return DockerError(f"{doing} failed: {message}: {said}", remedy, output)
+    return DockerError(f"{doing} failed: {said}", "the line above is the engine's own; `docker info` tells how it is", output)

@@ -1,0 +1,168 @@
+"""One task in a container: what the engine says of it and what its own output tells, as one status. Does no I/O."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from launcher.backend.local.progress import number, text, whole
+from launcher.backend.model import Restart, State, TaskStatus
+from trainer.events import Event, parse
+from trainer.exit_codes import ExitCode, describe
+
+_LAST_LINE = 300  # characters of the last line that reasons quote
+_GONE = "0001-01-01"  # how the engine writes that something has not happened
+
+# What the engine calls the states in which nothing of a container runs, nor will by itself.
+OVER = frozenset({"exited", "dead"})
+
+
+def moment(stamp: str | None) -> float | None:
+    """Return seconds since the epoch from the engine's RFC 3339 with nanoseconds; None for a time that was not."""
+    if not stamp or stamp.startswith(_GONE):
+        return None
+    head, _, fraction = stamp.removesuffix("Z").partition(".")
+    return datetime.fromisoformat(f"{head}+00:00").timestamp() + float(f"0.{fraction or 0}")
+
+
+def is_final(code: int) -> bool:
+    """Tell whether trying again is no use, when a trainer itself gave up with this exit code."""
+    return code not in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}
+
+
+@dataclass
+class TaskView:
+    """What is known of one task. `container` is the engine's state of it, empty before it was looked at."""
+
+    name: str
+    address: str = ""
+    container: dict[str, Any] = field(default_factory=dict)
+    restarts: list[Restart] = field(default_factory=list)
+    failure: str = ""  # what the task itself said of why it gives up
+    gave_up: int | None = None  # with which exit code
+    last_line: str = ""
+    settled: tuple[State, str] | None = None  # how it ended for the run, where that is not what its exit code says
+    _told: tuple[State, str] = (State.PENDING, "")
+    _starts: int = 0
+    _code: int | None = None
+    _step: int | None = None
+    _local_step: int | None = None
+    _speed: float | None = None
+
+    @property
+    def phase(self) -> str:
+        """What the engine calls the container's state: created, running, paused, restarting, exited, dead; gone without one."""
+        return str(self.container.get("Status", "gone"))
+
+    @property
+    def code(self) -> int | None:
+        """The exit code that the container has or had last, None while it never ended."""
+        return int(self.container["ExitCode"]) if self.phase in {"restarting", *OVER} else self._code
+
+    def look(self, state: dict[str, Any]) -> bool:
+        """Take in the engine's `State` of the container; True when it changed."""
+        changed = state != self.container
+        if state.get("Status") in {"restarting", *OVER} and moment(state.get("FinishedAt")) is not None:
+            self._code = int(state.get("ExitCode", 0))
+        self.container = state
+        return changed
+
+    def ended_with(self, code: int) -> None:
+        """Note the exit code of an attempt, which the engine tells once."""
+        self._code = code
+
+    def line(self, written: str) -> Event | None:
+        """Take in one line of output; return the event in it, if it is one."""
+        event = parse(written) if written.startswith('{"event":') else None
+        if event is None and written.strip():
+            self.last_line = written.strip()[:_LAST_LINE]
+        return event
+
+    def tell(self, event: Event, *, own: bool) -> None:
+        """Take in one event about this task; `own` when it wrote it itself."""
+        kind = event["event"]
+        if kind == "progress":
+            self._step, self._local_step = whole(event, "step"), whole(event, "local_step")
+            self._speed = number(event, "examples_per_second")
+        if not own:
+            return
+        if kind == "waiting":
+            self._told = (State.PENDING, _waiting(event))
+        elif kind == "started":
+            self._started(event)
+        elif kind in {"ready", "restored", "progress"}:
+            self._told = (State.RUNNING, "")
+        elif kind == "restarting":
+            cause = _said(event)
+            self.restarts.append(Restart(_time(event), len(self.restarts) + 1, whole(event, "exit_code"), cause))
+            self._told = (State.RESTARTING, cause)
+        elif kind == "failed":
+            self.failure, self.gave_up = _said(event), whole(event, "exit_code")
+
+    def _started(self, event: Event) -> None:
+        self._told = (State.RUNNING, "")
+        if whole(event, "attempt") == 1:
+            if self._starts:
+                self.restarts.append(Restart(_time(event), len(self.restarts) + 1, self._code, self.why(self._code)))
+            self._starts += 1
+        self.failure, self.gave_up = "", None
+
+    def why(self, code: int | None) -> str:
+        """Say why an attempt ended: the task's own words, or the exit code in words and its last line."""
+        if self.container.get("OOMKilled"):
+            return "out of memory: killed at the container's limit"
+        if self.failure:
+            return self.failure
+        if code is None:
+            return "its container was started again"
+        if code in {128 + 9, ExitCode.STOPPED} or not self.last_line:
+            return describe(code)
+        return f"{describe(code)}: {self.last_line}"
+
+    def state(self) -> tuple[State, str]:
+        """Return the state and its reason."""
+        if self.settled is not None:
+            return self.settled
+        phase, code = self.phase, self.code
+        if phase == "paused":
+            return State.RUNNING, "paused: `docker unpause` lets it go on"
+        if phase == "running":
+            return self._told
+        if phase == "restarting":
+            return State.RESTARTING, self.why(code)
+        if phase in OVER:
+            if code == ExitCode.DONE:
+                return State.SUCCEEDED, ""
+            return (State.STOPPED, "") if code == ExitCode.STOPPED else (State.FAILED, self.why(code))
+        return State.PENDING, "" if phase == "created" else "its container is gone"
+
+    def status(self) -> TaskStatus:
+        """Return the task as others see it."""
+        state, reason = self.state()
+        over = self.phase in OVER
+        return TaskStatus(
+            name=self.name,
+            state=state,
+            reason=reason,
+            address=self.address,
+            restarts=tuple(self.restarts),
+            exit_code=self.code if over else None,
+            started=moment(self.container.get("StartedAt")),
+            ended=moment(self.container.get("FinishedAt")) if over else None,
+            step=self._step,
+            local_step=self._local_step,
+            examples_per_second=self._speed,
+        )
+
+
+def _time(event: Event) -> float:
+    return number(event, "time") or 0.0
+
+
+def _said(event: Event) -> str:
+    return ": ".join(part[:_LAST_LINE] for part in (text(event, "cause"), text(event, "detail")) if part)
+
+
+def _waiting(event: Event) -> str:
+    missing = event.get("missing")
+    names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
+    return f"waiting for {', '.join(names)}" if names else "waiting for peers"

@@ -1,0 +1,119 @@
+"""What a task in a container is said to be, from the engine's words and its own."""
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.backend.docker.look import verdict
+from launcher.backend.docker.output import lines
+from launcher.backend.docker.task import TaskView, is_final, moment
+from launcher.backend.model import LogLine, State, TaskStatus
+
+
+def container(status: str, code: int = 0, **more: Any) -> dict[str, Any]:
+    """Return a container's state as the engine describes it."""
+    times = {"StartedAt": "2026-01-31T10:00:00.5Z", "FinishedAt": "2026-01-31T10:01:00Z"}
+    return {"Status": status, "ExitCode": code, "OOMKilled": False, **times, **more}
+
+
+def told(view: TaskView, **event: Any) -> None:
+    read = view.line(json.dumps({"event": event.pop("event"), "time": 1.0, "task": view.name, **event}))
+    assert read is not None
+    view.tell(read, own=True)
+
+
+@pytest.mark.parametrize(
+    "phase, code, state",
+    [
+        ("created", 0, State.PENDING),
+        ("restarting", 137, State.RESTARTING),
+        ("exited", 0, State.SUCCEEDED),
+        ("exited", 143, State.STOPPED),
+        ("exited", 2, State.FAILED),
+        ("dead", 1, State.FAILED),
+    ],
+)
+def test_what_the_engine_says_decides_unless_the_container_runs(phase: str, code: int, state: State) -> None:
+    view = TaskView("chief")
+    view.look(container(phase, code))
+    assert view.state()[0] is state
+
+
+def test_a_container_that_runs_is_what_its_output_tells() -> None:
+    view = TaskView("chief")
+    view.look(container("running"))
+    told(view, event="started", attempt=1)
+    told(view, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
+    assert view.state() == (State.PENDING, "waiting for ps-0")
+    told(view, event="ready", seconds=3.0)
+    assert view.state() == (State.RUNNING, "")
+    told(view, event="restarting", cause="a peer was lost", exit_code=75)
+    assert view.state() == (State.RESTARTING, "a peer was lost")
+    view.look(container("paused"))
+    assert "docker unpause" in view.state()[1]
+
+
+def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_engine() -> None:
+    view = TaskView("worker-0")
+    told(view, event="started", attempt=1)
+    view.ended_with(137)
+    told(view, event="started", attempt=1)
+    told(view, event="started", attempt=2)
+    assert [(restart.exit_code, restart.cause) for restart in view.status().restarts] == [(137, "killed by SIGKILL")]
+
+
+def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out() -> None:
+    view = TaskView("chief")
+    view.line("ValueError: no such layer")
+    view.look(container("exited", 1))
+    assert view.state()[1] == "failed with exit code 1: ValueError: no such layer"
+    told(view, event="failed", exit_code=2, cause="the configuration is wrong", detail="params.units: too many")
+    assert view.state()[1] == "the configuration is wrong: params.units: too many"
+    assert view.gave_up == 2
+    view.look(container("exited", 137, OOMKilled=True))
+    assert view.state()[1].startswith("out of memory")
+
+
+@pytest.mark.parametrize("code, final", [(0, False), (2, True), (75, False), (143, False), (1, True), (137, True)])
+def test_which_ends_are_final_when_the_trainer_gave_up(code: int, final: bool) -> None:
+    assert is_final(code) is final
+
+
+def test_the_engine_s_times_have_nine_digits_or_none() -> None:
+    assert moment("2026-01-31T10:00:00.123456789Z") == pytest.approx(1769853600.123456789)
+    assert moment("2026-01-31T10:00:00Z") == 1769853600
+    assert moment("0001-01-01T00:00:00Z") is None
+    assert moment(None) is None
+
+
+def test_output_is_read_by_lines_also_where_one_comes_in_parts() -> None:
+    stamp = "2026-01-31T10:00:00.500000000Z "
+    frames = [
+        f"{stamp}one\n{stamp}two\n".encode(),
+        f"{stamp}{'x' * 10}".encode(),
+        f"{stamp}{'y' * 3}\n".encode(),
+        f"{stamp}50%\r100%\n".encode(),
+    ]
+    assert [line for _, line in lines(frames, "chief")] == [
+        LogLine(1769853600.5, "chief", text) for text in ("one", "two", "x" * 10 + "y" * 3, "100%")
+    ]
+
+
+def status(name: str, state: State, code: int | None = None) -> TaskStatus:
+    return TaskStatus(name, state, exit_code=code, ended=1.0, reason="why")
+
+
+@pytest.mark.parametrize(
+    "chief, worker, state",
+    [
+        (State.SUCCEEDED, State.RUNNING, State.SUCCEEDED),
+        (State.RUNNING, State.SUCCEEDED, State.RUNNING),
+        (State.FAILED, State.RUNNING, State.RUNNING),
+        (State.FAILED, State.SUCCEEDED, State.FAILED),
+        (State.STOPPED, State.STOPPED, State.STOPPED),
+    ],
+)
+def test_a_run_that_nobody_keeps_is_what_its_tasks_are(chief: State, worker: State, state: State) -> None:
+    tasks = (status("chief", chief, 1), status("worker-0", worker))
+    assert verdict(tasks, ["chief"], ready=True)[0] is state
