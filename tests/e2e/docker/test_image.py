@@ -1,0 +1,237 @@
+"""What the trainer's image holds and promises, seen from containers: docs/images.md."""
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import launcher
+from launcher import images
+from launcher.docker_cli import docker
+from tests.e2e.docker.conftest import Built
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+# As the rendered Compose files and manifests start their containers.
+HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--network", "none")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(image: Built) -> Run:
+    """Run a container of the image to its end: options for docker, then the words after the image's name."""
+
+    def run(*options: str, words: tuple[str, ...] = (), name: str = image.name) -> subprocess.CompletedProcess[str]:
+        container = f"test-{uuid.uuid4().hex[:12]}"
+        command = ["docker", "run", "--rm", "--name", container, *HARDENED, *options, name, *words]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+        except subprocess.TimeoutExpired:
+            docker("rm", "--force", container)
+            raise
+
+    return run
+
+
+@pytest.fixture
+def container(image: Built) -> Iterator[Callable[..., str]]:
+    """Start a container of the image that goes on; it is removed at the end of the test."""
+    started: list[str] = []
+
+    def start(*options: str, words: tuple[str, ...]) -> str:
+        started.append(docker("run", "--detach", *HARDENED, *options, image.name, *words).strip())
+        return started[-1]
+
+    yield start
+    for one in started:
+        docker("rm", "--force", "--volumes", one)
+
+
+def state(container: str) -> dict[str, Any]:
+    """Return what the engine says of a container's state."""
+    found: dict[str, Any] = json.loads(docker("container", "inspect", container))[0]["State"]
+    return found
+
+
+def eventually(what: str, check: Callable[[], Any], deadline: float = 40) -> None:
+    end = time.monotonic() + deadline
+    while not check():
+        assert time.monotonic() < end, f"not within {deadline:g} s: {what}"
+        time.sleep(0.2)
+
+
+def test_it_says_what_it_is(image: Built) -> None:
+    config = image.facts["Config"]
+    assert config["Entrypoint"] == ["trainer"]
+    assert config["User"] == f"{images.USER}:{images.USER}"
+    assert config["WorkingDir"] == "/code"
+    assert config["Healthcheck"]["Test"] == ["CMD", "trainer", "--health"]
+    labels = config["Labels"]
+    assert labels["org.opencontainers.image.version"] == launcher.__version__
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.base.name"]
+    assert {"org.opencontainers.image.title", "org.opencontainers.image.description"} <= set(labels)
+    assert not config.get("Volumes")
+    assert not config.get("ExposedPorts")
+
+
+def test_it_is_small(image: Built) -> None:
+    assert image.facts["Size"] <= 1.2e9
+
+
+def test_find_knows_it(image: Built) -> None:
+    found = images.find(image.name)
+    assert found is not None
+    assert (found.id, found.size) == (image.facts["Id"], image.facts["Size"])
+    assert images.find("tf-launcher/no-such-image:1") is None
+
+
+# One program for all that needs TensorFlow: it takes seconds to import.
+WORKS = """
+import getpass, json, os, pathlib, sys
+import keras, tensorboard, tensorflow as tf
+
+model = keras.Sequential([keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
+model.compile(optimizer="adam", loss="mse")
+model.fit(tf.random.normal([64, 3]), tf.random.normal([64, 1]), epochs=1, verbose=0)
+model.export("/tmp/model")
+loaded = tf.saved_model.load("/tmp/model")
+restored = loaded.serve(tf.zeros([2, 3]))
+with tf.summary.create_file_writer("/tmp/logs").as_default():
+    tf.summary.scalar("loss", 0.5, step=1)
+lite = tf.lite.TFLiteConverter.from_saved_model("/tmp/model").convert()
+print(json.dumps({
+    "tensorflow": tf.__version__, "shape": restored.shape.as_list(), "logs": len(os.listdir("/tmp/logs")), "lite": len(lite),
+    "uid": os.getuid(), "user": getpass.getuser(), "home": str(pathlib.Path.home()), "python": sys.executable,
+}))
+"""
+
+
+@pytest.mark.parametrize("user", ["", "12345:0"], ids=["its own user", "any user"])
+def test_tensorflow_works_on_a_read_only_root(run: Run, user: str) -> None:
+    done = run(*(("--user", user) if user else ()), "--entrypoint", "python", words=("-c", WORKS))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert told["tensorflow"].startswith("2.21.")
+    assert told["shape"] == [2, 1]
+    assert told["logs"] == 1
+    assert told["lite"] > 1000
+    assert told["uid"] == (int(user.partition(":")[0]) if user else images.USER)
+    assert (told["user"], told["home"], told["python"]) == ("trainer", "/tmp", "/opt/venv/bin/python")
+
+
+# Walks the image's own file system, from the root, as root.
+CONTENTS = """
+import importlib.util, json, os, pathlib, shutil, stat, struct
+
+files = [pathlib.Path(d, n) for top in ("/usr", "/opt", "/code", "/runs", "/home", "/root", "/var") for d, _, ns in os.walk(top) for n in ns]
+ours = [f for f in files if f.is_relative_to("/opt")]
+
+
+def stale(source):
+    compiled = pathlib.Path(importlib.util.cache_from_source(str(source)))
+    if not compiled.exists():
+        return True
+    with compiled.open("rb") as stream:
+        magic, flags, changed, size = struct.unpack("<4sIII", stream.read(16))
+    about = source.stat()
+    return magic != importlib.util.MAGIC_NUMBER or (changed, size) != (int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
+
+
+elf = pathlib.Path("/opt/venv/lib").glob("python*/site-packages/tensorflow/libtensorflow_cc.so.2")
+print(json.dumps({
+    "compilers": [n for n in ("gcc", "cc", "g++", "clang", "nvcc", "ld", "make") if shutil.which(n)],
+    "headers": [str(f) for f in ours if f.suffix in {".h", ".hpp", ".cuh", ".a", ".lib"}],
+    "clang": [str(f) for f in ours if f.name.startswith("libclang")],
+    "tests": [str(f) for f in ours if "tests" in f.parts or f.name.endswith("_test.py")],
+    "pip": [str(f) for f in ours if "pip" in f.parts],
+    "caches": [str(f) for f in files if f.suffix == ".whl" and "ensurepip" not in f.parts and "python-wheels" not in f.parts
+               or f.is_relative_to("/root/.cache")],
+    "launcher": [str(f) for f in ours if "launcher" in f.parts],
+    "unreadable": [str(f) for f in ours if not f.stat().st_mode & stat.S_IROTH],
+    "writable": [str(f) for f in ours if not f.is_symlink() and (f.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH) or f.stat().st_uid)],
+    "stale": [str(f) for f in ours if f.suffix == ".py" and stale(f)],
+    "files": len(ours),
+    "libraries": len(list(elf)),
+}))
+"""
+
+
+def test_it_holds_nothing_that_running_does_not_need(run: Run) -> None:
+    done = run("--user", "0", "--cap-add", "DAC_OVERRIDE", "--entrypoint", "python", words=("-c", CONTENTS))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("files") > 5000
+    assert told.pop("libraries") == 1
+    assert {what: found[:5] for what, found in told.items() if found} == {}
+
+
+def test_what_is_installed_fits_together(run: Run) -> None:
+    done = run("--entrypoint", "pip", words=("check",))
+    assert (done.returncode, done.stdout) == (0, "No broken requirements found.\n"), done.stderr
+
+
+def test_it_runs_any_program_and_hands_on_its_end(run: Run) -> None:
+    assert run(words=("--", "sh", "-c", "exit 2")).returncode == 2
+    nothing = run()
+    assert nothing.returncode == 2
+    assert "there is nothing to run" in nothing.stderr
+    assert run(words=("--version",)).stdout == f"trainer {launcher.__version__}\n"
+
+
+def test_docker_stop_is_a_stop(container: Callable[..., str]) -> None:
+    one = container(words=("--", "python", "-c", "import time; print('up', flush=True); time.sleep(100)"))
+    eventually("the program is up", lambda: "up" in docker("logs", one).split())
+    began = time.monotonic()
+    docker("stop", "--time", "20", one)
+    assert time.monotonic() - began < 10
+    assert state(one)["ExitCode"] == 143
+
+
+def test_the_engine_knows_how_the_task_is(container: Callable[..., str]) -> None:
+    often = ("--health-interval", "1s", "--health-start-period", "0s", "--health-retries", "1")
+    one = container(*often, words=("--", "sleep", "100"))
+    eventually("healthy", lambda: state(one)["Health"]["Status"] == "healthy")
+    line = state(one)["Health"]["Log"][-1]["Output"]
+    assert "attempt 1, runs" in line
+    pid = line.split("process ")[1].split(",")[0]
+    docker("exec", one, "python", "-c", f"import os, signal; os.kill({pid}, signal.SIGSTOP)")
+    eventually("unhealthy", lambda: state(one)["Health"]["Status"] == "unhealthy")
+    assert "stopped by a signal" in state(one)["Health"]["Log"][-1]["Output"]
+
+
+@pytest.mark.parametrize("user", ["", "12345:0"], ids=["its own user", "any user of group 0"])
+def test_a_new_volume_for_runs_can_be_written_to(run: Run, user: str) -> None:
+    volume = f"test-{uuid.uuid4().hex[:12]}"
+    try:
+        options = ("--volume", f"{volume}:/runs", *(("--user", user) if user else ()))
+        done = run(*options, "--entrypoint", "sh", words=("-c", "mkdir /runs/a && echo x > /runs/a/b && cat /runs/a/b"))
+        assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
+    finally:
+        docker("volume", "rm", "--force", volume)
+
+
+SERVES = """
+import subprocess, sys, time, urllib.request
+board = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", "/tmp/logs", "--port", "6006"])
+try:
+    for _ in range(100):
+        time.sleep(0.3)
+        try:
+            page = urllib.request.urlopen("http://127.0.0.1:6006/data/environment", timeout=5)
+        except OSError:
+            continue
+        print(page.status)
+        break
+finally:
+    board.kill()
+"""
+
+
+def test_tensorboard_serves_from_it(run: Run) -> None:
+    done = run("--entrypoint", "python", words=("-c", SERVES))
+    assert done.stdout == "200\n", done.stderr
