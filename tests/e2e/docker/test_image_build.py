@@ -268,7 +268,7 @@ def test_an_index_behind_a_proxy(build: Build, project: Path, package: Path, hos
 def test_an_index_that_is_not_there_names_the_ways_out(build: Build, project: Path, package: Path, tag: str, tmp_path: Path) -> None:
     del package
     config = tmp_path / "pip.conf"
-    config.write_text("[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 0\n")
+    config.write_text("[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 1\n")
     done = build("--pip-config", str(config), "--tag", tag, project=project)
     assert done.returncode == 1
     told = json.loads(done.stderr.splitlines()[-1])
