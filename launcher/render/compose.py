@@ -128,7 +128,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
     shared: dict[str, Any] = {
         "entrypoint": [],
         "command": [_escaped(word) for word in plan.tasks[0].command],
-        "working_dir": plan.tasks[0].cwd or "/tmp",  # noqa: S108
+        **({"working_dir": where} if (where := plan.tasks[0].cwd or (None if spec.image else "/tmp")) else {}),  # noqa: S108
         "restart": f"on-failure:{restarts}" if restarts else "no",
         "shm_size": "1gb",
         "networks": networks,

@@ -71,6 +71,12 @@ def test_only_those_that_need_the_run_directory_mount_it(rendered: Render) -> No
     assert services["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
 
 
+def test_an_image_of_ones_own_says_itself_where_its_programs_start(rendered: Render) -> None:
+    """Such as one with the code in it; our own image's place for code is empty, and cannot be written to."""
+    assert "working_dir" not in rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]["chief"]
+    assert rendered("command: [python, train.py]\n")["services"]["chief"]["working_dir"] == "/tmp"
+
+
 def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(rendered: Render) -> None:
     document = rendered("tensorboard: {port: 7007}\n" + CLUSTER + TRAIN)
     assert document["networks"]["cluster"]["internal"] is True
