@@ -23,6 +23,20 @@ class MnistParams(Settings):
     dropout_keep: float = Field(0.9, gt=0, le=1, description="Probability that dropout keeps a unit.")
 
 
+class Cifar10Params(Settings):
+    """Parameters of cifar10."""
+
+    learning_rate: float = Field(0.1, gt=0, description="SGD's learning rate; a tenth of it after each 350 epochs.")
+    moving_average: float = Field(0.9999, ge=0, lt=1, description="Decay of the averages of the variables, which are evaluated.")
+    filters: int = Field(64, ge=1, le=4096, description="Filters of each of the two convolutions.")
+
+
+class LinearRegressionParams(Settings):
+    """Parameters of linear_regression."""
+
+    learning_rate: float = Field(0.001, gt=0, description="SGD's learning rate.")
+
+
 @dataclass(frozen=True)
 class Entry:
     """One built-in workload: where its class is, what it is, and what a spec may leave out."""
@@ -59,6 +73,33 @@ CATALOG: dict[str, Entry] = {
             checkpoint=Checkpoints(every_steps=100),
             evaluate=Evaluation(every_steps=10),
             summaries=Summaries(every_steps=10, profile_every_steps=100),
+        ),
+    ),
+    "cifar10": Entry(
+        target="trainer.workloads.cifar10:Cifar10",
+        summary="CNN on small pictures, with augmentation and averaged weights",
+        params=Cifar10Params,
+        defaults=Train(
+            workload="cifar10",
+            steps=100_000,
+            batch_size=128,
+            report_every_steps=10,
+            checkpoint=Checkpoints(every_steps=1000),
+            evaluate=Evaluation(every_steps=1000, batch_size=500),
+            summaries=Summaries(every_steps=100, profile_every_steps=0),
+        ),
+    ),
+    "linear_regression": Entry(
+        target="trainer.workloads.linear_regression:LinearRegression",
+        summary="one weight and one bias, the smallest run with recovery",
+        params=LinearRegressionParams,
+        defaults=Train(
+            workload="linear_regression",
+            steps=200_000,  # 2,000 epochs of 100 points
+            batch_size=1,
+            checkpoint=Checkpoints(every_seconds=50, keep=1),
+            evaluate=Evaluation(every_steps=20_000),
+            summaries=Summaries(every_steps=1000, profile_every_steps=0),
         ),
     ),
 }

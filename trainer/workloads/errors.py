@@ -4,6 +4,8 @@ WorkloadError      the workload cannot be loaded or built as the settings ask
 └── DataError      its data is missing or is not what the format demands
 """
 
+from pathlib import Path
+
 
 class WorkloadError(ValueError):
     """The workload that the settings name cannot be made. The message says what to change."""
@@ -11,3 +13,8 @@ class WorkloadError(ValueError):
 
 class DataError(WorkloadError):
     """A data file is missing or wrong. The message names the file, what was found, what was expected and the remedy."""
+
+
+def wrong_file(path: Path, found: str, expected: str, remedy: str) -> DataError:
+    """Return the error for a data file that is not what it should be; `remedy` is a sentence."""
+    return DataError(f"{path}: found {found}; expected {expected}. {remedy}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.workloads.errors import DataError
+from trainer.workloads.errors import DataError, wrong_file
 
 UNSIGNED_BYTE = 0x08
 IMAGE_SHAPE = (28, 28)
@@ -29,15 +29,15 @@ def read_pair(directory: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     labels_path = _published(Path(directory), f"{split}-labels-idx1-ubyte")
     images, labels = read(images_path, 3), read(labels_path, 1)
     if images.shape[1:] != IMAGE_SHAPE:
-        raise _wrong(images_path, f"images of {images.shape[1]}x{images.shape[2]} pixels", "28x28", REMEDY)
+        raise wrong_file(images_path, f"images of {images.shape[1]}x{images.shape[2]} pixels", "28x28", REMEDY)
     if len(images) == 0:
-        raise _wrong(images_path, "no images", "at least one", REMEDY)
+        raise wrong_file(images_path, "no images", "at least one", REMEDY)
     if len(images) != len(labels):
         found, expected = f"{len(labels)} labels", f"{len(images)}, one for each image of {images_path.name}"
-        raise _wrong(labels_path, found, expected, "Both files must be of the same published set.")
+        raise wrong_file(labels_path, found, expected, "Both files must be of the same published set.")
     if labels.max() >= CLASSES:
         at = int(np.argmax(labels >= CLASSES))
-        raise _wrong(labels_path, f"label {labels[at]} at position {at}", f"labels from 0 to {CLASSES - 1}", REMEDY)
+        raise wrong_file(labels_path, f"label {labels[at]} at position {at}", f"labels from 0 to {CLASSES - 1}", REMEDY)
     return images, labels
 
 
@@ -50,18 +50,18 @@ def read(path: Path, dimensions: int) -> np.ndarray:
     content = _content(path)
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise _wrong(path, f"{len(content)} bytes", f"a header of {start} bytes", REMEDY)
+        raise wrong_file(path, f"{len(content)} bytes", f"a header of {start} bytes", REMEDY)
     if content[:2] != b"\0\0":
-        raise _wrong(path, f"first bytes {content[:4].hex(' ')}", f"00 00 08 {dimensions:02x}, an IDX file", REMEDY)
+        raise wrong_file(path, f"first bytes {content[:4].hex(' ')}", f"00 00 08 {dimensions:02x}, an IDX file", REMEDY)
     if content[2] != UNSIGNED_BYTE:
-        raise _wrong(path, f"element type 0x{content[2]:02x}", "0x08, unsigned bytes", REMEDY)
+        raise wrong_file(path, f"element type 0x{content[2]:02x}", "0x08, unsigned bytes", REMEDY)
     if content[3] != dimensions:
-        raise _wrong(path, f"{content[3]} dimensions", str(dimensions), "Images and labels may have been exchanged.")
+        raise wrong_file(path, f"{content[3]} dimensions", str(dimensions), "Images and labels may have been exchanged.")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
     expected = int(np.prod(shape, dtype=object))
     if len(content) - start != expected:
         found = f"{len(content) - start} bytes of elements"
-        raise _wrong(path, found, f"{expected}, as its header {'x'.join(map(str, shape))} says", REMEDY)
+        raise wrong_file(path, found, f"{expected}, as its header {'x'.join(map(str, shape))} says", REMEDY)
     return np.frombuffer(content, np.uint8, expected, start).reshape(shape)
 
 
@@ -76,7 +76,7 @@ def _published(directory: Path, name: str) -> Path:
         if path.is_file():
             return path
     found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:8]) or "nothing"
-    raise _wrong(
+    raise wrong_file(
         directory / name, f"no such file, with or without .gz (the directory holds {found})", "it", "Copy MNIST's four files there."
     )
 
@@ -87,13 +87,9 @@ def _content(path: Path) -> bytes:
         if path.suffix != ".gz":
             return raw
         if not raw.startswith(GZIP_MAGIC):
-            raise _wrong(path, f"first bytes {raw[:2].hex(' ')}", "1f 8b, gzip", "Drop .gz from its name if it is not compressed.")
+            raise wrong_file(path, f"first bytes {raw[:2].hex(' ')}", "1f 8b, gzip", "Drop .gz from its name if it is not compressed.")
         return gzip.decompress(raw)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _wrong(path, f"damaged gzip data ({error})", "a whole gzip file", REMEDY) from error
+        raise wrong_file(path, f"damaged gzip data ({error})", "a whole gzip file", REMEDY) from error
     except OSError as error:
-        raise _wrong(path, f"it cannot be read ({error.strerror})", "a readable file", "Check its owner and mode.") from error
-
-
-def _wrong(path: Path, found: str, expected: str, remedy: str) -> DataError:
-    return DataError(f"{path}: found {found}; expected {expected}. {remedy}")
+        raise wrong_file(path, f"it cannot be read ({error.strerror})", "a readable file", "Check its owner and mode.") from error

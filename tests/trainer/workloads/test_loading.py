@@ -59,8 +59,8 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_every_built_in_workload_loads(name: str) -> None:
     workload = load_workload(with_defaults(Train(workload=name)))
-    assert workload.model().count_params() > 70_000
-    assert "accuracy" in workload.metrics(*_example(workload))
+    assert workload.model().trainable_variables
+    assert {"accuracy", "w"} & workload.metrics(*_example(workload)).keys()
 
 
 def _example(workload: object) -> tuple[object, object]:
@@ -78,7 +78,10 @@ def test_a_users_class_gets_params_data_and_seed() -> None:
 @pytest.mark.parametrize(
     "name,message",
     [
-        ("mnits", r"train\.workload 'mnits': no such workload\. Expected mnist, mnist_mlp, or package\.module:Class"),
+        (
+            "mnits",
+            r"train\.workload 'mnits': no such workload\. Expected cifar10, linear_regression, mnist, mnist_mlp, or package\.module:Class",
+        ),
         ("mine.whole:", "no such workload"),
         (":Whole", "no such workload"),
         ("nowhere.code:Whole", r"no module nowhere on Python's path.*`code`"),

@@ -1,0 +1,64 @@
+"""Trains cifar10 mirrored over two logical CPUs, and in one process with a batch as large as both; prints, as JSON, how they compare.
+
+Usage: drive_mirrored.py SCRATCH. It is a process of its own because devices are configured once, before TensorFlow starts up.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+STEPS = 12
+
+
+def main(scratch: str) -> None:
+    import numpy as np
+
+    from trainer.engine import averages, compute
+    from trainer.engine.job import Job, job
+    from trainer.engine.local import LocalSession
+    from trainer.engine.mirrored import MirroredSession, devices
+    from trainer.engine.ring import Ring
+    from trainer.settings import TrainerSettings
+    from trainer.workloads.cifar10 import Cifar10
+
+    params = {"filters": 8, "learning_rate": 0.1}
+    workload = Cifar10(params, "synthetic", 0)
+
+    def job_of(batch_size: int) -> Job:
+        train = {"workload": "cifar10", "batch_size": batch_size, "params": params}
+        return job(TrainerSettings.model_validate({"run": "drive", "run_dir": scratch, "scratch_dir": scratch, "train": train}))
+
+    def values(session: Any) -> dict[str, Any]:
+        variables = (*session.model.variables, *session.optimizer.variables)
+        return {f"{number} {v.name}": np.asarray(v.value) for number, v in enumerate(variables)}
+
+    mirrored = MirroredSession(workload, job_of(8), devices(2))
+    single = LocalSession(workload, job_of(16), Ring())
+    report: dict[str, Any] = {"replicas": mirrored.replicas, "losses": [], "rates": []}
+    before = values(mirrored)
+    for session in (mirrored, single):
+        session.push(0)
+        report["losses"].append([session.run(STEPS // 3).loss for _ in range(3)])
+        optimizer: Any = session.optimizer
+        report["rates"].append(optimizer.get_config()["learning_rate"]["config"]["decay_steps"])
+    here, there = values(mirrored), values(single)
+    report["differences"] = {
+        theirs: float(np.max(np.abs(value - mine))) for (theirs, value), mine in zip(there.items(), here.values(), strict=True)
+    }
+    report["moved"] = {name: float(np.max(np.abs(value - before[name]))) for name, value in here.items()}
+    report["evaluations"] = []
+    for session in (mirrored, single):
+        evaluate = compute.Evaluator(workload, session.model, 500)
+        with averages.shown(session.model, session.optimizer):
+            averaged = evaluate()["loss"]
+        report["evaluations"].append([averaged, evaluate()["loss"]])
+    report["unchanged"] = all(np.array_equal(value, here[name]) for name, value in values(mirrored).items())
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,84 @@
+"""Pictures as a network sees them: cropped, mirrored and lit at random for training, cut from the middle for evaluation.
+
+Training batches are a pure function of the seed and of each example's place in the endless row of training examples (see
+in_memory), as every example takes its own 256 random bits from there. So a resumed run sees what it would have seen, and two
+replicas with half the batch each see what one sees with the whole.
+
+Whole batches are worked on at once: 128 pictures of 32x32 take 1.7 ms of one core, their place in the row included; one by one
+with tf.image's functions 3.9 ms.
+"""
+
+from typing import cast
+
+import tensorflow as tf
+
+CROP = 24
+# As tf.image.random_brightness(63) and random_contrast(0.2, 1.8) have it, on pixels from 0 to 255.
+BRIGHTNESS = 63.0
+CONTRAST = (0.2, 1.8)
+
+# Philox, a counter-based generator, gives four 32-bit words for each value of its counter; an example takes two of those.
+_PHILOX = 1
+_WORDS, _COUNTS = 8, 2
+
+
+def distorted(images: tf.Tensor, seed: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """Return uint8 images [n, rows, columns, channels] as float32 [n, 24, 24, channels], each distorted in its own way.
+
+    Each is cropped anywhere, mirrored or not, changed in brightness and contrast, and standardised. `first` is the first
+    image's place in the row of training examples, an int64 scalar like `seed`. After standardisation brightness makes no
+    difference and contrast little, as neither is clipped to 0 to 255; so it is in the published program.
+    """
+    count = tf.shape(images)[0]
+    down, right, mirror, light, strength = tf.unstack(_draws(seed, first, count)[:, :5], axis=1)
+    pixels = tf.cast(_cropped(images, down, right, mirror < 0.5), tf.float32)
+    # A column of the batch each, to be combined with [n, 24, 24, channels].
+    delta, factor = (
+        tf.reshape(low + (high - low) * draw, [-1, 1, 1, 1])
+        for draw, low, high in ((light, -BRIGHTNESS, BRIGHTNESS), (strength, *CONTRAST))
+    )
+    mean = tf.reduce_mean(pixels, axis=[1, 2], keepdims=True)
+    return standardised((pixels - mean) * factor + mean + delta)
+
+
+def central(images: tf.Tensor) -> tf.Tensor:
+    """Return the middle 24x24 of uint8 images [n, rows, columns, channels], standardised float32."""
+    top, left = ((images.shape[axis] - CROP) // 2 for axis in (1, 2))
+    return standardised(tf.cast(images[:, top : top + CROP, left : left + CROP], tf.float32))
+
+
+def standardised(images: tf.Tensor) -> tf.Tensor:
+    """Return float images [n, ...] each with mean 0 and variance 1; as tf.image.per_image_standardization."""
+    axes = list(range(1, len(images.shape)))
+    mean = tf.reduce_mean(images, axis=axes, keepdims=True)
+    centred = images - mean
+    stddev = tf.sqrt(tf.reduce_mean(tf.square(centred), axis=axes, keepdims=True))
+    pixels = tf.cast(tf.reduce_prod(tf.shape(images)[1:]), tf.float32)
+    # The least deviation of pixels that are whole numbers, for images of one colour.
+    return centred / tf.maximum(stddev, tf.math.rsqrt(pixels))
+
+
+def _draws(seed: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Return 8 numbers from 0 to 1, float32 [count, 8], for each of the examples at `first`, `first + 1`, ..."""
+    words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[count, _WORDS],
+        key=tf.cast(tf.reshape(seed, [1]), tf.uint64),
+        counter=tf.cast(tf.stack([first * _COUNTS, tf.zeros_like(first)]), tf.uint64),
+        alg=_PHILOX,
+        dtype=tf.uint32,
+    )
+    # 24 bits are what a float32 holds exactly, so 1 is never reached.
+    return tf.cast(tf.bitwise.right_shift(words, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
+
+
+def _cropped(images: tf.Tensor, down: tf.Tensor, right: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+    """Cut 24x24 out of each image at its own place, from 0 to 1 of what is free, and mirror those that are to be mirrored."""
+    _, height, width, channels = images.shape
+    top, left = (tf.cast(draw * (size - CROP + 1), tf.int32) for draw, size in ((down, height), (right, width)))
+    along = tf.range(CROP)
+    rows = top[:, tf.newaxis] + along
+    columns = left[:, tf.newaxis] + tf.where(mirrored[:, tf.newaxis], CROP - 1 - along, along)
+    # Rows first: they are whole pieces of memory.
+    cut = tf.gather(images, rows, axis=1, batch_dims=1)
+    cut = tf.gather(cut, columns, axis=2, batch_dims=1)
+    return cast("tf.Tensor", tf.ensure_shape(cut, [images.shape[0], CROP, CROP, channels]))
