@@ -5,6 +5,7 @@ TF_CONFIG says which task this is. RUN_DIR says where the chief writes.
 
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ STEPS = 600
 STEPS_PER_ROUND = 200  # between two lines of progress and two checkpoints
 BATCH = 64
 FEATURES, CLASSES = 20, 10
+LET_THE_CHIEF_LEAVE = 3  # seconds: it still holds connections
 
 
 def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -27,11 +29,31 @@ def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return points.astype("float32"), labels.astype("int64")
 
 
+def stop_file(role: str, index: int) -> Path:
+    """Return the file, on the task's own machine, by which the chief tells a ps or worker that the work is done."""
+    run = os.environ.get("RUN_DIR", "custom-ps").strip("/").replace("/", "-")
+    return Path(tempfile.gettempdir()) / f"{run}-{role}-{index}.stop"
+
+
 def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
-    """Be a ps or a worker: run what the chief sends, until this process is stopped."""
-    server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc")
+    """Be a ps or a worker: run what the chief sends, until it says that the work is done."""
+    told = stop_file(resolver.task_type, resolver.task_id)
+    told.unlink(missing_ok=True)  # of an earlier run
+    # The name keeps it alive: a server that nothing refers to is taken down.
+    _server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc")
     print(f"{resolver.task_type}-{resolver.task_id}: listening", flush=True)
-    server.join()
+    while not told.exists():
+        time.sleep(0.2)
+    told.unlink(missing_ok=True)
+    time.sleep(LET_THE_CHIEF_LEAVE)
+
+
+def stop_servers(cluster: tf.train.ClusterSpec) -> None:
+    """Tell each ps and worker to stop. They read no common disk, so TensorFlow itself writes the file where they are."""
+    for role in ("worker", "ps"):
+        for index in range(cluster.num_tasks(role)):
+            with tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
+                tf.io.write_file(str(stop_file(role, index)), "done")
 
 
 def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
@@ -85,6 +107,7 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver)
     points, labels = examples(2_000, seed=2)
     accuracy = float(np.mean(np.argmax(model(points), axis=1) == labels))
     print(f"chief: trained in {seconds:.1f} s, test accuracy {accuracy:.3f}", flush=True)
+    stop_servers(resolver.cluster_spec())
 
 
 def main() -> int:

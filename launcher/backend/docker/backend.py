@@ -5,9 +5,11 @@ that nobody keeps, of `docker compose up` or of a keeper that was killed, are fo
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +27,7 @@ from launcher.backend.local.layout import Layout
 from launcher.backend.local.trouble import explain
 from launcher.backend.model import ENDED, LogLine, RunStatus, State
 from launcher.errors import UsageError
+from launcher.plan.document import from_document
 from launcher.plan.models import Plan
 from launcher.render import labels
 from launcher.render.compose import TENSORBOARD, render
@@ -129,7 +132,7 @@ class DockerBackend:
             if before.state not in ENDED and not now:
                 volumes.stop_all(containers.values())
             self._engine.remove(name)
-        self._forget_board(layout)
+        self._note(layout, before)
 
     def delete(self, name: str) -> None:
         """Delete the run's volume and directory. Raises UsageError while the run is running."""
@@ -177,8 +180,6 @@ class DockerBackend:
     def _publish(self, layout: Layout, host: str | None, port: int | None) -> None:
         spec = state.read_json(layout.spec) or {}
         spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-        from launcher.plan.document import from_document
-
         self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
 
     def _layout(self, name: str) -> Layout:
@@ -186,12 +187,19 @@ class DockerBackend:
         home.check(layout, BACKEND)
         return layout
 
-    def _forget_board(self, layout: Layout) -> None:
-        """Note that TensorBoard serves no more."""
-        document = state.read_json(layout.state)
-        if document is not None and document.get("status", {}).get("tensorboard"):
-            document["status"]["tensorboard"] = ""
-            state.write_json(layout.state, document, indent=None)
+    def _note(self, layout: Layout, before: RunStatus) -> None:
+        """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was."""
+        snapshot = state.read(layout.state)
+        if snapshot is None:
+            return
+        status = snapshot.status
+        if status.state not in ENDED:  # its keeper was killed
+            status = dataclasses.replace(before, reason="asked to stop", ended=time.time(), eta=None)
+            status = status if before.state in ENDED else dataclasses.replace(status, state=State.STOPPED)
+        try:
+            state.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
+        except OSError as error:
+            raise explain(error, f"noting that {layout.name} has ended") from error
 
 
 def _spec(dumped: dict[str, Any]) -> ClusterSpec:
@@ -206,8 +214,6 @@ def _newer(containers: list[Container], ended: float | None) -> bool:
 
 
 def _with_board(status: RunStatus, containers: list[Container]) -> RunStatus:
-    import dataclasses
-
     if status.state is State.STOPPED or not containers:
         return status
     return dataclasses.replace(status, tensorboard=look.board(containers))

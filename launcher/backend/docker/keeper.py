@@ -79,8 +79,10 @@ class Keeper:
             with asking(doing):
                 containers = look.members(self._engine.containers(name))
                 self._look()
-        except BaseException:
+        except BaseException as error:
             self.clear()
+            self._ending, self._ended = Ending(State.FAILED, str(error)), time.time()
+            self._record.save_at_last()
             raise
         for kept in self._tasks.values():
             kept.log.note(f"run {name} starts")
