@@ -1,6 +1,7 @@
 """The trainer image: what it is called, which one a spec's containers start from, and whether the engine has it."""
 
 import json
+import re
 from dataclasses import dataclass
 
 from launcher import __version__
@@ -15,6 +16,10 @@ USER = 1000
 
 # What tells whether a task's container is well: exit code 0 or 1, and one line that says why.
 HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
+
+
+# How Docker says that it has no such image, and Podman in its place.
+_ABSENT = re.compile("no such image|no such object|image not known", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ def find(name: str) -> Image | None:
     try:
         described = json.loads(docker("image", "inspect", name))[0]
     except DockerError as error:
-        if "no such image" in error.output.lower():
+        if _ABSENT.search(error.output):
             return None
         raise
     labels = (described.get("Config") or {}).get("Labels") or {}

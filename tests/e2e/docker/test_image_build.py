@@ -265,6 +265,23 @@ def test_an_index_behind_a_proxy(build: Build, project: Path, package: Path, hos
     assert host not in json.dumps(json.loads(docker("image", "inspect", tag))[0]["Config"])
 
 
+def test_the_target_for_gpus_is_made_from_its_own_lock(
+    build: Build, project: Path, package: Path, host: str, tag: str, greets: Greets
+) -> None:
+    """With a lock of one package: the CUDA libraries are too much to download in a test."""
+    shutil.copy2(project / "requirements" / "image.txt", project / "requirements" / "image-gpu.txt")
+    (project / "requirements" / "image.txt").write_text("no-such-package==1.0\n")
+    with serving(Index(host, package)) as index:
+        url = f"http://{host}:{index.server_address[1]}/simple"
+        arguments = ("--build-arg", f"PIP_INDEX_URL={url}", "--build-arg", f"PIP_TRUSTED_HOST={host}", "--tag", tag)
+        done = build("--gpu", *arguments, project=project)
+    assert done.returncode == 0, done.stderr
+    greets(tag, package)
+    config = json.loads(docker("image", "inspect", tag))[0]["Config"]
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in config["Env"]
+    assert (config["Entrypoint"], config["User"]) == (["trainer"], "1000:1000")
+
+
 def test_an_index_that_is_not_there_names_the_ways_out(build: Build, project: Path, package: Path, tag: str, tmp_path: Path) -> None:
     del package
     config = tmp_path / "pip.conf"
