@@ -17,7 +17,7 @@ from trainer.exit_codes import MEANING, ExitCode
 
 if typing.TYPE_CHECKING:
     from trainer.settings import Strategy, TrainerSettings
-    from trainer.supervise import Job
+    from trainer.supervise import Job, Report
     from trainer.tf_config import TaskConfig
 
 _ENVIRONMENT = {
@@ -111,11 +111,41 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     if options.check:
         print(f"trainer: TF_CONFIG and settings are right; this task is {name}")
         return ExitCode.DONE
-    code = supervise(_job(task, settings, command, lifeline), Reporter(name))
+    failure: list[str] = []
+    code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name), failure))
+    if settings is not None and not command and task.is_chief:
+        _settle(settings, code, "".join(failure))
     # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
+
+
+def _remembering(report: "Report", failure: list[str]) -> "Report":
+    """Return `report`, which also puts into `failure` why the task gave up."""
+
+    def remember(kind: str, /, **fields: typing.Any) -> None:
+        if kind == "failed":
+            failure.append(f"{fields['cause']}: {fields['detail']}")
+        report(kind, **fields)
+
+    return remember
+
+
+def _settle(settings: "TrainerSettings", code: int, failure: str) -> None:
+    """Make run.json say how the run ended, where the training process did not live to say it."""
+    from pathlib import Path
+
+    from trainer.engine import record
+
+    facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest}
+    with contextlib.suppress(OSError):  # its directory cannot be written: the event has said it
+        if failure:
+            record.settle(Path(settings.run_dir), "failed", failure, **facts)
+        elif code != ExitCode.DONE:
+            record.settle(
+                Path(settings.run_dir), "stopped", "it ended before it could save; training goes on from the last checkpoint", **facts
+            )
 
 
 def _settings(path: str | None, problems: list[str]) -> "TrainerSettings | None":

@@ -36,6 +36,7 @@ class Patience:
     orphan: float = 600.0  # for a chief that is gone
     first_waiting: float = 5.0
     waiting_every: float = 10.0
+    again: float = 1.0  # between two SIGTERM to a training process, which may not have heard the first
     serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
     giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
     launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
@@ -293,9 +294,14 @@ class _Supervisor:
         self._reactor.call_later(self._job.patience.giving_up, lambda: self._kill(cause))
 
     def _terminate(self) -> None:
-        if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGTERM)
+        if self._child is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child, signal.SIGTERM)
+        # TensorFlow's collective runtime takes signals over while it starts, and forgets them. A user's program may
+        # take a second one for more than the first.
+        if self._job.built_in:
+            self._reactor.call_later(self._job.patience.again, self._terminate)
 
     def _kill(self, reason: str) -> None:
         if self._child is None or self._killed_for:

@@ -175,6 +175,27 @@ def test_a_task_killed_with_its_parent_is_brought_back_by_the_launcher(strategy:
             assert [restart["exit_code"] for restart in tasks["worker-1"]] == [75]
 
 
+@pytest.mark.slow
+def test_the_record_of_a_killed_run_says_how_it_ended(tmp_path: Path) -> None:
+    frequent = TRAIN | {"steps": 1_000_000, "checkpoint": {"every_steps": 200}}
+    with started(spec("single", train=frequent, limits={"max_restarts": 0}), tmp_path) as run:
+        until_midway(run, "chief")
+        for group in (pid_of(run, "chief"), run.events("chief", "started")[-1]["pid"]):
+            with_all(group)
+        assert run.launcher("wait", run.name, check=False).returncode == 1
+        record = json.loads((run.directory / "run.json").read_text())
+        assert (record["state"], record["reason"]) == ("failed", run.status()["reason"])
+        assert record["step"] >= STOP_AFTER
+
+        run.launcher("up", file_of(run), "--detach")
+        restored = run.until("it to go on", lambda: run.events("chief", "restored"))[0]["step"]
+        run.until("more steps", lambda: run.chief_step("chief") > restored)
+        run.launcher("down", run.name, "--now")
+        record = json.loads((run.directory / "run.json").read_text())
+        assert record["state"] == "stopped"
+        assert record["reason"].startswith("asked to stop")
+
+
 def pid_of(run: Run, task: str) -> Any:
     """Return the process id of a task's parent process; None while there is none."""
     return next(status["pid"] for status in run.status()["tasks"] if status["name"] == task)

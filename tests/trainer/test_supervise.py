@@ -129,6 +129,25 @@ class TestStops:
         assert number.name in run.event("stopping")["reason"]
         assert not run.events("failed")
 
+    # Deaf for a while, as TensorFlow's collective runtime is when it starts.
+    LATE = ("sh", "-c", 'trap "" TERM; echo ready; sleep 1.5; trap "echo saved; exit 143" TERM; echo hears; while :; do sleep 0.05; done')
+
+    def test_a_signal_that_a_training_process_did_not_hear_comes_again(self, trainers: Any) -> None:
+        run = trainers.supervise(*self.LATE)
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+        assert run.lines[-1] == "saved"
+        assert len(run.events("stopping")) == 1
+
+    def test_a_users_program_gets_a_signal_once(self, trainers: Any) -> None:
+        count = 'trap "echo signal" TERM; echo ready; n=0; while [ $n -lt 50 ]; do sleep 0.05; n=$((n+1)); done; exit 143'
+        run = trainers.supervise(*shell(count), built_in=False)
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+        assert run.lines.count("signal") == 1
+
     def test_work_that_is_complete_is_no_stop(self, trainers: Any) -> None:
         run = trainers.supervise(*shell('trap "exit 0" TERM; echo ready; while :; do sleep 0.05; done'))
         run.line("ready")

@@ -1,4 +1,8 @@
-"""The run's record: `run.json` in the run directory, replaced atomically by the chief."""
+"""The run's record: `run.json` in the run directory, replaced atomically by the chief's training process, and its parent.
+
+While it is `running`, `updated` is never older than some ten seconds, unless something takes long; else the chief was
+killed together with its parent.
+"""
 
 import json
 import platform
@@ -10,7 +14,7 @@ from typing import Any, Literal
 from trainer import __version__
 from trainer.events import finite
 
-RunState = Literal["running", "succeeded", "stopped"]
+RunState = Literal["running", "succeeded", "stopped", "failed"]
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -57,3 +61,16 @@ def read(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}
+
+
+def settle(run_dir: Path, state: Literal["stopped", "failed"], reason: str, **facts: Any) -> None:
+    """Say how a run ended whose training process could not say it; what it said before stays.
+
+    A stop changes nothing but `running`: the training process says more of its own. `facts` are for a record that is not
+    there yet. Imports no TensorFlow. Raises OSError.
+    """
+    known = read(run_dir)
+    if state == "stopped" and known.get("state") != "running":
+        return
+    told = {"step": 0, **facts, **known, "state": state, "reason": reason, "updated": time.time()}
+    write_atomically(run_dir / "run.json", json.dumps(finite(told), indent=2, allow_nan=False) + "\n")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.backend.local import endings, ports, processes, state
+from launcher.backend.local import endings, ports, processes, state, summary
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.lifelines import Lifelines
 from launcher.backend.local.progress import Progress
@@ -298,6 +298,8 @@ class Supervisor:
         self._ended = time.time()
         for task in self._tasks.values():
             task.close()
+        if self._trains:
+            summary.settle(self._layout, ending.state, ending.reason)
         shutil.rmtree(self._layout.scratch, ignore_errors=True)
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()
