@@ -17,4 +17,5 @@ def error_line(error: Exception) -> str:
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _BESIDES.sub("", str(error))) if part.strip()]
     told = next((part for part in paragraphs if not _WHERE.match(part)), "".join(paragraphs[:1]))
     line = next(iter(told.splitlines()), "")
-    return line if line.startswith(f"{kind}: ") else f"{kind}: {line}"
+    # AutoGraph's own error stands for one of a class that it cannot make; that one is in the message.
+    return line if kind == "StagingError" or line.startswith(f"{kind}: ") else f"{kind}: {line}"

@@ -18,10 +18,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class History:
-    """What came before: restarts counted against the limit, and attempts in a row that ended early."""
+    """What came before: restarts counted against the limit, attempts in a row that ended early, and how the last one failed."""
 
     restarts: int = 0
     early_ends: int = 0
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ _CAUSES = {
 }
 
 
+SAME_AGAIN = "it failed the same way twice in a row, with no step forward between, and is not started again"
+
+
 def cause_of(code: int) -> str:
     """Say in words why a process ended with `code`; negative numbers are signals, as in `subprocess`."""
     return _CAUSES.get(code) or describe(code)
@@ -63,16 +67,23 @@ def exit_code_of(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def judge(code: int, lived: float, history: History, policy: Policy) -> Restart | End:
-    """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds."""
+def judge(code: int, lived: float, history: History, policy: Policy, fingerprint: str = "") -> Restart | End:
+    """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
+
+    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py): a third would be too.
+    """
     if code == ExitCode.DONE:
         return End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, cause_of(code))
+    if fingerprint and fingerprint == history.fingerprint:
+        return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
+    # A peer that failed first, or a stop, says nothing of this task's own failure.
+    kept = history.fingerprint if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)} else ""
     counted = code not in _UNCOUNTED
     if counted and history.restarts >= policy.max_restarts:
         return End(exit_code_of(code), f"{cause_of(code)}; the limit of {policy.max_restarts} restarts is reached")
     early = 0 if lived > policy.healthy_after else history.early_ends
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early, 30))
-    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1))
+    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, fingerprint or kept))

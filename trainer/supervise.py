@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer import error_file
 from trainer.child import kill_group, reap, spawn
 from trainer.exit_codes import ExitCode
 from trainer.peers import ChiefWatch, PeerWait, Prober
@@ -25,7 +26,6 @@ TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the wo
 
 _CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
 _LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
-_LONGEST_DETAIL = 2000
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Supervisor:
         self._began = time.monotonic()
         self._killed_for = ""
         if self._error_file:
-            self._error_file.unlink(missing_ok=True)
+            error_file.clear(self._error_file)
         self._child = self._spawn()
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child)
         self._peers_missing = bool(self._job.awaited)
@@ -160,7 +160,7 @@ class _Supervisor:
     def _spawn(self) -> int:
         environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(self._attempt)}
         if self._error_file:
-            environment["TRAINER_ERROR_FILE"] = str(self._error_file)
+            environment[error_file.VARIABLE] = str(self._error_file)
         environment.pop("TRAINER_LIFELINE", None)
         return spawn(self._job.command, environment, bound=self._job.built_in)
 
@@ -173,7 +173,7 @@ class _Supervisor:
     def _ended(self, code: int) -> None:
         if self._wait is not None:
             self._wait.cancel()
-        detail = self._detail()
+        detail = error_file.last_line(self._error_file)  # what the training process wrote down
         if code == ExitCode.DONE:
             self._leave(ExitCode.DONE)
         elif self._verdict is not None:
@@ -181,7 +181,8 @@ class _Supervisor:
         elif self._stopping:
             self._ended_on_request(code, detail)
         else:
-            self._follow(code, judge(code, time.monotonic() - self._began, self._history, self._job.policy), detail)
+            same = error_file.fingerprint(self._error_file)
+            self._follow(code, judge(code, time.monotonic() - self._began, self._history, self._job.policy, same), detail)
 
     def _ended_on_request(self, code: int, detail: str) -> None:
         nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.built_in
@@ -209,14 +210,6 @@ class _Supervisor:
             delay=decision.delay,
         )
         self._backoff = self._reactor.call_later(decision.delay, self._start)
-
-    def _detail(self) -> str:
-        """Return the last error line that the training process wrote down."""
-        lines: list[str] = []
-        with contextlib.suppress(OSError):
-            if self._error_file:
-                lines = self._error_file.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip()[:_LONGEST_DETAIL] for line in reversed(lines) if line.strip()), "")
 
     def _fail(self, code: int, cause: str, detail: str) -> None:
         self._report("failed", exit_code=int(code), cause=cause, detail=detail or "the output above says more")

@@ -8,11 +8,10 @@ import signal
 import sys
 import time
 import traceback
-from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from trainer import lifeline, quiet
+from trainer import error_file, lifeline, quiet, user_errors
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
@@ -61,14 +60,14 @@ def main() -> NoReturn:
     threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
     if settings.strategy == "parameter_server" and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
-    report = Reporter(task.name)
+    report = _Reporter(task.name)
     code = _run(task, settings, report, stop, began)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _Stop, began: float) -> ExitCode:
+def _run(task: TaskConfig, settings: TrainerSettings, report: "_Reporter", stop: _Stop, began: float) -> ExitCode:
     with quiet.importing():
         from trainer import roles
         from trainer.engine.job import job
@@ -77,26 +76,44 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _S
 
         roles.import_for(settings.strategy, task.role)
 
+    module, colon, _ = settings.train.workload.partition(":") if settings.train else ("", "", "")
+    users = module if colon else ""  # the module of a workload of the user's own
     try:
         return roles.run(roles.Context(task, job(settings), report, stop, began))
     except PeerLostError as error:
         _tell(str(error))
         return ExitCode.PEER_LOST
     except WorkloadError as error:
+        if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
+            print(user_errors.shown(error.__cause__, frames, task.name), file=sys.stderr)
         _tell(str(error))
         return ExitCode.WRONG_CONFIGURATION
     except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line
-        traceback.print_exc()
-        _tell(error_line(error), shown=True)
+        frames = user_errors.user_frames(error, users) if users else []
+        if frames and os.environ.get("TRAINER_TRACEBACK") != "full":
+            print(user_errors.shown(error, frames, task.name), file=sys.stderr)
+        else:
+            traceback.print_exc()
+        at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
+        error_file.write(error_line(error) + at, user_errors.fingerprint(error, frames, report.start))
         return ExitCode.FAILURE
 
 
-def _tell(line: str, *, shown: bool = False) -> None:
+class _Reporter(Reporter):
+    """Remembers the step that this attempt goes on from."""
+
+    start = 0
+
+    def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
+        if kind == "restored":
+            self.start = int(fields["step"])
+        super().__call__(kind, task=task, **fields)
+
+
+def _tell(line: str) -> None:
     """Show the error line, and leave it for the parent to report."""
-    if not shown:
-        print(line, file=sys.stderr)
-    if path := os.environ.get("TRAINER_ERROR_FILE"):
-        Path(path).write_text(line)
+    print(line, file=sys.stderr)
+    error_file.write(line)
 
 
 if __name__ == "__main__":

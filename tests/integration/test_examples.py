@@ -41,6 +41,9 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "linear-regression-mirrored": (SHORT, LINE),
     "linear-regression-multiworker": (SHORT, LINE),
     "linear-regression-ps": (SHORT, LINE),
+    "custom-keras": ((), DIGITS),
+    "custom-model-fn": ((), DIGITS),
+    "custom-workload": ((), DIGITS),
 }
 COMMANDS = ("custom-command", "custom-ps")
 
@@ -116,7 +119,9 @@ def assert_trained(done: Done, expected: dict[str, tuple[float, float]], changes
 
 
 def test_every_example_is_run_here() -> None:
-    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS])
+    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(
+        ["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS]
+    )
 
 
 @pytest.mark.timeout(330)
@@ -142,7 +147,7 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", TRAINED)
-def test_other_built_in_examples(name: str, tmp_path: Path) -> None:
+def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
     assert_trained(up(name, tmp_path, changes), expected, changes)
 

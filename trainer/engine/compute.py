@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Workload
+from trainer.workloads.protocol import HeldOutMetrics, Workload
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,14 @@ def build(workload: Workload, seed: int, examples_per_step: int = 0) -> Built:
     return Built(model, optimizer)
 
 
+def is_seed(variable: keras.Variable) -> bool:
+    """Tell whether a variable is the state of a random layer; other integers (Normalization's count) are data."""
+    return str(variable.name) == "seed_generator_state"
+
+
 def seeds(model: keras.Model) -> list[tf.Variable]:
     """Return the states of the model's random layers, which Keras keeps among the variables that are not trained."""
-    return [v.value for v in model.non_trainable_variables if not v.value.dtype.is_floating]
+    return [v.value for v in model.non_trainable_variables if is_seed(v)]
 
 
 def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
@@ -50,7 +55,7 @@ def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
 
     @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:
-        names.extend(workload.metrics(targets, model(inputs, training=False)))
+        names[:] = workload.metrics(targets, model(inputs, training=False))  # traced again where the workload makes variables
 
     trace.get_concrete_function(*spec)
     return tuple(names)
@@ -92,21 +97,27 @@ class Evaluator:
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
         self.names = ("loss", *metric_names(workload, model))
         self._data = workload.eval_data(batch_size)
+        self._whole: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
+        whole = self._whole
 
         @tf.function(reduce_retracing=True, autograph=False)
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
             outputs = model(inputs, training=False)
             size = batch_size_of(inputs)
+            if whole is not None:
+                whole.update(targets, outputs)
             return measures(workload, tf.cast(workload.loss(targets, outputs), tf.float32), targets, outputs) * size, size
 
         self._batch: Callable[..., tuple[tf.Tensor, tf.Tensor]] = batch
 
     def __call__(self) -> dict[str, float]:
-        """Return loss and metrics, means over all held-out examples."""
+        """Return loss and metrics: means over all held-out examples, or what the workload says of all of them."""
         return self.unless(lambda: False) or {}
 
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """Return the same; None when `stopped` said so before all examples were seen."""
+        if self._whole is not None:
+            self._whole.reset()
         sums: Any = 0.0
         count: Any = 0.0
         for inputs, targets in self._data:
@@ -114,7 +125,7 @@ class Evaluator:
             sums, count = sums + values, count + size
             if stopped():
                 return None
-        return named(self.names, (sums / count).numpy())
+        return named(self.names, (sums / count).numpy()) | (self._whole.result() if self._whole is not None else {})
 
 
 def named(names: Iterable[str], values: Iterable[Any]) -> dict[str, float]:

@@ -292,6 +292,10 @@ def _stateless(
     for variable in model.non_trainable_variables:
         if variable.value.dtype.is_floating:
             fixed.append(next(given))
+        elif not compute.is_seed(variable):
+            with tf.init_scope():  # stays what it was at the start
+                constant = variable.value.numpy()
+            fixed.append(tf.constant(constant))
         else:
             fixed.append(tf.cast(tf.random.uniform(variable.shape, maxval=2**31 - 1, dtype=tf.int32), variable.value.dtype))
     outputs, after, losses = model.stateless_call(values, fixed, inputs, training=True, return_losses=True)

@@ -1,10 +1,14 @@
-"""From `train.workload` to a workload: a built-in by its name, or `package.module:Class` of the user's code."""
+"""From `train.workload` to a workload: a built-in by its name, or `package.module:name` of the user's code."""
 
 import importlib
+import inspect
 import traceback
-from typing import cast
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, cast
 
 from trainer.settings import Train
+from trainer.workloads.calling import Given
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Workload
@@ -13,14 +17,28 @@ REQUIRED = ("model", "optimizer", "loss", "metrics", "train_data", "eval_data")
 
 
 def load_workload(train: Train) -> Workload:
-    """Return the workload that `train` names, made as `Class(params=..., data=..., seed=...)`.
+    """Return the workload that `train` names: an object of its class, or what a Keras model or a model function stands for.
+
+    A class is made as `Class(params=..., data=..., seed=...)`.
 
     Raises WorkloadError if there is no such workload, its code cannot be imported, it cannot be made from its
     `params`, or methods of the protocol are missing; DataError if its data is missing or wrong.
     """
     entry = CATALOG.get(train.workload)
-    target = entry.target if entry else train.workload
-    make = _find(target)
+    module, found = _find(entry.target if entry else train.workload)
+    if entry:
+        return _made(found, entry.target, train)
+    from trainer.workloads.module_forms import made_from
+    from trainer.workloads.user_code import convert_workload
+
+    workload = made_from(found, module, Given(train.workload, train.params, train.data, train.seed))
+    if workload is None:
+        workload = _made(found, train.workload, train)
+        convert_workload(workload)
+    return cast("Workload", workload)
+
+
+def _made(make: Any, target: str, train: Train) -> Workload:
     try:
         workload = make(params=train.params, data=train.data, seed=train.seed)
     except WorkloadError:
@@ -41,9 +59,9 @@ def load_workload(train: Train) -> Workload:
     return cast("Workload", workload)
 
 
-def _find(target: str) -> type:
-    module_name, colon, class_name = target.partition(":")
-    if not colon or not module_name or not class_name:
+def _find(target: str) -> tuple[ModuleType, Any]:
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
         message = (
             f"train.workload {target!r}: no such workload. Expected {', '.join(sorted(CATALOG))}, or package.module:Class of your code."
         )
@@ -55,13 +73,15 @@ def _find(target: str) -> type:
     except Exception as error:
         message = f"train.workload {target}: importing {module_name} failed: {_in_words(error)}. Correct it there."
         raise WorkloadError(message) from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        what = "is not a class" if hasattr(module, class_name) else "is not there"
-        classes = sorted(name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name)
-        message = f"train.workload {target}: {class_name} {what} in {module.__file__}. Its classes: {', '.join(classes) or 'none'}."
+    if not hasattr(module, name):
+        own = {kind: [n for n, v in vars(module).items() if fits(v) and v.__module__ == module_name] for kind, fits in _KINDS.items()}
+        there = ". ".join(f"Its {kind}: {', '.join(sorted(names)) or 'none'}" for kind, names in own.items())
+        message = f"train.workload {target}: {name} is not there in {module.__file__}. {there}."
         raise WorkloadError(message)
-    return found
+    return module, getattr(module, name)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {"classes": inspect.isclass, "functions": inspect.isfunction}
 
 
 def _not_found(target: str, module_name: str, error: ModuleNotFoundError) -> str:

@@ -62,6 +62,26 @@ class Scheduling(Protocol):
         """Return what `optimizer` returns, for steps of so many examples; called in its place."""
 
 
+class HeldOutMetrics(Protocol):
+    """Metrics that go through the whole held-out set, because no mean over batches gives them (AUC, precision)."""
+
+    def reset(self) -> None:
+        """Forget what was seen; called before each evaluation."""
+
+    def update(self, targets: Any, outputs: Any) -> None:
+        """See one batch. Called in a graph: what is kept must be in variables that exist."""
+
+    def result(self) -> dict[str, float]:
+        """Return the metrics of all that was seen since `reset`."""
+
+
+class Accumulating(Protocol):
+    """What a workload adds to have metrics of a whole evaluation in the place of means over batches."""
+
+    def held_out_metrics(self) -> HeldOutMetrics | None:
+        """Return them, once `metrics` was called for the first time; None for none."""
+
+
 class Summarizing(Protocol):
     """What a workload adds to be seen in TensorBoard beyond loss, metrics and speed."""
 

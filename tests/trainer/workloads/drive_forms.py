@@ -1,0 +1,151 @@
+"""Trains every form of a user's own workload on one strategy, with real tasks; prints, as JSON, how each of them learned.
+
+Usage: drive_forms.py STRATEGY SCRATCH [TF_CONFIG]. A process of its own, as a strategy configures TensorFlow for all of it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(Path(__file__).with_name("own_code"))]
+
+from tests.trainer.engine.drive_parameter_server import free_ports  # noqa: E402
+
+STEPS = 150
+
+# workload -> its params. Those of EXACT have no randomness: on every strategy of one replica the weights are the same.
+FORMS: dict[str, dict[str, Any]] = {
+    "compiled:model": {"units": 12},
+    "compiled:random": {},
+    "outputs:model": {},
+    "functions:two": {},
+    "functions:three": {},
+    "functions:four": {"units": 12},
+    "points:Points": {},
+}
+EXACT = ("compiled:model", "outputs:model", "functions:two", "functions:four", "points:Points")
+
+# Sessions must not be torn down while their servers are gone.
+alive: list[Any] = []
+
+
+def main(strategy: str, scratch: str, tf_config: str = "") -> None:
+    os.environ |= {"TF_GRPC_REUSE_PORT": "1", "GRPC_FAIL_FAST": "use_caller", "TF_NUM_INTRAOP_THREADS": "1", "KERAS_BACKEND": "tensorflow"}
+    # As few as the launcher plans, to see that no pipeline waits for a thread that waits for it.
+    os.environ["TF_NUM_INTEROP_THREADS"] = {"mirrored": "2", "parameter_server": "4"}.get(strategy, "1")
+    held, addresses = free_ports(4)
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        if strategy == "multi_worker_mirrored" and not tf_config:
+            cluster = {"worker": addresses[:2]}
+            tf_config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+            other = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
+            others.append(subprocess.Popen([sys.executable, __file__, strategy, scratch, other], stdout=subprocess.DEVNULL))
+        if strategy == "parameter_server":
+            cluster = {"chief": addresses[:1], "ps": addresses[1:3], "worker": addresses[3:]}
+            tf_config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+            others += _servers(cluster, scratch)
+        if tf_config:
+            os.environ["TF_CONFIG"] = tf_config
+        print(json.dumps(train_all(strategy, scratch, tf_config)), flush=True)
+        for process in others:
+            process.wait(timeout=30)
+    except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
+        traceback.print_exc()
+    finally:
+        for process in others:
+            process.kill()
+        for one in held:
+            one.close()
+        os._exit(0)
+
+
+def _servers(cluster: dict[str, list[str]], scratch: str) -> list[subprocess.Popen[bytes]]:
+    settings = {
+        "run": "drive",
+        "strategy": "parameter_server",
+        "run_dir": scratch,
+        "scratch_dir": scratch,
+        "train": {"workload": "mnist_mlp"},
+    }
+    started = []
+    for role, index in (("ps", 0), ("ps", 1), ("worker", 0)):
+        config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+        environment = {**os.environ, "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
+        started.append(subprocess.Popen([sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL))
+    return started
+
+
+def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
+    import numpy as np
+
+    from trainer.engine import compute, ring, servers
+    from trainer.engine.checkpoints import Checkpoints
+    from trainer.engine.job import job
+    from trainer.settings import Train, TrainerSettings
+    from trainer.tf_config import parse
+    from trainer.workloads.loading import load_workload
+
+    make = _sessions(strategy, tf_config)
+    report: dict[str, Any] = {}
+    for number, (name, params) in enumerate(FORMS.items()):
+        # A collective's number belongs to vectors of one size, as in a program that trains one model.
+        for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
+            setattr(ring, constant, getattr(ring, constant) + 1000 * number)
+        train = Train(workload=name, params=params, steps=STEPS, batch_size=16)
+        work = job(
+            TrainerSettings.model_validate(
+                {"run": "drive", "strategy": strategy, "run_dir": scratch, "scratch_dir": scratch, "train": train}
+            )
+        )
+        workload = load_workload(work.train)
+        session = make(workload, work)
+        alive.append(session)
+        session.push(0)
+        losses = []
+        while session.step < STEPS:
+            losses.append(session.run(STEPS // 5).loss)
+        session.settle()
+        session.pull()
+        evaluated = compute.Evaluator(workload, session.model, 64)()
+        trained = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
+        report[name] = {"losses": losses, "evaluated": evaluated, "weights": [value.ravel().tolist() for value in trained]}
+        if session.is_chief:
+            checkpoints = Checkpoints(Path(scratch) / name.replace(":", "-"), session.model, session.optimizer, 1)
+            checkpoints.save(STEPS)
+            for variable in session.model.trainable_variables:
+                variable.value.assign(variable.value * 0)
+            restored = checkpoints.restore(print)
+            report[name]["restored"] = restored.step if restored else None
+            again = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
+            report[name]["lost"] = max(float(np.max(np.abs(a - b))) for a, b in zip(trained, again, strict=True))
+    for session in alive:
+        session.close()
+    if strategy == "parameter_server":
+        servers.stop_all(parse(tf_config), scratch)
+    return report
+
+
+def _sessions(strategy: str, tf_config: str) -> Any:
+    from trainer.engine import mirrored, parameter_server
+    from trainer.engine.local import LocalSession
+    from trainer.engine.ring import Ring
+    from trainer.tf_config import parse
+
+    if strategy == "parameter_server":
+        connection = parameter_server.connect(parse(tf_config))
+        return lambda workload, work: parameter_server.ParameterServerSession(workload, work, connection)
+    if strategy == "mirrored":
+        names = mirrored.devices(2)
+        return lambda workload, work: mirrored.MirroredSession(workload, work, names)
+    ring = Ring(2, json.loads(tf_config)["task"]["index"]) if tf_config else Ring()
+    return lambda workload, work: LocalSession(workload, work, ring)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

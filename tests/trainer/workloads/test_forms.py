@@ -1,0 +1,73 @@
+"""Every form of a user's own workload trains on every strategy: classes, compiled Keras models, model functions."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from tests.trainer.workloads.drive_forms import EXACT, FORMS, STEPS
+from trainer.settings import Strategy
+
+DRIVER = Path(__file__).with_name("drive_forms.py")
+STRATEGIES = get_args(Strategy)
+TOLD = {
+    "compiled:model": {"loss", "accuracy", "auc"},
+    "compiled:random": {"loss", "binary_accuracy"},
+    "outputs:model": {"loss", "sign_accuracy", "total_mae"},
+    "functions:two": {"loss", "accuracy"},
+    "functions:three": {"loss", "accuracy"},
+    "functions:four": {"loss", "accuracy"},
+    "points:Points": {"loss", "mae"},
+}
+
+
+class Reports:
+    """What each strategy's tasks reported, run when first asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, strategy: str) -> dict[str, Any]:
+        if strategy not in self._known:
+            scratch = self._directory / strategy
+            scratch.mkdir()
+            done = subprocess.run(
+                [sys.executable, str(DRIVER), strategy, str(scratch)], capture_output=True, text=True, timeout=160, check=False
+            )
+            assert done.stdout, f"{strategy}: {done.stderr[-4000:]}"
+            self._known[strategy] = json.loads(done.stdout.splitlines()[-1])
+        return self._known[strategy]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    return Reports(tmp_path_factory.mktemp("forms"))
+
+
+# One process shows that each form learns; the others run every form once more, in clusters of their own.
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("strategy", [name if name == "single" else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES])
+def test_each_form_learns_on_each_strategy(reports: Reports, strategy: str, form: str) -> None:
+    report = reports[strategy][form]
+    assert report["evaluated"]["loss"] < 0.7 * report["losses"][0]  # dropout and the like are off
+    assert report["evaluated"].keys() == TOLD[form]
+    assert all(math.isfinite(value) for value in report["evaluated"].values())
+    for name in ("accuracy", "binary_accuracy", "sign_accuracy", "auc"):
+        assert report["evaluated"].get(name, 1) > 0.85
+    assert report["restored"] == STEPS
+    assert report["lost"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("form", EXACT)
+def test_one_worker_on_parameter_servers_learns_what_one_process_learns(reports: Reports, form: str) -> None:
+    for here, there in zip(reports["single"][form]["weights"], reports["parameter_server"][form]["weights"], strict=True):
+        np.testing.assert_allclose(there, here, atol=2e-3)

@@ -1,0 +1,46 @@
+"""What a training process leaves for its parent when it fails: the error line, and by what to know the same failure again.
+
+Beside TRAINER_ERROR_FILE, which has lines for people, stands a file with the fingerprint; a user's own program writes none.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+VARIABLE = "TRAINER_ERROR_FILE"
+_LONGEST_LINE = 2000
+
+
+def write(line: str, fingerprint: str = "") -> None:
+    """Leave the error line, and the fingerprint where there is one, for the parent; nothing where there is no parent."""
+    if path := os.environ.get(VARIABLE):
+        Path(path).write_text(line, encoding="utf-8")
+        if fingerprint:
+            _fingerprint_file(Path(path)).write_text(fingerprint, encoding="utf-8")
+
+
+def clear(path: Path) -> None:
+    """Forget what an earlier attempt left."""
+    for file in (path, _fingerprint_file(path)):
+        file.unlink(missing_ok=True)
+
+
+def last_line(path: Path | None) -> str:
+    """Return the last error line that was written down, empty where there is none."""
+    return next((line.strip()[:_LONGEST_LINE] for line in reversed(_text(path).split("\n")) if line.strip()), "")
+
+
+def fingerprint(path: Path | None) -> str:
+    """Return the fingerprint that was left, empty where there is none."""
+    return _text(_fingerprint_file(path)) if path else ""
+
+
+def _fingerprint_file(path: Path) -> Path:
+    return path.with_name(path.name + ".fingerprint")
+
+
+def _text(path: Path | None) -> str:
+    with contextlib.suppress(OSError):
+        if path:
+            return path.read_text(encoding="utf-8", errors="replace")
+    return ""

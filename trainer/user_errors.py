@@ -1,0 +1,109 @@
+"""Shows an error of the user's code as the user wrote it, and tells the same error of two attempts. Imports no TensorFlow.
+
+Frames of TensorFlow, Keras, the standard library and the trainer say nothing to who wrote the model; what AutoGraph made of
+a function is not what was written. So the frames of the user's own files are shown, in order, and nothing else.
+"""
+
+import linecache
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.error_line import error_line
+
+# Where nothing is the user's own: Python, what is installed into it, and the trainer.
+_FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
+_GENERATED = "__autograph_generated_file"
+# How AutoGraph and errors of graphs tell, in their message, where in the source something was written.
+_IN_MESSAGE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_EARLIER = 3  # errors that led to this one, at the most
+
+# What may be gone when it is tried again, by the names of its classes: the network, other tasks, memory and disks.
+_PASSING = frozenset(
+    {"OSError", "MemoryError", "UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "ResourceExhaustedError"}
+)
+# Of these, what stays: a file that is not there, and what is not allowed.
+_LASTING = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+
+def user_frames(error: BaseException, module: str = "") -> list[Frame]:
+    """Return the frames of the user's files, the innermost last. `module` is the user's, wherever it is installed."""
+    own = _package_of(module)
+    frames = [Frame(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    frames += [Frame(file, int(line), function) for file, line, function in _IN_MESSAGE.findall(str(error))]
+    found = [frame for frame in frames if _is_users(frame.file, own)]
+    if not found and len(earlier := list(_earlier(error))) > 0:
+        return user_frames(earlier[0], module)
+    return list(dict.fromkeys(found))
+
+
+def shown(error: BaseException, frames: list[Frame], task: str) -> str:
+    """Return the user's traceback as text, the error line last."""
+    lines = [
+        f"{task}: an error in your code; the frames of TensorFlow, Keras and the trainer are left out",
+        "Traceback (most recent call last):",
+    ]
+    for frame in frames:
+        lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+        if source := linecache.getline(frame.file, frame.line).strip():
+            lines.append(f"    {source}")
+    return "\n".join([*lines, _line(error)])
+
+
+def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
+    """Return what is the same when two attempts fail the same way with no step forward between; empty for what may pass.
+
+    `start` is the step the attempt went on from: with a checkpoint between two failures, the second one is another one.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & _PASSING and not names & _LASTING:
+        return ""
+    inner = traceback.extract_tb(error.__traceback__)[-1:]
+    place = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None
+    # Numbers in a message may be a step, a value or an address.
+    message = re.sub(r"0x[0-9a-f]+|\d+", "#", _line(error))
+    return f"from step {start}: {place.file if place else ''}:{place.line if place else 0}: {message}"
+
+
+def _line(error: BaseException) -> str:
+    return error_line(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+
+
+def _is_users(file: str, own: str | None) -> bool:
+    if file.startswith("<") or _GENERATED in file:
+        return False
+    path = str(Path(file).resolve())
+    if own and path.startswith(own):
+        return True
+    return not any(path.startswith((f"{place}/", f"{Path(place).resolve()}/")) for place in _FOREIGN)
+
+
+def _package_of(module: str) -> str | None:
+    """Return the directory or the file of the user's top-level package."""
+    found = getattr(sys.modules.get(module.split(".", maxsplit=1)[0]), "__file__", None) if module else None
+    if not found:
+        return None
+    path = Path(found).resolve()
+    return f"{path.parent}/" if path.name == "__init__.py" else str(path)
+
+
+def _earlier(error: BaseException) -> Iterator[BaseException]:
+    for _ in range(_EARLIER):
+        following = error.__cause__ or error.__context__
+        if following is None:
+            return
+        yield following
+        error = following

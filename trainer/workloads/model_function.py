@@ -1,0 +1,155 @@
+"""A model function as a workload: (features, targets[, mode[, params]]) -> predictions, loss, train op.
+
+The function computes predictions and loss in one go, so the model of the workload takes (features, targets) and
+gives both; the workload's loss picks the loss out. The train op says with which optimizer (train_op.py).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.workloads.calling import Given, where
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.own_variables import OwnVariables, StandIn
+from trainer.workloads.protocol import Shard
+from trainer.workloads.train_op import TrainOp
+from trainer.workloads.user_code import converted
+from trainer.workloads.user_data import UserData
+
+# The values of `mode`, as tf.estimator.ModeKeys has them.
+TRAIN, EVAL = "train", "eval"
+# Examples of the call that makes the variables; one alone is a special case in some layers.
+_FIRST = 2
+
+
+class ModelFunction:
+    """The workload that a model function is, with its module's data and, where there is one, `metrics(targets, predictions)`."""
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: int, siblings: Mapping[str, Any], metrics: Callable[..., Any] | None, given: Given
+    ) -> None:
+        self._call = _Call(function, arguments, given)
+        self._measure = converted(metrics) if metrics is not None else None
+        self._train = UserData(siblings["train_data"], given, "train_data")
+        self._held_out = UserData(siblings["eval_data"], given, "eval_data")
+        self._optimizer: keras.optimizers.Optimizer | None = None
+
+    def model(self) -> keras.Model:
+        """See Workload.model."""
+        model = _Model(self._call)
+        self._optimizer = model.start(*self._train.first(_FIRST))
+        return model
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """See Workload.optimizer."""
+        if self._optimizer is None:
+            self.model()
+        return self._optimizer
+
+    def loss(self, _targets: Any, outputs: Any) -> tf.Tensor:
+        """See Workload.loss."""
+        return outputs["loss"]
+
+    def metrics(self, targets: Any, outputs: Any) -> dict[str, tf.Tensor]:
+        """See Workload.metrics."""
+        return dict(self._measure(targets, outputs["predictions"])) if self._measure is not None else {}
+
+    def train_data(self, shard: Shard) -> tf.data.Dataset:
+        """See Workload.train_data."""
+        return self._train.batches(shard).map(_with_targets)
+
+    def eval_data(self, batch_size: int) -> tf.data.Dataset:
+        """See Workload.eval_data."""
+        return self._held_out.once(batch_size).map(_with_targets)
+
+
+def _with_targets(features: Any, targets: Any) -> tuple[Any, Any]:
+    return (features, targets), targets
+
+
+class _Call:
+    """Calls the user's function and checks what it returns."""
+
+    def __init__(self, function: Callable[..., Any], arguments: int, given: Given) -> None:
+        self.name = f"train.workload {given.workload}: {where(function)}"
+        self._function, self._arguments, self._params = converted(function), arguments, dict(given.params)
+
+    def __call__(self, features: Any, targets: Any, mode: str) -> tuple[Any, tf.Tensor, Any]:
+        try:
+            result = self._function(*(features, targets, mode, self._params)[: self._arguments])
+        except RuntimeError as error:
+            if "should be a function when eager execution is enabled" not in str(error):
+                raise
+            raise WorkloadError(f"{self.name} minimizes with an optimizer of TensorFlow 1; {_TRAIN_OP}") from error
+        if not isinstance(result, tuple) or len(result) != 3:
+            shown = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise WorkloadError(f"{self.name} returned {shown}; expected predictions, loss, train op")
+        predictions, loss, train_op = result
+        loss = tf.convert_to_tensor(loss)
+        if loss.shape.rank != 0 or not loss.dtype.is_floating:
+            raise WorkloadError(
+                f"{self.name} returned a loss of {loss.dtype.name} and shape {loss.shape}; expected one number, a mean over the batch"
+            )
+        return predictions, loss, train_op
+
+
+_TRAIN_OP = (
+    "expected as train op a Keras optimizer, or minimize(loss, optimizer) of trainer.workloads.train_op: "
+    "the trainer takes the gradients, brings the replicas' together and applies them"
+)
+
+
+class _Model(keras.Model):
+    """Holds the function's variables; called with (features, targets), gives its predictions and its loss."""
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__(name="model_function", autocast=False)
+        self._function = call
+        self._own = OwnVariables(self.add_weight, call.name)
+
+    def start(self, features: Any, targets: Any) -> keras.optimizers.Optimizer:
+        """Make the variables, by a first call on a few examples; return the optimizer."""
+        _, loss, train_op = self._own.first(lambda: self._function(features, targets, TRAIN))
+        self.built = True
+        if isinstance(train_op, TrainOp):
+            if train_op.loss is not loss:
+                raise WorkloadError(f"{self._function.name}: the train op minimizes another loss than is returned; expected the same")
+            return train_op.optimizer
+        if isinstance(train_op, keras.optimizers.Optimizer):
+            return train_op
+        raise WorkloadError(f"{self._function.name} returned {type(train_op).__name__} as train op; {_TRAIN_OP}")
+
+    def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> dict[str, Any]:
+        """Return {"predictions": ..., "loss": ...}."""
+        return self._outputs(inputs, None, training=bool(training))
+
+    def stateless_call(
+        self, trainable_variables: Any, non_trainable_variables: Any, inputs: Any, *, training: bool = False, return_losses: bool = False
+    ) -> tuple[Any, ...]:
+        """See keras.Model.stateless_call: compute with the given values, and return the outputs and the values afterwards."""
+        values = {
+            id(variable): value
+            for variables, given in (
+                (self.trainable_variables, trainable_variables),
+                (self.non_trainable_variables, non_trainable_variables),
+            )
+            for variable, value in zip(variables, given, strict=True)
+        }
+        stand_ins = {key: StandIn(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._own.made.items()}
+        outputs = self._outputs(inputs, stand_ins, training=training)
+        places = {id(self._own.made[key]): stand_in for key, stand_in in stand_ins.items()}
+        after = [places[id(variable)].current for variable in self.non_trainable_variables]
+        return (outputs, after, []) if return_losses else (outputs, after)
+
+    def _outputs(self, inputs: tuple[Any, Any], given: Mapping[str, StandIn] | None, *, training: bool) -> dict[str, Any]:
+        features, targets = inputs
+        mode = TRAIN if training else EVAL
+
+        def run() -> Any:
+            # Keras layers take `training` from the layer they are called in; here from `mode`.
+            return self._function(features, targets, mode)
+
+        predictions, loss, _ = self._own.again(run, given, all_of_them=training)
+        return {"predictions": predictions, "loss": loss}

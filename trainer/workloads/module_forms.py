@@ -1,0 +1,81 @@
+"""What a user's `package.module:name` is: a workload class, a compiled Keras model, or a model function.
+
+    class            the workload protocol (protocol.py)
+    model, function  a compiled keras.Model, or a function that returns one (keras_model.py)
+    function         of (features, targets), (features, targets, mode) or (features, targets, mode, params) (model_function.py)
+
+The last two take their data from `train_data` and `eval_data` of the same module.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from trainer.workloads import calling
+from trainer.workloads.calling import Given
+from trainer.workloads.errors import WorkloadError
+
+# The first argument of a model function, by which it is told from one that returns a Keras model.
+FEATURES = "features"
+SIGNATURES = (("features", "targets"), ("features", "targets", "mode"), ("features", "targets", "mode", "params"))
+DATA = ("train_data", "eval_data")
+_SHOWN = tuple(f"({', '.join(names)})" for names in SIGNATURES)
+
+
+def made_from(found: Any, module: ModuleType, given: Given) -> Any | None:
+    """Return the workload that `found` of `module` stands for, None where it is none of the forms but a class.
+
+    Raises:
+        WorkloadError: it is neither a Keras model nor a function of a known kind, or its data is not there.
+    """
+    import keras
+
+    name = f"train.workload {given.workload}"
+    if isinstance(found, type):
+        if issubclass(found, keras.Model):
+            raise WorkloadError(f"{name} is a class of Keras models; name a function that returns one of them, compiled")
+        return None
+    if isinstance(found, keras.Model):
+        return _keras_model(found, module, given)
+    if not callable(found):
+        raise WorkloadError(
+            f"{name} is {type(found).__name__} in {module.__file__}; expected a workload class, a compiled Keras model, "
+            f"a function that returns one, or a model function ({', '.join(_SHOWN)})"
+        )
+    names = tuple(inspect.signature(found).parameters)
+    if names[:1] != (FEATURES,):
+        return _keras_model(found, module, given)
+    return _model_function(found, names, module, given)
+
+
+def _keras_model(found: Any, module: ModuleType, given: Given) -> Any:
+    from trainer.workloads.keras_model import KerasModel
+
+    siblings = _data(module, given)
+    calling.check_params((found, *siblings.values()), given)
+    return KerasModel(found, siblings, given)
+
+
+def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: ModuleType, given: Given) -> Any:
+    from trainer.workloads.model_function import ModelFunction
+
+    if tuple("targets" if name == "labels" else name for name in names) not in SIGNATURES:
+        raise WorkloadError(
+            f"train.workload {given.workload}: {calling.where(found)} takes ({', '.join(names)}); "
+            f"a model function takes {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}. Rename its arguments, or take others from params."
+        )
+    siblings = _data(module, given)
+    if "params" not in names:
+        calling.check_params(siblings.values(), given)
+    return ModelFunction(found, len(names), siblings, getattr(module, "metrics", None), given)
+
+
+def _data(module: ModuleType, given: Given) -> dict[str, Any]:
+    missing = [name for name in DATA if getattr(module, name, None) is None]
+    if missing:
+        raise WorkloadError(
+            f"train.workload {given.workload}: {module.__file__} has no {' and no '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}: "
+            "a function that returns (inputs, targets) as arrays, or a tf.data.Dataset of examples; docs/workloads.md shows it."
+        )
+    return {name: getattr(module, name) for name in DATA}

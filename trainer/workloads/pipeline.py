@@ -1,0 +1,183 @@
+"""From a user's tf.data.Dataset of examples to batches: sharded between readers, cached, shuffled, batched, prefetched.
+
+What each step needs to know of the examples is looked at once, on a dataset made outside any graph (`look_at`). The
+batches themselves may be made inside a graph, for workers of parameter_server, which run no Python.
+
+Training examples go on for ever, epoch by epoch; each epoch has an order of its own, drawn from (seed, epoch). Reader i
+of n takes every n-th example. Where the number of examples is known, a reader that starts at batch `start` sees what it
+would have seen from there: whole epochs are passed over for nothing, the rest by reading. Where it is not known, what
+came before `start` is not known either: the reader starts with an epoch of an order that was not there before.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Shard
+
+# Examples that are kept in memory once they were read; a set of more is read anew each epoch.
+CACHE_BYTES = 2**30
+# Among how many examples the next one is drawn, where they are not all in memory.
+SHUFFLED = 10_000
+SHUFFLE_BYTES = 2**28
+# Threads of a pipeline's own: with those of TensorFlow's operations, of which a task may have one, a pipeline and the
+# loop that reads it can wait for each other for ever.
+THREADS = 4
+
+ENDLESS = 2**62
+
+_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_RANDOM = (
+    "Random",
+    "StatelessRandom",
+    "StatefulUniform",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "StatefulRandom",
+    "Multinomial",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a dataset of examples. `count` and `example_bytes` are None where nobody can tell, `endless` has no count."""
+
+    count: int | None
+    endless: bool
+    example_bytes: int | None
+    python: bool  # runs Python functions: no other process can make it
+    random: bool  # draws anew each time it is read
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """Whether the examples are worth keeping: as many as are known to fit, the same each time."""
+        return (
+            self.count is not None and self.example_bytes is not None and not self.random and self.count * self.example_bytes <= CACHE_BYTES
+        )
+
+    @property
+    def buffer(self) -> int:
+        """Return among how many examples the next one is drawn: all of them, where they are in memory."""
+        if self.fits_in_memory and self.count:
+            return self.count
+        fitting = SHUFFLE_BYTES // max(1, self.example_bytes) if self.example_bytes is not None else SHUFFLED
+        return max(1, min(SHUFFLED, fitting, self.count or SHUFFLED))
+
+
+def look_at(examples: tf.data.Dataset, name: str) -> Facts:
+    """Return what is known of `examples`; `name` is what messages call them.
+
+    Raises:
+        WorkloadError: they are batches, not examples, or there are none.
+    """
+    for dataset in _chain(examples):
+        kind = type(dataset).__name__
+        if "Unbatch" in kind or "FlatMap" in kind or "Interleave" in kind:
+            break
+        if "Batch" in kind:
+            raise WorkloadError(
+                f"{name} gives batches ({kind.strip('_')}); expected single examples. Remove .batch(...): "
+                "the trainer shards, shuffles and batches them, train.batch_size examples each."
+            )
+    count = int(examples.cardinality().numpy())
+    if count == 0:
+        raise WorkloadError(f"{name} has no examples; expected at least one")
+    operations = set(_operations(examples))
+    return Facts(
+        count=count if count > 0 else None,
+        endless=count == tf.data.INFINITE_CARDINALITY,
+        example_bytes=_bytes(examples.element_spec),
+        python=bool(operations & _PYTHON),
+        random=any(operation.startswith(_RANDOM) for operation in operations),
+    )
+
+
+def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Dataset:
+    """Return endless batches of `shard.batch_size` examples. `shard.index` and `shard.start` may be integer tensors.
+
+    Raises:
+        WorkloadError: there are fewer examples than readers, so that one of them would have none.
+    """
+    count, index, start = (tf.cast(value, tf.int64) for value in (shard.count, shard.index, shard.start))
+    if facts.count is not None and facts.count < int(shard.count):
+        raise WorkloadError(
+            f"{facts.count} training examples for {shard.count} readers; expected at least one for each; train with fewer tasks"
+        )
+    own = examples.shard(count, index) if int(shard.count) > 1 else examples
+    if facts.fits_in_memory:
+        own = own.cache()
+    seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
+
+    def epoch(number: tf.Tensor) -> tf.data.Dataset:
+        return _shuffled(own, facts.buffer, seed, number)
+
+    if facts.endless:
+        row = epoch(start)
+    elif facts.count is None:
+        row = tf.data.Dataset.range(start, ENDLESS).flat_map(epoch)
+    else:
+        mine = (facts.count - index + count - 1) // count
+        drawn = start * shard.batch_size
+        row = tf.data.Dataset.range(drawn // mine, ENDLESS).flat_map(epoch).skip(drawn % mine)
+    return row.batch(shard.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(_options())
+
+
+def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Dataset:
+    """Return the examples once and in order, in batches; the last may be smaller.
+
+    Raises:
+        WorkloadError: they never end.
+    """
+    if facts.endless:
+        raise WorkloadError("the examples to evaluate on never end; add .take(n) to them")
+    batched = examples.batch(batch_size)
+    return (batched.cache() if facts.fits_in_memory else batched).prefetch(tf.data.AUTOTUNE).with_options(_options())
+
+
+def _shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
+    # The raw operation, because Dataset.shuffle takes no seed that is a tensor (TensorFlow 2.21).
+    variant = tf.raw_ops.ShuffleDataset(
+        input_dataset=tf.data.experimental.to_variant(examples),
+        buffer_size=tf.constant(buffer, tf.int64),
+        seed=seed,
+        seed2=number + 1,  # two zeros would be a seed drawn by chance
+        reshuffle_each_iteration=False,
+        **examples._flat_structure,  # noqa: SLF001 - tf.data has no public name for what its operations need
+    )
+    return tf.data.experimental.from_variant(variant, examples.element_spec)
+
+
+def _chain(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and those that it is made from, the last made first."""
+    yield dataset
+    for below in dataset._inputs():  # noqa: SLF001 - tf.data has no public way to look into a dataset
+        yield from _chain(below)
+
+
+def _operations(dataset: Any) -> Iterator[str]:
+    """Yield the kinds of operations in all functions of a dataset."""
+    for part in _chain(dataset):
+        for function in part._functions():  # noqa: SLF001 - as above
+            graph = function.function.graph.as_graph_def()
+            yield from (node.op for node in graph.node)
+            yield from (node.op for defined in graph.library.function for node in defined.node_def)
+
+
+def _bytes(spec: Any) -> int | None:
+    total = 0
+    for part in tf.nest.flatten(spec):
+        if not isinstance(part, tf.TensorSpec) or not part.shape.is_fully_defined() or part.dtype == tf.string:
+            return None
+        total += part.shape.num_elements() * part.dtype.size
+    return total
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = THREADS
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options

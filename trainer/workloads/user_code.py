@@ -1,0 +1,44 @@
+"""Lets users write `if` and `for` on tensors in their functions, as tf.function does.
+
+The engine's own functions are traced as they are written (AutoGraph off), which starts a run half a second sooner. What
+a user wrote is converted by itself, when it is first called.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status
+
+from trainer.workloads.errors import WorkloadError
+
+# Of a workload, what is traced in a training step; its model's layers see to themselves, as Keras has it.
+_TRACED = ("loss", "metrics")
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with Python's control flow on tensors turned into TensorFlow's; on anything else it stays Python's."""
+    on = ControlStatusCtx(Status.ENABLED)
+    convert = tf.__internal__.autograph.tf_convert(function, on, user_requested=True)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            with on:
+                return convert(*arguments, **named)
+        except Exception as error:
+            # AutoGraph raises another error in the place of one whose class it does not know.
+            if isinstance(error.__context__, WorkloadError):
+                raise error.__context__ from error.__context__.__cause__
+            raise
+
+    return call
+
+
+def convert_workload(workload: Any) -> None:
+    """Convert what of a user's workload is traced in a training step, in place."""
+    for name in _TRACED:
+        # Where its class forbids attributes of its own, it stays as it is written.
+        if hasattr(workload, "__dict__"):
+            setattr(workload, name, converted(getattr(workload, name)))

@@ -1,0 +1,129 @@
+"""The examples that a user's module gives, as `train_data` and `eval_data`: arrays, or a tf.data.Dataset of examples.
+
+Each is a value or a function that returns one: `(inputs, targets)` or `(inputs, targets, sample_weights)`. Inputs and
+targets are arrays or nests (dict, tuple) of arrays with as many rows each; a Dataset gives single examples of that form.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.workloads import in_memory, pipeline
+from trainer.workloads.calling import Given, call, where
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Shard
+
+_EXPECTED = "expected arrays (inputs, targets) or (inputs, targets, sample_weights), or a tf.data.Dataset of such examples"
+_PARTS = (2, 3)  # inputs, targets and, where there are, sample weights
+
+
+class UserData:
+    """The examples of one of a module's `train_data` and `eval_data`, read when first needed.
+
+    With sample weights, targets are {"targets": ..., "weights": ...}; `weighted` tells.
+    """
+
+    def __init__(self, source: Any, given: Given, name: str) -> None:
+        self._source, self._given = source, given
+        self._name = f"{name} of {given.workload}: {where(source)}" if callable(source) else f"{name} of {given.workload}"
+        self._arrays: tuple[Any, ...] | None = None
+        self._facts: pipeline.Facts | None = None
+        self._read = self.weighted = False
+
+    def batches(self, shard: Shard) -> tf.data.Dataset:
+        """Return endless training batches; see Workload.train_data."""
+        return self._made(
+            lambda inputs, targets: in_memory.batches(inputs, targets, shard),
+            lambda examples, facts: pipeline.batches(examples, facts, shard),
+        )
+
+    def once(self, batch_size: int) -> tf.data.Dataset:
+        """Return the examples once, in batches; see Workload.eval_data."""
+        return self._made(
+            lambda inputs, targets: in_memory.once(inputs, targets, batch_size),
+            lambda examples, facts: pipeline.once(examples, facts, batch_size),
+        )
+
+    def first(self, size: int) -> tuple[Any, Any]:
+        """Return one batch of the first examples, at most `size` of them."""
+        with tf.init_scope():
+            few = self._made(
+                lambda inputs, targets: in_memory.once(inputs, targets, size),
+                lambda examples, _facts: examples.batch(size),  # not cached: the rest is not read
+            )
+            batch: tuple[Any, Any] = next(iter(few))
+        return batch
+
+    def _made(
+        self,
+        of_arrays: Callable[[Any, Any], tf.data.Dataset],
+        of_examples: Callable[[tf.data.Dataset, pipeline.Facts], tf.data.Dataset],
+    ) -> tf.data.Dataset:
+        if not self._read:
+            with tf.init_scope():
+                self._look(self._value())
+            self._read = True
+        if self._arrays is not None:
+            try:
+                return of_arrays(*_paired(self._arrays))
+            except ValueError as error:
+                raise WorkloadError(f"{self._name}: {error}") from error
+        assert self._facts is not None  # noqa: S101 - set with `_read`
+        try:
+            return of_examples(self._examples(self._facts), self._facts)
+        except WorkloadError as error:
+            raise WorkloadError(f"{self._name}: {error}") from error
+
+    def _value(self) -> Any:
+        return call(self._source, self._given) if callable(self._source) else self._source
+
+    def _look(self, value: Any) -> None:
+        if isinstance(value, tf.data.Dataset):
+            spec = value.element_spec
+            if not isinstance(spec, tuple) or len(spec) not in _PARTS:
+                raise WorkloadError(f"{self._name} gives a Dataset of {spec}; {_EXPECTED}")
+            self.weighted = len(spec) == max(_PARTS)
+            self._facts = pipeline.look_at(value, self._name)
+        elif isinstance(value, tuple | list) and len(value) in _PARTS:
+            self.weighted = len(value) == max(_PARTS)
+            self._arrays = tuple(tf.nest.map_structure(self._array, _nest(part)) for part in value)
+        else:
+            shown = f"{len(value)} parts" if isinstance(value, tuple | list) else type(value).__name__
+            raise WorkloadError(f"{self._name} gives {shown}; {_EXPECTED}")
+
+    def _array(self, value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        if array.dtype == object or array.ndim == 0:
+            what = "rows of different length, or Python objects" if array.dtype == object else "a single number"
+            raise WorkloadError(f"{self._name} gives an array of {what}; expected numbers, one row an example; pad them to one shape")
+        # What Keras computes with; float64 would double memory and traffic for nothing.
+        return array.astype(np.float32) if array.dtype == np.float64 else array
+
+    def _examples(self, facts: pipeline.Facts) -> tf.data.Dataset:
+        if tf.inside_function():  # of parameter_server: the dataset is made anew in a graph that workers run
+            if facts.python:
+                raise WorkloadError(
+                    "the Dataset runs Python functions (from_generator, py_function, numpy_function), but the workers of parameter_server "
+                    "run no Python. Return arrays, write the examples to TFRecord files and read those with tf.data, or train with another strategy."
+                )
+            if not callable(self._source):
+                raise WorkloadError(
+                    "it is a Dataset that exists in the chief's memory alone, but the workers of parameter_server read for themselves. "
+                    "Make it a function that returns the Dataset."
+                )
+        examples = self._value()
+        if not self.weighted:
+            return examples
+        return examples.map(lambda inputs, targets, weights: (inputs, {"targets": targets, "weights": weights}))
+
+
+def _paired(parts: tuple[Any, ...]) -> tuple[Any, Any]:
+    inputs, targets, *weights = parts
+    return inputs, {"targets": targets, "weights": weights[0]} if weights else targets
+
+
+def _nest(part: Any) -> Any:
+    """Return a list of numbers or rows as an array; dicts and tuples are nests of arrays."""
+    return np.asarray(part) if isinstance(part, list) and not any(isinstance(one, np.ndarray | tf.Tensor) for one in part) else part
