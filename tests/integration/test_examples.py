@@ -119,9 +119,7 @@ def assert_trained(done: Done, expected: dict[str, tuple[float, float]], changes
 
 
 def test_every_example_is_run_here() -> None:
-    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(
-        ["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS]
-    )
+    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS])
 
 
 @pytest.mark.timeout(330)
