@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adam-global-clipnorm": {"arguments": {"global_clipnorm": 0.01}},
     "sgd-averages": {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}},
     "adam-averages": {"arguments": {"use_ema": True, "ema_momentum": 0.9}},
+    "averaged-sgd": {"optimizer": "AveragedSGD", "arguments": {"ema_momentum": 0.8}},
     "lamb": {"optimizer": "Lamb"},
     "batch-normalisation": {"normalised": True},
 }

@@ -9,13 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workloads import in_memory
+from trainer.workloads.averaged_sgd import AveragedSGD
 from trainer.workloads.protocol import Shard
 
 
 class Small:
     """Points [batch, 4] to logits [batch, 2].
 
-    `params`: optimizer (a Keras name), dropout, normalised; slow, the seconds that each batch of the held-out set takes.
+    `params`: optimizer (a Keras name, or AveragedSGD), dropout, normalised; slow, the seconds that each batch of the held-out set takes.
     """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
@@ -37,7 +38,8 @@ class Small:
         name, arguments = self._params.get("optimizer", "Adam"), dict(self._params.get("arguments", {}))
         if self._params.get("schedule"):
             arguments["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9)
-        return getattr(keras.optimizers, name)(**{"learning_rate": 0.05, **arguments})
+        kind = AveragedSGD if name == "AveragedSGD" else getattr(keras.optimizers, name)
+        return kind(**{"learning_rate": 0.05, **arguments})
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs))

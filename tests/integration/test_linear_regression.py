@@ -1,0 +1,64 @@
+"""linear_regression as what it is there for, recovery: timed saves, a stop or a kill midway, and workers that agree."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.running import Run, started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def spec(strategy: str, roles: dict[str, Any], **train: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "name": "line",
+        "strategy": strategy,
+        "roles": roles,
+        "code": str(Path(__file__).parent),
+        "train": {"workload": "linear_regression", "summaries": {"every_steps": 0}, **train},
+    }
+
+
+def lines(run: Run, task: str) -> list[str]:
+    """Return the line of every step that a task has printed."""
+    return [text.partition("line: ")[2] for text in run.log(task).splitlines() if "line: " in text]
+
+
+def assert_near(run: Run) -> None:
+    metrics = run.status()["metrics"]
+    assert metrics["w"] == pytest.approx(2, abs=0.25)
+    assert metrics["b"] == pytest.approx(0, abs=0.1)
+
+
+def test_two_workers_hold_the_same_line_at_every_step_also_after_a_stop_midway(tmp_path: Path) -> None:
+    steps = 6000
+    shape = spec("multi_worker_mirrored", {"worker": {"replicas": 2}}, workload="line_told:Told", steps=steps, batch_size=1)
+    shape["train"]["params"] = {"learning_rate": 0.001}
+    with started(shape, tmp_path) as run:
+        run.until("step 500", lambda: run.chief_step("worker-0") >= 500, timeout=90)
+        run.launcher("down", run.name)
+        stopped_at = run.status()["step"]
+        assert 500 <= stopped_at < steps
+        run.launcher("up", str(tmp_path / "line.yaml"), timeout=150)
+        assert [event["step"] for event in run.events("worker-0", "restored")] == [stopped_at]
+        first, second = lines(run, "worker-0"), lines(run, "worker-1")
+        assert len(first) == steps
+        assert first == second
+        assert len(set(first)) > steps / 2
+        assert_near(run)
+
+
+def test_a_killed_run_goes_on_from_its_last_timed_save(tmp_path: Path) -> None:
+    shape = spec("single", {"chief": {}}, steps=100_000, steps_per_execution=1000, checkpoint={"every_seconds": 0.5})
+    with started(shape, tmp_path) as run:
+        saved = run.until("a timed save", lambda: run.events("chief", "checkpoint"), timeout=90)[0]["step"]
+        run.kill_training_process("chief")
+        assert run.launcher("wait", run.name, check=False, timeout=150).returncode == 0
+        restored = [event["step"] for event in run.events("chief", "restored")]
+        assert len(restored) == 1
+        assert saved <= restored[0] < 100_000
+        assert restored[0] in {event["step"] for event in run.events("chief", "checkpoint")}
+        assert [path.stem for path in run.directory.glob("checkpoints/ckpt-*.index")] == ["ckpt-100000"]
+        assert_near(run)
