@@ -219,8 +219,8 @@ SERVES = """
 import subprocess, sys, time, urllib.request
 board = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", "/tmp/logs", "--port", "6006"])
 try:
-    for _ in range(100):
-        time.sleep(0.3)
+    for _ in range(240):
+        time.sleep(0.5)
         try:
             page = urllib.request.urlopen("http://127.0.0.1:6006/data/environment", timeout=5)
         except OSError:

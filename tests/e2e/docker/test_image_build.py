@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,14 @@ def project(tmp_path: Path) -> Path:
     return copy
 
 
-def layers(name: str) -> list[str]:
-    found: list[str] = json.loads(docker("image", "inspect", name))[0]["RootFS"]["Layers"]
+def layers(facts: dict[str, Any]) -> list[str]:
+    found: list[str] = facts["RootFS"]["Layers"]
     return found
+
+
+def inspected(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(docker("image", "inspect", name))[0]
+    return facts
 
 
 def output(name: str, *words: str, options: tuple[str, ...] = ()) -> str:
@@ -57,7 +63,7 @@ def output(name: str, *words: str, options: tuple[str, ...] = ()) -> str:
 
 def test_plain_docker_build_makes_the_same_image(image: Built, tag: str) -> None:
     docker("build", "--file", "images/Dockerfile", "--tag", tag, str(ROOT), deadline=900)
-    assert layers(tag) == layers(image.name)
+    assert layers(inspected(tag)) == layers(image.facts)
 
 
 def test_a_change_of_the_source_makes_one_small_layer_in_seconds(image: Built, build: Build, project: Path, tag: str) -> None:
@@ -67,7 +73,7 @@ def test_a_change_of_the_source_makes_one_small_layer_in_seconds(image: Built, b
     done = build("--tag", tag, project=project)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
-    before, after = layers(image.name), layers(tag)
+    before, after = layers(image.facts), layers(inspected(tag))
     assert len(before) == len(after)
     assert [old for old, new in zip(before, after, strict=True) if old != new] == before[-1:]
     assert seconds < 30  # three, on a quiet machine
@@ -262,7 +268,7 @@ def test_an_index_behind_a_proxy(build: Build, project: Path, package: Path, hos
         assert proxy.asked
         assert all(path.startswith("http://packages.invalid/") for path in proxy.asked)
     greets(tag, package)
-    assert host not in json.dumps(json.loads(docker("image", "inspect", tag))[0]["Config"])
+    assert host not in json.dumps(inspected(tag)["Config"])
 
 
 def test_the_target_for_gpus_is_made_from_its_own_lock(
@@ -277,7 +283,7 @@ def test_the_target_for_gpus_is_made_from_its_own_lock(
         done = build("--gpu", *arguments, project=project)
     assert done.returncode == 0, done.stderr
     greets(tag, package)
-    config = json.loads(docker("image", "inspect", tag))[0]["Config"]
+    config = inspected(tag)["Config"]
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in config["Env"]
     assert (config["Entrypoint"], config["User"]) == (["trainer"], "1000:1000")
 
