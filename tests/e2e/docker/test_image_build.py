@@ -76,7 +76,7 @@ def test_a_change_of_the_source_makes_one_small_layer_in_seconds(image: Built, b
     before, after = layers(image.facts), layers(inspected(tag))
     assert len(before) == len(after)
     assert [old for old, new in zip(before, after, strict=True) if old != new] == before[-1:]
-    assert seconds < 30  # three, on a quiet machine
+    assert seconds < 60  # three, on a quiet machine
     assert output(tag, "-c", "cat /opt/trainer/trainer/health.py", options=("--entrypoint", "sh")).endswith("# changed\n")
 
 
