@@ -17,13 +17,17 @@ _RESTRICTED = {
     "restartPolicy": "Never",
     "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
 }
+# For ten seconds: a network learns of a new pod, and of what it may reach, a moment after the pod has started.
 _CONNECT = """
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5).close()
-except OSError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-print("connected")
+import socket, sys, time
+for _ in range(10):
+    try:
+        socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1).close()
+        sys.exit("connected")
+    except OSError as error:
+        last = error
+    time.sleep(0.5)
+sys.exit(f"{type(last).__name__}: {last}")
 """
 
 

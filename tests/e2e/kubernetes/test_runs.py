@@ -10,9 +10,9 @@ import pytest
 
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
 
-TRAINED = 300.0  # seconds from apply to every Job Complete; two cores train it in well below a minute
+TRAINED = 400.0  # seconds from apply to every Job Complete; two cores train it in well below a minute
 
 
 def complete(namespace: Namespace, run: str, seconds: float = TRAINED) -> None:
@@ -78,9 +78,11 @@ def test_a_pod_deleted_is_replaced_and_used_and_strangers_are_kept_out(namespace
         return max((event["step"] for event in namespace.events("deleted", "chief") if event["event"] == "progress"), default=0)
 
     until(lambda: step() > 0, 180, "the first steps", lambda: namespace.describe("deleted"))
-    assert namespace.try_to_reach("deleted-ps-0.deleted", 2222, image).startswith("TimeoutError")
-    own = {"app.kubernetes.io/name": "tf-launcher", "app.kubernetes.io/instance": "another", "tf-launcher/cluster": "another"}
-    assert namespace.try_to_reach("deleted-worker-0.deleted", 2222, image, own).startswith("TimeoutError")
+    # Dropped or refused, as the cluster's network does it; from a pod of the run's own it is reached.
+    assert "Error" in namespace.try_to_reach("deleted-ps-0.deleted", 2222, image)
+    another = {"app.kubernetes.io/name": "tf-launcher", "app.kubernetes.io/instance": "another", "tf-launcher/cluster": "another"}
+    assert "Error" in namespace.try_to_reach("deleted-worker-0.deleted", 2222, image, another)
+    assert namespace.try_to_reach("deleted-ps-0.deleted", 2222, image, {"tf-launcher/cluster": "deleted"}) == "connected"
     assert namespace.try_to_reach("deleted-tensorboard", 6006, image) == "connected"
 
     before = {pod["metadata"]["uid"] for pod in namespace.pods("deleted", "worker")}
