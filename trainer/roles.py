@@ -108,8 +108,10 @@ _SESSIONS: dict[str, Callable[[Context, Workload], Session]] = {
 def _train(context: Context) -> ExitCode:
     from trainer.engine import loop
 
-    # Some sessions configure TensorFlow's devices, so they are made before anything that starts it up.
+    # All sessions but one configure TensorFlow's devices, so they are made before anything that starts it up.
     workload = _workload(context)
+    if context.job.strategy != "single":
+        _check_not_started(context)
     session = _SESSIONS[context.job.strategy](context, workload)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)
@@ -126,6 +128,20 @@ def _train(context: Context) -> ExitCode:
             context.report("notice", message=f"{name} could not be told that the run is done; it ends by its orphan timeout")
     _done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE
+
+
+def _check_not_started(context: Context) -> None:
+    """Raise WorkloadError when the user's code has already computed with TensorFlow: its devices can no longer be configured."""
+    from tensorflow.python.eager.context import context as tensorflow_context
+
+    from trainer.workloads.errors import WorkloadError
+
+    if tensorflow_context()._context_handle is not None:  # noqa: SLF001 - TensorFlow has no public way to ask
+        raise WorkloadError(
+            f"train.workload {context.job.train.workload} makes tensors, variables or a model where it is imported or its class is made, "
+            f"which strategy {context.job.strategy} does not allow: it has to set up TensorFlow's devices first. "
+            "Make them in a function (def model(): ...) or in the workload's methods; NumPy arrays may stay where they are."
+        )
 
 
 def _serve(context: Context) -> ExitCode:

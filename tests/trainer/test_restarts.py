@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from trainer.restarts import End, History, Policy, Restart, cause_of, exit_code_of, judge
+from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of, exit_code_of, judge
 
 POLICY = Policy(max_restarts=3)
 
@@ -54,3 +54,22 @@ def test_causes_are_words() -> None:
     assert cause_of(-9) == cause_of(137) == "killed by SIGKILL (out of memory?)"
     assert cause_of(-11) == "killed by SIGSEGV"
     assert cause_of(1) == "failed with exit code 1"
+
+
+def test_the_same_failure_twice_in_a_row_ends_it() -> None:
+    first = judge(1, 10, History(), POLICY, "from step 0: model.py:3: KeyError")
+    assert isinstance(first, Restart)
+    assert judge(1, 10, first.history, POLICY, "from step 0: model.py:3: KeyError") == End(2, SAME_AGAIN)
+    # With a checkpoint between, or another error, it is another failure.
+    assert isinstance(judge(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), Restart)
+
+
+def test_a_lost_peer_between_two_failures_does_not_make_them_two() -> None:
+    first = judge(1, 10, History(), POLICY, "it")
+    assert isinstance(first, Restart)
+    lost = judge(75, 10, first.history, POLICY)
+    assert isinstance(lost, Restart)
+    assert judge(1, 10, lost.history, POLICY, "it") == End(2, SAME_AGAIN)
+    killed = judge(-9, 10, first.history, POLICY)
+    assert isinstance(killed, Restart)
+    assert isinstance(judge(1, 10, killed.history, POLICY, "it"), Restart)

@@ -108,11 +108,16 @@ class _Model(keras.Model):
         super().__init__(name="model_function", autocast=False)
         self._function = call
         self._own = OwnVariables(self.add_weight, call.name)
+        self._specs: tuple[Any, ...] = ()
 
     def start(self, features: Any, targets: Any) -> keras.optimizers.Optimizer:
         """Make the variables, by a first call on a few examples; return the optimizer."""
         _, loss, train_op = self._own.first(lambda: self._function(features, targets, TRAIN))
         self.built = True
+        # Tuples are kept as they are: Keras would make its own lists of others.
+        self._specs = tuple(
+            tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), part) for part in (features, targets)
+        )
         if isinstance(train_op, TrainOp):
             if train_op.loss is not loss:
                 raise WorkloadError(f"{self._function.name}: the train op minimizes another loss than is returned; expected the same")
@@ -142,6 +147,23 @@ class _Model(keras.Model):
         places = {id(self._own.made[key]): stand_in for key, stand_in in stand_ins.items()}
         after = [places[id(variable)].current for variable in self.non_trainable_variables]
         return (outputs, after, []) if return_losses else (outputs, after)
+
+    def export(self, filepath: str, format: str = "tf_saved_model", **options: Any) -> None:  # noqa: A002 - Keras's name for it
+        """See keras.Model.export: what is served takes features alone and gives predictions."""
+        spec, target_spec = self._specs
+        if format != "tf_saved_model":
+            raise ValueError(f"a model function is exported as tf_saved_model alone, not as {format}")
+
+        def serve(features: Any) -> Any:
+            # The function wants targets for a loss that nobody asks for.
+            size = tf.shape(tf.nest.flatten(features)[0])[0]
+            targets = tf.nest.map_structure(lambda one: tf.zeros([size, *one.shape[1:]], one.dtype), target_spec)
+            return self._outputs((features, targets), None, training=False)["predictions"]
+
+        archive = keras.export.ExportArchive()
+        archive.track(self)
+        archive.add_endpoint("serve", serve, input_signature=[spec])
+        archive.write_out(filepath, verbose=options.get("verbose", False))
 
     def _outputs(self, inputs: tuple[Any, Any], given: Mapping[str, StandIn] | None, *, training: bool) -> dict[str, Any]:
         features, targets = inputs

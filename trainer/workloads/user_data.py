@@ -94,7 +94,10 @@ class UserData:
             raise WorkloadError(f"{self._name} gives {shown}; {_EXPECTED}")
 
     def _array(self, value: Any) -> np.ndarray:
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value.values if isinstance(value, _Leaf) else value)
+        except ValueError:  # rows of different length
+            array = np.empty(1, object)
         if array.dtype == object or array.ndim == 0:
             what = "rows of different length, or Python objects" if array.dtype == object else "a single number"
             raise WorkloadError(f"{self._name} gives an array of {what}; expected numbers, one row an example; pad them to one shape")
@@ -125,5 +128,16 @@ def _paired(parts: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def _nest(part: Any) -> Any:
-    """Return a list of numbers or rows as an array; dicts and tuples are nests of arrays."""
-    return np.asarray(part) if isinstance(part, list) and not any(isinstance(one, np.ndarray | tf.Tensor) for one in part) else part
+    """Return a nest of dicts and tuples, in which a list is an array, or of arrays a tuple: tf.data knows no lists."""
+    if isinstance(part, dict):
+        return {name: _nest(one) for name, one in part.items()}
+    if isinstance(part, tuple) or (isinstance(part, list) and any(isinstance(one, np.ndarray | tf.Tensor) for one in part)):
+        return tuple(_nest(one) for one in part)
+    return _Leaf(part) if isinstance(part, list) else part
+
+
+class _Leaf:
+    """A list that is one array."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values

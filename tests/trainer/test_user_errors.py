@@ -1,0 +1,100 @@
+"""Errors of a user's code: their own lines first and alone, and what tells the same error of two attempts."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trainer import error_file, user_errors
+
+CODE = """
+import json
+
+def load(text):
+    return json.loads(text)
+
+def chained(text):
+    try:
+        return load(text)
+    except ValueError as error:
+        raise RuntimeError("step 17 of 0x7f00aa: no settings") from error
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> ModuleType:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    spec = importlib.util.spec_from_file_location("mine", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def caught(run: Callable[[], object]) -> Exception:
+    try:
+        run()
+    except Exception as error:  # noqa: BLE001 - whichever it is
+        return error
+    pytest.fail("no error")
+
+
+def own(error: Exception) -> list[user_errors.Frame]:
+    """The frames in mine.py; this test's own are a user's as well."""
+    return [frame for frame in user_errors.user_frames(error) if frame.file.endswith("mine.py")]
+
+
+def test_only_the_users_frames_are_shown(code: ModuleType) -> None:
+    error = caught(lambda: code.load("{"))
+    assert [(frame.function, frame.line) for frame in own(error)] == [("load", 5)]
+    text = user_errors.shown(error, own(error), "worker-3")
+    assert text.startswith("worker-3: an error in your code")
+    assert "    return json.loads(text)\nJSONDecodeError: Expecting property name" in text
+    assert json.__file__ not in text
+
+
+def test_places_in_messages_of_graphs_are_frames(code: ModuleType) -> None:
+    path = code.__file__
+    error = ValueError(f'in user code:\n\n    File "{path}", line 5, in load  *\n        return json.loads(text)\n\n    ValueError: no')
+    assert own(error) == [user_errors.Frame(str(path), 5, "load")]
+
+
+def test_an_error_of_the_library_shows_the_users_error_that_led_to_it(code: ModuleType) -> None:
+    outer = RuntimeError("wrapped")
+    outer.__cause__ = caught(lambda: code.chained("{"))
+    assert [frame.function for frame in own(outer)] == ["chained"]
+
+
+def test_the_same_failure_has_the_same_fingerprint_whatever_numbers_it_names(code: ModuleType) -> None:
+    first, second = (caught(lambda: code.chained("{")) for _ in range(2))
+    second.args = ("step 18 of 0x7f11bb: no settings",)
+    prints = {user_errors.fingerprint(error, own(error), 100) for error in (first, second)}
+    assert len(prints) == 1
+    assert "mine.py:11" in prints.pop()
+    assert user_errors.fingerprint(first, own(first), 100) != user_errors.fingerprint(first, own(first), 200)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), OSError(28, "No space left"), MemoryError(), TimeoutError()])
+def test_what_may_pass_has_none(error: Exception) -> None:
+    assert user_errors.fingerprint(error, [], 0) == ""
+
+
+def test_a_missing_file_stays_missing() -> None:
+    assert user_errors.fingerprint(FileNotFoundError(2, "No such file", "/x"), [], 0)
+
+
+def test_the_parent_reads_what_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error"
+    assert (error_file.last_line(path), error_file.fingerprint(path)) == ("", "")
+    error_file.write("nobody reads this")
+    monkeypatch.setenv(error_file.VARIABLE, str(path))
+    error_file.write("KeyError: 'x'", "from step 0: here")
+    assert (error_file.last_line(path), error_file.fingerprint(path)) == ("KeyError: 'x'", "from step 0: here")
+    error_file.clear(path)
+    assert (error_file.last_line(path), error_file.fingerprint(path)) == ("", "")
+    assert (error_file.last_line(None), error_file.fingerprint(None)) == ("", "")

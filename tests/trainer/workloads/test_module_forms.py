@@ -1,0 +1,221 @@
+"""A compiled Keras model and a model function as workloads: what they compute, and each way in which they can be wrong."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.engine import compute
+from trainer.settings import Train
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.loading import load_workload
+from trainer.workloads.protocol import Shard, Workload
+
+DATA = """
+import keras, numpy as np, tensorflow as tf
+from trainer.workloads.train_op import minimize
+def train_data(): return np.zeros((8, 4), np.float32), np.zeros((8, 1), np.float32)
+eval_data = train_data
+"""
+
+CODE = {
+    "models": DATA
+    + """
+number = 3
+class Own(keras.Model):
+    def train_step(self, data): return {}
+class Losing(keras.Model):
+    def compute_loss(self, **_): return 0.0
+def plain(units, learning_rate=0.1): return keras.Sequential([keras.layers.Dense(units)])
+def nothing(): return None
+def own(): m = Own(); m.compile("sgd", "mse"); return m
+def losing(): m = Losing(); m.compile("sgd", "mse"); return m
+def eager(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse", run_eagerly=True); return m
+def everything(**params): return params
+""",
+    "functions": DATA
+    + """
+outside = None
+def loss_of(p, targets): return tf.reduce_mean((p - targets) ** 2)
+def order(features, mode): return None
+def pair(features, targets): return features, tf.reduce_sum(targets)
+def vector(features, targets):
+    w = tf.Variable(tf.zeros([4, 1]), name="w")
+    return features @ w, (features @ w - targets) ** 2, keras.optimizers.SGD(0.1)
+def nameless(features, targets):
+    w = tf.Variable(tf.zeros([4, 1]), name="w")
+    return features @ w, loss_of(features @ w, targets), None
+def old(features, targets):
+    w = tf.compat.v1.get_variable("w", [4, 1])
+    loss = loss_of(features @ w, targets)
+    return features @ w, loss, tf.compat.v1.train.AdamOptimizer(0.1).minimize(loss)
+def other(features, targets):
+    w = tf.Variable(tf.zeros([4, 1]), name="w")
+    loss = loss_of(features @ w, targets)
+    return features @ w, loss, minimize(loss * 2.0, "sgd")
+def kept(features, targets):
+    global outside
+    if outside is None:
+        outside = keras.layers.Dense(1)
+    p = outside(features)
+    return p, loss_of(p, targets), keras.optimizers.SGD(0.1)
+before = tf.Variable(tf.zeros([4, 1]), name="before")
+def foreign(features, targets):
+    p = features @ before
+    return p, loss_of(p, targets), keras.optimizers.SGD(0.1)
+def growing(features, targets, mode):
+    p = keras.layers.Dense(1)(features)
+    if mode == "eval":
+        p = keras.layers.Dense(1, name="calibration")(p)
+    return p, loss_of(p, targets), keras.optimizers.SGD(0.1)
+def branch(features, targets, mode, params):
+    w = tf.Variable(tf.ones([4, 1]), name="w")
+    p = features @ w
+    if tf.reduce_sum(p) > params["cap"]:
+        p = tf.zeros_like(p)
+    loss = loss_of(p, targets)
+    return p, loss, minimize(loss, "sgd")
+""",
+    "dataless": "def model(): pass\n",
+    "half": "def model(): pass\ndef train_data(): pass\n",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Directories on Python's path: the modules above, and those that the strategies are tested with."""
+    directory = tmp_path_factory.mktemp("code")
+    for name, text in CODE.items():
+        (directory / f"forms_{name}.py").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(directory))
+        patch.syspath_prepend(str(Path(__file__).with_name("own_code")))
+        yield
+    for name in ("compiled", "outputs", "functions", "points", *(f"forms_{name}" for name in CODE)):
+        sys.modules.pop(name, None)
+
+
+def workload(name: str, **params: Any) -> Workload:
+    return load_workload(Train(workload=name, params=params))
+
+
+@pytest.mark.parametrize("name", ["compiled:model", "outputs:model"])
+def test_an_evaluation_is_what_keras_says(name: str) -> None:
+    made = workload(name)
+    model = compute.build(made, seed=0).model
+    ours = compute.Evaluator(made, model, batch_size=32)()
+    parts = [np.concatenate(part) for part in zip(*((tf.nest.flatten(b)) for b in made.eval_data(32)), strict=True)]
+    batch = tf.nest.pack_sequence_as(made.eval_data(32).element_spec, parts)
+    inputs, targets = batch
+    weights = targets["weights"] if name == "outputs:model" else None
+    theirs = model.evaluate(inputs, targets["targets"] if weights is not None else targets, 32, 0, weights, return_dict=True)
+    for metric, value in ours.items():
+        assert value == pytest.approx(theirs[metric], abs=1e-4) or metric == "loss"
+    # Keras adds what the model's layers want to be small; the workload's loss is the outputs' alone.
+    assert ours["loss"] == pytest.approx(theirs["loss"] - float(sum(model.losses)), abs=1e-4)
+
+
+def test_a_batchs_metrics_leave_no_trace_in_the_metrics_variables() -> None:
+    made = workload("compiled:model")
+    model = compute.build(made, seed=0).model
+    inputs, targets = next(iter(made.eval_data(20)))
+    outputs = model(inputs)
+    first, again = made.metrics(targets, outputs), made.metrics(targets, outputs)
+    assert {name: float(value) for name, value in first.items()} == {name: float(value) for name, value in again.items()}
+
+
+def test_variables_are_found_again_by_name_and_hold_their_start_values() -> None:
+    made = workload("functions:three")
+    model = compute.build(made, seed=4).model
+    names = [v.name for v in model.variables]
+    assert names.count("kernel") == 2
+    assert "seed_generator_state" in names
+    moving = next(v for v in model.variables if v.name == "moving_mean")
+    np.testing.assert_array_equal(moving.value, np.zeros(8))  # the call that made it has not moved it
+    inputs, _ = next(iter(made.train_data(Shard(4, seed=0))))
+    first, again = model(inputs, training=False), model(inputs, training=False)
+    np.testing.assert_array_equal(first["predictions"], again["predictions"])
+    other = compute.build(workload("functions:three"), seed=5).model
+    assert not np.array_equal(model.trainable_variables[0].numpy(), other.trainable_variables[0].numpy())
+
+
+def test_given_values_take_the_variables_places() -> None:
+    made = workload("functions:four", units=3)
+    model = compute.build(made, seed=0).model
+    inputs, _ = next(iter(made.train_data(Shard(4, seed=0))))
+    trained = [tf.zeros_like(v.value) for v in model.trainable_variables]
+    kept = [v.value for v in model.non_trainable_variables]
+    outputs, after = model.stateless_call(trained, kept, inputs, training=True)
+    np.testing.assert_array_equal(outputs["predictions"], np.zeros((4, 2)))
+    seen = [v.name for v in model.non_trainable_variables].index("seen")
+    assert float(after[seen]) == pytest.approx(0.1 * float(tf.reduce_mean(inputs[0])), abs=1e-6)
+    assert float(kept[seen]) == 0
+
+
+def test_a_served_model_function_takes_features_alone(tmp_path: Path) -> None:
+    made = workload("functions:three")
+    model = compute.build(made, seed=0).model
+    model.export(str(tmp_path / "model"), format="tf_saved_model", verbose=False)
+    features, targets = next(iter(made.eval_data(5)))[0]
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    served = loaded.serve(features)
+    np.testing.assert_allclose(served, model((features, targets), training=False)["predictions"], atol=1e-6)
+
+
+def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
+    made = workload("forms_functions:branch", cap=2.0)
+    model = compute.build(made, seed=0).model
+    run = tf.function(lambda features: model((features, tf.zeros([1, 1])))["predictions"], autograph=False)
+    assert [float(run(tf.constant([[x] * 4]))) for x in (0.25, 3.0)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "name,params,message",
+    [
+        ("forms_models:number", {}, "is int in .*forms_models.py; expected a workload class, a compiled Keras model"),
+        ("forms_models:Own", {}, "is a class of Keras models; name a function that returns one of them, compiled"),
+        ("forms_models:plain", {}, r"plain \(.*forms_models\.py:\d+\) takes 'units', and nothing gives it\. Set train\.params\.units"),
+        ("forms_models:plain", {"units": 1}, r"has no loss and optimizer; call model\.compile"),
+        ("forms_models:plain", {"unts": 1}, r"train\.params\.unts: no function of forms_models:plain takes .*did you mean 'units'"),
+        ("forms_models:nothing", {}, "returned NoneType; expected a compiled keras.Model"),
+        ("forms_models:nothing", {"units": 1}, "expected none, or a function that takes `params`"),
+        ("forms_models:everything", {"units": 1}, "returned dict; expected a compiled keras.Model"),
+        ("forms_models:own", {}, "Own has a train_step of its own, which would not be called"),
+        ("forms_models:losing", {}, "Losing has a compute_loss of its own"),
+        ("forms_models:eager", {}, "run_eagerly=True; the trainer runs graphs alone"),
+        ("forms_dataless:model", {}, "has no train_data and no eval_data. Add them: a function that returns"),
+        ("forms_half:model", {}, "has no eval_data. Add it"),
+        ("forms_functions:order", {}, r"takes \(features, mode\); a model function takes \(features, targets\), .* or .*mode, params\)"),
+        ("forms_functions:pair", {}, "returned 2 values; expected predictions, loss, train op"),
+        ("forms_functions:pair", {"a": 1}, "no function of forms_functions:pair takes an argument 'a'"),
+        ("forms_functions:vector", {}, r"a loss of float32 and shape \(2, 1\); expected one number"),
+        ("forms_functions:nameless", {}, "returned NoneType as train op; expected as train op a Keras optimizer"),
+        ("forms_functions:old", {}, r"minimizes with an optimizer of TensorFlow 1; expected .* minimize\(loss, optimizer\)"),
+        ("forms_functions:other", {}, "the train op minimizes another loss than is returned"),
+        ("forms_functions:kept", {}, r"made dense/bias, dense/kernel in its first call, and dense/bias, dense/kernel not again"),
+        ("forms_functions:foreign", {}, "uses the variable 'before:0', which was made outside of it"),
+        ("forms_functions:growing", {}, "makes the variable 'calibration/kernel', which its first call, in training mode, had not"),
+    ],
+)
+def test_what_is_wrong_is_said(name: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        train_a_step(workload(name, **params))
+
+
+def train_a_step(made: Workload) -> None:
+    model = compute.build(made, seed=0).model
+    inputs, _ = next(iter(made.train_data(Shard(2, seed=0))))
+    for training in (True, False):
+        tf.function(lambda: model(inputs, training=training), autograph=False)()  # noqa: B023 - called at once
+
+
+def test_a_model_at_module_level_is_as_good() -> None:
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    sys.modules["forms_models"].ready = plain  # type: ignore[attr-defined]
+    assert workload("forms_models:ready").model() is plain

@@ -1,0 +1,147 @@
+"""Batches from a user's Dataset: every example once an epoch among all readers, cached, resumed exactly where its size is known."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.workloads import pipeline
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Shard
+
+
+def examples(count: int) -> tf.data.Dataset:
+    """Inputs that tell their own number, and targets that must stay with them."""
+    return tf.data.Dataset.range(count).map(lambda number: (tf.cast(number, tf.float32)[tf.newaxis], number * 3))
+
+
+def numbers(dataset: tf.data.Dataset, shard: Shard, batches: int) -> np.ndarray:
+    drawn = []
+    for inputs, targets in islice(pipeline.batches(dataset, pipeline.look_at(dataset, "train_data"), shard), batches):
+        assert inputs.shape == (shard.batch_size, 1)
+        np.testing.assert_array_equal(targets.numpy(), inputs[:, 0].numpy().astype(int) * 3)
+        drawn.append(inputs[:, 0].numpy().astype(int))
+    return np.array(drawn)
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_readers_together_see_each_example_once_an_epoch(readers: int) -> None:
+    epochs = [numbers(examples(30), Shard(5, seed=1, index=i, count=readers), 12 // readers) for i in range(readers)]
+    first = np.concatenate([drawn[: 6 // readers].ravel() for drawn in epochs])
+    second = np.concatenate([drawn[6 // readers :].ravel() for drawn in epochs])
+    assert sorted(first) == sorted(second) == list(range(30))
+    assert list(first) != list(second)
+    assert list(first) != sorted(first)
+
+
+def test_same_seed_gives_the_same_stream_and_another_seed_another() -> None:
+    first = numbers(examples(50), Shard(10, seed=7), 10)
+    np.testing.assert_array_equal(first, numbers(examples(50), Shard(10, seed=7), 10))
+    assert (first != numbers(examples(50), Shard(10, seed=8), 10)).mean() > 0.8
+
+
+@pytest.mark.parametrize("start", [1, 4, 5, 13])
+def test_a_stream_started_later_continues_exactly(start: int) -> None:
+    whole = numbers(examples(31), Shard(3, seed=2, index=1, count=2), 20)
+    resumed = numbers(examples(31), Shard(3, seed=2, index=1, count=2, start=start), 7)
+    np.testing.assert_array_equal(resumed, whole[start : start + 7])
+
+
+def test_where_the_size_is_not_known_a_resumed_stream_starts_with_another_order() -> None:
+    unknown = examples(40).filter(lambda inputs, _: inputs[0] >= 0)
+    assert pipeline.look_at(unknown, "train_data").count is None
+    whole = numbers(unknown, Shard(5, seed=2), 16)
+    assert sorted(whole[:8].ravel()) == list(range(40))
+    resumed = numbers(unknown, Shard(5, seed=2, start=4), 8)
+    assert sorted(resumed.ravel()) == list(range(40))
+    assert list(resumed.ravel()) != list(whole[:8].ravel())
+
+
+def test_endless_examples_are_shuffled_and_batched() -> None:
+    endless = examples(20).repeat()
+    facts = pipeline.look_at(endless, "train_data")
+    assert facts.endless
+    assert not facts.fits_in_memory
+    assert numbers(endless, Shard(5, seed=2), 6).shape == (6, 5)
+    with pytest.raises(WorkloadError, match=r"never end; add \.take"):
+        pipeline.once(endless, facts, 5)
+
+
+def test_what_fits_in_memory_is_read_once() -> None:
+    read: list[int] = []
+
+    def note(inputs: tf.Tensor, targets: tf.Tensor) -> Any:
+        def seen(number: np.ndarray) -> np.ndarray:
+            read.append(int(number[0]))
+            return number
+
+        return tf.ensure_shape(tf.numpy_function(seen, [inputs], tf.float32), [1]), targets
+
+    noted = examples(12).map(note)
+    facts = pipeline.look_at(noted, "train_data")
+    assert (facts.python, facts.fits_in_memory, facts.buffer) == (True, True, 12)
+    assert len(list(islice(pipeline.batches(noted, facts, Shard(4, seed=0)), 15))) == 15
+    assert sorted(read) == list(range(12))
+
+
+def test_what_is_drawn_anew_each_time_is_not_kept() -> None:
+    noisy = examples(12).map(lambda inputs, targets: (inputs + tf.random.uniform([1]), targets))
+    facts = pipeline.look_at(noisy, "train_data")
+    assert facts.random
+    assert not facts.fits_in_memory
+    epochs = [inputs.numpy() for inputs, _ in islice(pipeline.batches(noisy, facts, Shard(12, seed=0)), 2)]
+    assert not np.isin(epochs[0], epochs[1]).any()
+
+
+def test_a_large_set_is_not_kept_and_shuffled_among_some() -> None:
+    large = tf.data.Dataset.range(2**24).map(lambda number: (tf.zeros([100]), number))
+    facts = pipeline.look_at(large, "train_data")
+    assert not facts.fits_in_memory
+    assert facts.buffer == pipeline.SHUFFLED
+
+
+def test_evaluation_is_once_and_in_order() -> None:
+    dataset = examples(11)
+    batches = [inputs.numpy()[:, 0] for inputs, _ in pipeline.once(dataset, pipeline.look_at(dataset, "eval_data"), 4)]
+    assert [len(batch) for batch in batches] == [4, 4, 3]
+    np.testing.assert_array_equal(np.concatenate(batches), np.arange(11))
+
+
+def generated() -> tf.data.Dataset:
+    def generate() -> Iterator[tuple[list[float], int]]:
+        yield from (([float(number)], number * 3) for number in range(10))
+
+    return tf.data.Dataset.from_generator(generate, output_signature=(tf.TensorSpec([1]), tf.TensorSpec([], tf.int64)))
+
+
+def test_a_generator_is_seen_to_run_python() -> None:
+    assert pipeline.look_at(generated(), "train_data").python
+    assert not pipeline.look_at(examples(3), "train_data").python
+    assert numbers(generated(), Shard(2, seed=0), 5).shape == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "dataset,message",
+    [
+        (lambda: examples(10).batch(2), r"train_data gives batches \(\w*BatchDataset\); expected single examples\. Remove \.batch"),
+        (lambda: examples(10).batch(2).prefetch(1), "gives batches"),
+        (lambda: examples(10).take(0), "has no examples"),
+    ],
+    ids=["batches", "prefetched-batches", "empty"],
+)
+def test_what_is_wrong_is_said(dataset: Any, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        pipeline.look_at(dataset(), "train_data")
+
+
+def test_batches_taken_apart_again_are_examples() -> None:
+    assert pipeline.look_at(examples(10).batch(5).unbatch(), "train_data").count in {10, None}
+
+
+def test_fewer_examples_than_readers_is_an_error() -> None:
+    dataset = examples(2)
+    with pytest.raises(WorkloadError, match="2 training examples for 3 readers"):
+        pipeline.batches(dataset, pipeline.look_at(dataset, "train_data"), Shard(1, seed=0, count=3))

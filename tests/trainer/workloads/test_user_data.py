@@ -1,0 +1,105 @@
+"""What `train_data` and `eval_data` may be, and each way in which they can be wrong."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.trainer.workloads.test_pipeline import examples, generated
+from trainer.workloads.calling import Given
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Shard
+from trainer.workloads.user_data import UserData
+
+GIVEN = Given("mine:model", {"rows": 6}, "synthetic", 3)
+
+
+def data(source: Any) -> UserData:
+    return UserData(source, GIVEN, "train_data")
+
+
+def test_functions_take_what_they_want_and_values_are_as_good() -> None:
+    def made(rows: int, seed: int, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+        return np.full((rows, 2), seed + noise), np.arange(rows)
+
+    inputs, targets = data(made).first(100)
+    np.testing.assert_array_equal(inputs, np.full((6, 2), 3.5, np.float32))
+    assert inputs.dtype == tf.float32  # what Keras computes with
+    assert targets.dtype == tf.int64
+    inputs, _ = data(made(4, 1)).first(100)
+    assert inputs.shape == (4, 2)
+
+
+def test_nests_of_arrays_are_dealt_out_together() -> None:
+    numbers = np.arange(20)
+    source = ({"a": numbers, "b": numbers[:, np.newaxis] * 2}, (numbers * 3, [float(n) for n in range(20)]))
+    for inputs, (three, one) in islice(data(source).batches(Shard(4, seed=0)), 5):
+        np.testing.assert_array_equal(inputs["b"][:, 0], inputs["a"] * 2)
+        np.testing.assert_array_equal(three, inputs["a"] * 3)
+        np.testing.assert_array_equal(one, tf.cast(inputs["a"], tf.float32))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_sample_weights_travel_with_the_targets(kind: str) -> None:
+    arrays = (np.arange(10), np.arange(10) * 2, np.arange(10) * 0.5)
+    weighted = data(arrays if kind == "arrays" else tf.data.Dataset.from_tensor_slices(tuple(a.astype(np.float32) for a in arrays)))
+    inputs, targets = next(iter(weighted.batches(Shard(5, seed=0))))
+    np.testing.assert_allclose(targets["targets"], tf.cast(inputs, tf.float32) * 2)
+    np.testing.assert_allclose(targets["weights"], tf.cast(inputs, tf.float32) * 0.5)
+
+
+@pytest.mark.parametrize(
+    "source,message",
+    [
+        (
+            lambda: None,
+            r"train_data of mine:model: <lambda> \(.*test_user_data\.py:\d+\) gives NoneType; expected arrays \(inputs, targets\)",
+        ),
+        (lambda: (np.zeros(3),), "gives 1 parts; expected arrays"),
+        (lambda: (np.zeros(3), np.zeros(4)), "3 inputs and 4 targets: expected as many of the one as of the other"),
+        (lambda: (np.zeros((0, 2)), np.zeros(0)), "0 inputs and 0 targets"),
+        (lambda: (np.array([[1], [1, 2]], dtype=object), np.zeros(2)), "rows of different length, or Python objects"),
+        (lambda: ([[1], [1, 2]], np.zeros(2)), "rows of different length, or Python objects"),
+        (lambda: (np.zeros(2), 3), "a single number"),
+        (lambda: tf.data.Dataset.range(3), "gives a Dataset of TensorSpec.*; expected"),
+        (lambda missing: missing, r"takes 'missing', and nothing gives it\. Set train\.params\.missing"),
+        (lambda: examples(4).batch(2), "gives batches"),
+    ],
+    ids=["none", "one", "lengths", "empty", "objects", "ragged", "number", "spec", "argument", "batches"],
+)
+def test_what_is_wrong_is_said(source: Any, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        data(source).batches(Shard(2, seed=0))
+
+
+@pytest.mark.parametrize(
+    "source,message",
+    [
+        (generated, r"workers of parameter_server run no Python\. Return arrays, write the examples to TFRecord files"),
+        (examples(5), "exists in the chief's memory alone.*Make it a function that returns the Dataset"),
+    ],
+    ids=["generator", "value"],
+)
+def test_what_workers_without_python_cannot_make_is_refused(source: Any, message: str) -> None:
+    held = data(source)
+
+    @tf.function(autograph=False)
+    def on_a_worker(index: tf.Tensor) -> tf.data.Dataset:
+        return held.batches(Shard(2, seed=0, index=index, count=2))
+
+    with pytest.raises(WorkloadError, match=message):
+        on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64))
+
+
+def test_a_dataset_is_made_in_a_graph_for_workers() -> None:
+    held = data(lambda: examples(10))
+
+    @tf.function(autograph=False)
+    def on_a_worker(index: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        return held.batches(Shard(5, seed=0, index=index, count=2, start=start))
+
+    made = on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
+    drawn = [next(iter(made(tf.constant(i, tf.int64), tf.constant(0, tf.int64))))[1].numpy() for i in range(2)]
+    assert sorted(np.concatenate(drawn)) == [n * 3 for n in range(10)]
