@@ -163,7 +163,7 @@ class _Evaluator:
         """Load a checkpoint, or return why not."""
         self._began = time.monotonic()
         try:
-            self._saved.restore(path).assert_existing_objects_matched().expect_partial()
+            self._saved.restore(path).expect_partial().assert_existing_objects_matched()
         except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
             return error
         return None

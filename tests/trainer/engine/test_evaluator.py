@@ -164,12 +164,13 @@ def test_a_run_that_ended_early_is_over_and_one_of_fewer_steps_is_not(tmp_path: 
     chief(tmp_path, 30)
     facts = record.read(tmp_path) | {"state": "succeeded"}
     (tmp_path / "run.json").write_text(json.dumps(facts | {"steps": 30}))  # as an earlier run of 30 steps has left it
-    looks = iter([False] * 4 + [True])
     output = Output()
-    assert (
-        evaluator.follow(Small({}), settings(tmp_path, STEPS, has_evaluator=True), Reporter("evaluator", output), lambda: next(looks))
-        is None
-    )
+
+    def a_second_later() -> bool:
+        return any(time.time() - event["time"] > 1 for event in output.events("evaluated"))
+
+    job = settings(tmp_path, STEPS, has_evaluator=True)
+    assert evaluator.follow(Small({}), job, Reporter("evaluator", output), a_second_later) is None
     (tmp_path / "evaluations.json").unlink()
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [30]
