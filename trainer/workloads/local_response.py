@@ -7,6 +7,26 @@ import numpy as np
 import tensorflow as tf
 
 
+def _normalised(values: tf.Tensor, weights: np.ndarray, bias: float) -> tf.Tensor:
+    """Return values [n, channels] times (bias + values^2 weights) ** -0.75; weights [channels, channels] are symmetric."""
+    band = tf.constant(weights, values.dtype)
+
+    # With s = bias + x^2 W and y = x s^-0.75, dx = dy s^-0.75 - 1.5 x ((dy y / s) W). Left to TensorFlow, the same takes
+    # twice as many passes over the values.
+    @tf.custom_gradient
+    def normalise(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        scale = tf.matmul(tf.square(x), band) + tf.cast(bias, x.dtype)
+        factor = tf.math.rsqrt(scale * tf.sqrt(scale))
+        y = x * factor
+
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            return dy * factor - x * tf.matmul(dy * y / scale, band * 1.5)
+
+        return y, gradient
+
+    return normalise(values)
+
+
 @keras.saving.register_keras_serializable(package="trainer")
 class LocalResponse(keras.layers.Layer):
     """x / (bias + alpha * sum of squares of the 2 * radius + 1 channels around) ** 0.75, as tf.nn.local_response_normalization.
@@ -23,10 +43,8 @@ class LocalResponse(keras.layers.Layer):
         """Return inputs [..., channels] normalised."""
         channels = inputs.shape[-1]
         place = np.arange(channels)
-        band = tf.constant(self.alpha * (abs(place[:, np.newaxis] - place) <= self.radius), inputs.dtype)
-        flat = tf.reshape(inputs, [-1, channels])
-        scale = tf.matmul(tf.square(flat), band) + self.bias
-        return tf.reshape(flat * tf.math.rsqrt(scale * tf.sqrt(scale)), tf.shape(inputs))
+        near = abs(place[:, np.newaxis] - place) <= self.radius
+        return tf.reshape(_normalised(tf.reshape(inputs, [-1, channels]), near * self.alpha, self.bias), tf.shape(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Return the shape of the inputs."""
