@@ -1,0 +1,78 @@
+"""What is wrong with a run is said in words: each kind of trouble made for real, at once, and read back from the cluster."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.backend.kubernetes.observe import Seen, status
+from launcher.backend.model import RunStatus, State
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+
+SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\n"
+# What is wrong -> the rest of the spec, the state of its one task, and what is said about it.
+TROUBLES: dict[str, tuple[str, State, str]] = {
+    "gpus": ("roles: {chief: {gpus: 60}}\nimage: IMAGE\n" + SLEEP, State.PENDING, "insufficient nvidia.com/gpu"),
+    "labels": (SLEEP + "kubernetes: {node_selector: {no-such: label}}\n", State.PENDING, "didn't match Pod's node affinity/selector"),
+    "image": ("image: no-such/image:1\nkubernetes: {image_pull_policy: Never}\n" + SLEEP, State.PENDING, "ErrImageNeverPull"),
+    "secret": (SLEEP + "kubernetes: {env_from: [{secret: no-such}]}\n", State.PENDING, 'secret "no-such" not found'),
+    "claim": (SLEEP + "storage: {class: no-such}\n", State.PENDING, "there is no storage class no-such"),
+    "priority": (SLEEP + "kubernetes: {priority_class: no-such}\n", State.PENDING, "there is no priority class no-such"),
+    "security": (SLEEP + "kubernetes: {overrides: {chief: {spec: {hostNetwork: true}}}}\n", State.PENDING, "Pod Security restricted"),
+    "memory": (
+        "roles: {chief: {memory: 100Mi}}\nimage: IMAGE\ncommand: [python, -c, 'x = bytearray(1 << 30)']\nlimits: {max_restarts: 0}\n",
+        State.FAILED,
+        "OOMKilled: it took more memory than its limit",
+    ),
+    "exit": (
+        "image: IMAGE\ncommand: [python, -c, 'raise ValueError(\"no such column\")']\nlimits: {max_restarts: 0}\n",
+        State.FAILED,
+        "exit code 1: ValueError: no such column",
+    ),
+    "quota": (SLEEP + "roles: {chief: {cpu: 900}}\n", State.PENDING, "the namespace's quota cores is used up"),
+}
+
+
+def seen(namespace: Namespace, run: str) -> RunStatus:
+    """Return the status of a run as the cluster tells of it now."""
+    events = json.loads(namespace.kubectl("get", "events", "-o", "json"))["items"]
+    claims = namespace.objects("pvc", run)
+    return status(Seen(run, namespace.objects("jobs", run), namespace.pods(run), claims, events), time.time())
+
+
+@pytest.fixture(scope="module")
+def troubled(namespace: Namespace, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    """Apply a run for each trouble."""
+    for name, (rest, _, _) in TROUBLES.items():
+        if name == "quota":  # wants cores of every pod in the namespace: of none before they are there
+            others = [other for other in TROUBLES if other != name]
+            until(lambda: all(seen(namespace, other).reason for other in others), 150, "every other run to tell its trouble")  # noqa: B023
+            namespace.kubectl("create", "quota", "cores", "--hard=limits.cpu=800")
+        file: Path = tmp_path_factory.mktemp(name) / "spec.yaml"
+        file.write_text(f"version: 1\nname: {name}\n" + rest.replace("IMAGE", image))
+        command = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
+        manifests = subprocess.run(
+            [*command, "--set", "kubernetes.tensorboard=false"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        namespace.kubectl("apply", "-f", "-", text=manifests.stdout)
+    yield namespace
+    namespace.kubectl("delete", "jobs,pvc", "--all", "--wait=false")
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_the_trouble_is_named(name: str, troubled: Namespace) -> None:
+    _, state, words = TROUBLES[name]
+
+    def told() -> RunStatus:
+        return seen(troubled, name)
+
+    until(lambda: words in told().reason, 60, f"the words {words!r}", lambda: str(told()))
+    now = told()
+    assert now.tasks[0].state is state
+    assert now.state is state
