@@ -113,6 +113,8 @@ class _Model(keras.Model):
     def start(self, features: Any, targets: Any) -> keras.optimizers.Optimizer:
         """Make the variables, by a first call on a few examples; return the optimizer."""
         _, loss, train_op = self._own.first(lambda: self._function(features, targets, TRAIN))
+        for name, variable in self._own.made.items():
+            setattr(self, f"own/{name}", variable)  # what is no attribute is in no checkpoint
         self.built = True
         # Tuples are kept as they are: Keras would make its own lists of others.
         self._specs = tuple(

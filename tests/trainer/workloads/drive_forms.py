@@ -83,6 +83,7 @@ def _servers(cluster: dict[str, list[str]], scratch: str) -> list[subprocess.Pop
 
 def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
     import numpy as np
+    import tensorflow as tf
 
     from trainer.engine import compute, ring, servers
     from trainer.engine.checkpoints import Checkpoints
@@ -118,8 +119,15 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
         if session.is_chief:
             checkpoints = Checkpoints(Path(scratch) / name.replace(":", "-"), session.model, session.optimizer, 1)
             checkpoints.save(STEPS)
-            for variable in session.model.trainable_variables:
-                variable.value.assign(variable.value * 0)
+            # As an evaluator does, without the optimizer, and as a task that starts again.
+            alone = tf.train.Checkpoint(model=session.model)
+            for variable in session.model.variables:
+                variable.value.assign(tf.zeros_like(variable.value))
+            alone.restore(str(checkpoints.latest)).assert_existing_objects_matched().expect_partial()
+            again = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
+            report[name]["lost_by_the_model_alone"] = max(float(np.max(np.abs(a - b))) for a, b in zip(trained, again, strict=True))
+            for variable in session.model.variables:
+                variable.value.assign(tf.zeros_like(variable.value))
             restored = checkpoints.restore(print)
             report[name]["restored"] = restored.step if restored else None
             again = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]

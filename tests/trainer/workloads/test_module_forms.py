@@ -170,7 +170,7 @@ def test_a_served_model_function_takes_features_alone(tmp_path: Path) -> None:
 def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
     made = workload("forms_functions:branch", cap=2.0)
     model = compute.build(made, seed=0).model
-    run = tf.function(lambda features: model((features, tf.zeros([1, 1])))["predictions"], autograph=False)
+    run = tf.function(lambda features: model((features, tf.zeros([1, 1])))["predictions"][0, 0], autograph=False)
     assert [float(run(tf.constant([[x] * 4]))) for x in (0.25, 3.0)] == [1.0, 0.0]
 
 

@@ -1,0 +1,113 @@
+"""Users' own code in whole runs: importable in every task, and an error in it is shown and not tried for ever."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.running import Run
+
+HELPER = "def double(x):\n    return x * 2\n"
+MODEL = """
+import keras, numpy as np, tensorflow as tf
+from parts.helper import double
+from trainer.workloads.train_op import minimize
+
+def train_data():
+    x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, double(x.sum(axis=1, keepdims=True))))
+
+def eval_data():
+    x = np.random.default_rng(1).normal(size=(100, 3)).astype(np.float32)
+    return x, double(x.sum(axis=1, keepdims=True))
+
+def metrics(targets, predictions):
+    return {"error": tf.reduce_mean(tf.abs(targets - predictions))}
+
+def line(features, targets, mode, params):
+    weights = tf.Variable(tf.zeros([3, 1]), name="weights")
+    predictions = double(features @ weights)
+    loss = tf.reduce_mean((targets - predictions) ** 2)
+    return predictions, loss, minimize(loss, keras.optimizers.Adam(0.05))
+
+def wrong(features, targets):
+    weights = tf.Variable(tf.zeros([3, 1]), name="weights")
+    predictions = features @ weights
+    loss = tf.reduce_mean(check(targets - predictions))
+    return predictions, loss, minimize(loss, "sgd")
+
+def check(errors):
+    return tf.debugging.check_numerics(tf.math.log(errors - 1e6), "the loss")
+"""
+
+ROLES: dict[str, dict[str, Any]] = {
+    "single": {"chief": {}},
+    "mirrored": {"chief": {}},
+    "multi_worker_mirrored": {"worker": {"replicas": 2}},
+    "parameter_server": {"chief": {}, "ps": {}, "worker": {"replicas": 2}},
+}
+
+
+def run(directory: Path, strategy: str, workload: str, **more: Any) -> Run:
+    """Run to the end, from another directory than the code's; return what is left."""
+    code = directory / "src"
+    (code / "parts").mkdir(parents=True)
+    (code / "parts" / "__init__.py").touch()
+    (code / "parts" / "helper.py").write_text(HELPER)
+    (code / "lines.py").write_text(MODEL)
+    spec = {
+        "version": 1,
+        "name": "own",
+        "strategy": strategy,
+        "roles": {**ROLES[strategy], **more.pop("roles", {})},
+        "code": "./src",
+        "train": {"workload": workload, "steps": 300, "batch_size": 20, **more},
+    }
+    file = directory / "own.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    started = Run("own", directory / "runs")
+    started.launcher("up", str(file), check=False, timeout=150)
+    return started
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("strategy", ROLES)
+def test_code_is_importable_in_every_task_that_runs_python(strategy: str, tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        strategy,
+        "lines:line",
+        roles={"evaluator": {}},
+        evaluate={"every_steps": 100},
+        checkpoint={"every_steps": 100},
+    )
+    status = done.status()
+    assert (status["state"], status["step"]) == ("succeeded", 300), status
+    assert status["metrics"]["error"] < 0.3
+    assert done.events("evaluator", "evaluated")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored", "parameter_server"])
+def test_an_error_in_ones_own_code_is_shown_and_ends_the_run_when_it_comes_again(strategy: str, tmp_path: Path) -> None:
+    failed = run(tmp_path, strategy, "lines:wrong")
+    status = failed.status()
+    assert status["state"] == "failed"
+    assert "it failed the same way twice in a row, with no step forward between" in status["reason"]
+    assert "InvalidArgumentError: the loss : Tensor had NaN" in status["reason"]
+    task = next(name for name in ("chief", "worker-0", "worker-1") if f"{name} failed" in status["reason"])
+    assert f"{task} failed on attempt" in status["reason"]
+    assert "(exit code 2)" in status["reason"]
+    log = failed.log(task)
+    place = log.index(f"{task}: an error in your code")
+    shown = [line.partition(" ")[2] for line in log[place:].splitlines()[:12]]
+    assert shown[1] == "Traceback (most recent call last):"
+    assert any("lines.py" in line and "in check" in line for line in shown)
+    assert not any(
+        "site-packages" in line or "trainer/engine" in line
+        for line in shown[: shown.index("InvalidArgumentError: the loss : Tensor had NaN values") + 1]
+    )
+    assert len(failed.events(task, "started")) <= 4
