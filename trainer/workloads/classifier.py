@@ -13,8 +13,8 @@ Params = TypeVar("Params", bound=Settings)
 
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Return the mean softmax cross-entropy of `logits` [batch, classes] against integer `labels` [batch]."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+    """Return the mean softmax cross-entropy of `logits` [batch, classes] against integer `labels` [batch], in float32."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=tf.cast(logits, tf.float32)))
 
 
 def accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

@@ -40,11 +40,13 @@ class LocalResponse(keras.layers.Layer):
         self.radius, self.bias, self.alpha = radius, bias, alpha
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return inputs [..., channels] normalised."""
+        """Return inputs [..., channels] normalised; computed in float32 at least, as squares leave float16's range."""
         channels = inputs.shape[-1]
         place = np.arange(channels)
         near = abs(place[:, np.newaxis] - place) <= self.radius
-        return tf.reshape(_normalised(tf.reshape(inputs, [-1, channels]), near * self.alpha, self.bias), tf.shape(inputs))
+        values = tf.reshape(inputs, [-1, channels])
+        precise = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+        return tf.reshape(tf.cast(_normalised(precise, near * self.alpha, self.bias), inputs.dtype), tf.shape(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Return the shape of the inputs."""

@@ -24,6 +24,13 @@ def test_values_and_gradients_are_those_of_tensorflows_kernel(channels: int, alp
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_half_precision_keeps_its_range() -> None:
+    layer = LocalResponse(alpha=1.0, dtype="mixed_float16")
+    values = layer(tf.constant([[300.0, 0.0]]))
+    assert values.dtype == tf.float16
+    np.testing.assert_allclose(values, [[300 * (1 + 300**2) ** -0.75, 0]], rtol=1e-2)
+
+
 def test_it_is_saved_and_loaded_with_a_model(tmp_path: object) -> None:
     model = keras.Sequential([keras.Input((2, 2, 4)), LocalResponse(radius=1, alpha=0.3)])
     model.save(f"{tmp_path}/model.keras")
