@@ -110,3 +110,28 @@ def test_a_program_that_says_its_configuration_is_wrong_fails_at_once_with_its_l
     terminated = pod["status"]["containerStatuses"][0]["state"]["terminated"]
     assert terminated["exitCode"] == 2
     assert "no such column: label" in terminated["message"]
+
+
+def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Namespace, tmp_path: Path) -> None:
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}"
+    options = "limits: {orphan_timeout: 10s}\nkubernetes: {tensorboard: false}"
+    render(namespace, f"name: orphans\n{roles}\n{options}\ntrain: {{workload: mnist_mlp, steps: 100000000}}\n", tmp_path)
+
+    def serve() -> bool:
+        return any(event["event"] == "progress" for event in namespace.events("orphans", "chief"))
+
+    until(serve, 180, "the first steps", lambda: namespace.describe("orphans"))
+    namespace.kubectl("delete", "job", "orphans-chief", "--wait=false")
+    until(
+        lambda: namespace.ends("orphans") == {"ps": "Failed", "worker": "Failed"},
+        120,
+        "the others to end",
+        lambda: namespace.describe("orphans"),
+    )
+    codes = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+        for pod in namespace.pods("orphans")
+        if pod["status"]["phase"] == "Failed"
+    }
+    assert codes["ps"] == 75
+    assert {pod["status"]["phase"] for pod in namespace.pods("orphans")} <= {"Failed", "Succeeded"}
