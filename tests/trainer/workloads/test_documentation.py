@@ -1,12 +1,14 @@
 """docs/workloads.md: its example works as it stands, its tables are the catalog's."""
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
 import pytest
 
-from tests.trainer.workloads.learning import train
+from tests.trainer.workloads.learning import accuracy, train
 from trainer.settings import Train
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.loading import load_workload
@@ -14,15 +16,44 @@ from trainer.workloads.loading import load_workload
 PAGE = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
 
 
-def test_the_example_of_a_users_workload_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert code
-    (tmp_path / "line.py").write_text(code.group(1))
+@pytest.fixture
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The page's programs as modules, by what each has of its own."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    for module, mark in (("circle", "circle.compile"), ("function", "def line("), ("line", "class Line")):
+        (found,) = [block for block in blocks if mark in block]
+        assert len(found.splitlines()) <= 35
+        (tmp_path / f"{module}.py").write_text(found)
     monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for module in ("circle", "function", "line"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_of_a_users_class_learns() -> None:
     workload = load_workload(Train.model_validate({"workload": "line:Line", "steps": 200, "params": {"slope": 3.0}}))
     model = workload.model()
     train(workload, model, 200)
     slope, offset = (float(keras.ops.squeeze(variable)) for variable in model.trainable_variables)
+    assert slope == pytest.approx(3, abs=0.1)
+    assert offset == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_of_a_compiled_model_learns() -> None:
+    workload = load_workload(Train.model_validate({"workload": "circle:model", "params": {"units": 24}}))
+    model = workload.model()
+    train(workload, model, 300)
+    assert accuracy(workload, model) > 0.9
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_example_of_a_model_function_learns() -> None:
+    workload = load_workload(Train.model_validate({"workload": "function:line", "params": {"learning_rate": 0.1}}))
+    model = workload.model()
+    train(workload, model, 200)
+    slope, offset = (float(keras.ops.squeeze(variable)) for variable in sorted(model.trainable_variables, key=lambda v: -v.shape.rank))
     assert slope == pytest.approx(3, abs=0.1)
     assert offset == pytest.approx(0, abs=0.1)
 
