@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -59,6 +60,25 @@ def get(url: str, within: float = 60) -> Any:
 
 
 @dataclass(frozen=True)
+class Keeper:
+    """A keeper's process."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """Kill it."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def is_running(self) -> bool:
+        """Tell whether it runs; a zombie does not."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return state != "Z"
+
+
+@dataclass(frozen=True)
 class Run:
     """One run of containers by its name."""
 
@@ -76,6 +96,15 @@ class Run:
         status = json.loads(self.launcher("status", self.name, "--json"))
         assert isinstance(status, dict)
         return status
+
+    def tasks_status(self) -> dict[str, dict[str, Any]]:
+        """Return what `launcher status` says of each task."""
+        return {task["name"]: task for task in self.status()["tasks"]}
+
+    def keeper(self) -> Keeper:
+        """Return the process that keeps the run."""
+        state = json.loads((self.runs / self.name / "launcher" / "state.json").read_text())
+        return Keeper(int(state["supervisor"]["pid"]))
 
     def container(self, task: str) -> str:
         """Return the name of a task's container, as Compose gives it."""
