@@ -1,0 +1,96 @@
+"""An engine that is stopped and started while it trains: on an engine of the test's own, which nobody else uses."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.docker_cli import DockerError, docker
+from tests.e2e.docker.conftest import Built
+from tests.e2e.docker.running import NOTHING, left, started
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(500)]
+
+SPEC = {
+    "name": "restarted",
+    "strategy": "parameter_server",
+    "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}},
+    "train": {"workload": "mnist_mlp", "steps": 1_000_000, "steps_per_execution": 20, "checkpoint": {"every_seconds": 3}},
+}
+
+
+class Engine:
+    """A Docker engine with everything of its own: socket, data and networks."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = directory / "docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, within: float = 90) -> None:
+        """Start it, and wait until it answers."""
+        (self.directory / "daemon.json").write_text("{}")
+        command = ["dockerd", "--config-file", str(self.directory / "daemon.json"), "--host", f"unix://{self.socket}"]
+        command += ["--data-root", str(self.directory / "data"), "--exec-root", str(self.directory / "exec")]
+        command += ["--pidfile", str(self.directory / "pid"), "--bip", "10.213.77.1/24"]
+        command += ["--default-address-pool", "base=10.214.0.0/16,size=24"]
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + within
+        while True:
+            try:
+                docker("--host", f"unix://{self.socket}", "info", deadline=20)
+            except DockerError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    pytest.skip(f"no second engine can run here: {(self.directory / 'log').read_text()[-400:]} {error.message}")
+                time.sleep(0.3)
+            else:
+                return
+
+    def stop(self, within: float = 60) -> None:
+        """Stop it as a service manager does: its containers are asked to end first."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(within)
+
+
+@pytest.fixture
+def engine_of_its_own(image: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("a second engine can only be started by root, where dockerd is installed")
+    engine = Engine(tmp_path_factory.mktemp("engine"))
+    try:
+        engine.start()
+        with subprocess.Popen(["docker", "save", image.name], stdout=subprocess.PIPE) as saved:
+            load = ["docker", "--host", f"unix://{engine.socket}", "load", "--quiet"]
+            subprocess.run(load, stdin=saved.stdout, check=True, timeout=240, capture_output=True)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
+        yield engine
+    finally:
+        engine.stop()
+        shutil.rmtree(engine.directory, ignore_errors=True)
+
+
+def test_a_run_goes_on_when_its_engine_is_started_again(engine_of_its_own: Engine, tmp_path: Path) -> None:
+    with started(SPEC, tmp_path) as run:
+        run.until("training", lambda: run.step() > 20, 180)
+        engine_of_its_own.stop()
+        assert run.keeper().is_running()  # it waits for the engine
+        engine_of_its_own.start()
+        run.until("every task to run again", lambda: all(run.inspect(task)["State"]["Running"] for task in run.tasks()), 90)
+        # From the checkpoint that the chief saved when the engine asked it to stop.
+        restored = run.until("the chief to go on from a checkpoint", lambda: run.events("chief", "restored"), 150)
+        assert restored[-1]["step"] > 0
+        run.goes_on(timeout=150)
+        status = run.status()
+        assert status["state"] == "running"
+        assert all(task["state"] == "running" for task in status["tasks"])
+        assert run.inspect("tensorboard")["State"]["Running"]
+        run.launcher("down", run.name)
+        assert run.status()["state"] == "stopped"
+        run.launcher("down", run.name, "--delete-data", "--yes")
+        assert left(run.name) == NOTHING
