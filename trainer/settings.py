@@ -92,7 +92,10 @@ class Export(Settings):
 class Train(Settings):
     """The `train` section: what the built-in trainer trains. What is left out, the workload decides."""
 
-    workload: str = Field(min_length=1, description="A built-in name (mnist, cifar10, ...) or package.module:Class of the user's code.")
+    workload: str = Field(
+        min_length=1,
+        description="A built-in name (mnist, cifar10, ...), or package.module:name of a class, Keras model or model function of one's own.",
+    )
     steps: Steps | None = Field(None, description="Global steps to train for.")
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(None, description="Examples a replica takes in one step.")
     params: dict[str, Any] = Field(default_factory=dict, description="The workload's own parameters; docs/workloads.md lists them.")

@@ -104,6 +104,21 @@ class TestEnds:
         assert run.event("restarting")["detail"] == "it broke"
         assert "it broke" not in run.event("failed")["detail"]
 
+    def test_what_fails_the_same_way_twice_is_not_tried_again(self, trainers: Any) -> None:
+        script = 'echo "KeyError: x" > "$TRAINER_ERROR_FILE"; echo "from step 0: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
+        run = trainers.supervise(*shell(script))
+        assert run.code() == 2
+        assert len(run.events("started")) == 2
+        failed = run.event("failed")
+        assert (failed["exit_code"], failed["detail"]) == (2, "KeyError: x")
+        assert failed["cause"] == "it failed the same way twice in a row, with no step forward between, and is not started again"
+
+    def test_what_fails_another_way_each_time_is_tried_again(self, trainers: Any) -> None:
+        script = 'echo "from step $TRAINER_ATTEMPT: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
+        run = trainers.supervise(*shell(script), policy={"max_restarts": 3})
+        assert run.code() == 1
+        assert len(run.events("started")) == 4
+
     def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any, eventually: Any) -> None:
         run = trainers.supervise(*shell("sleep 60 & echo left $!; exit 0"))
         grandchild = int(run.line("left"))

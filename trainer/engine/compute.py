@@ -40,7 +40,7 @@ def build(workload: Workload, seed: int, examples_per_step: int = 0) -> Built:
 
 def is_seed(variable: keras.Variable) -> bool:
     """Tell whether a variable is the state of a random layer; other integers (Normalization's count) are data."""
-    return str(variable.name) == "seed_generator_state"
+    return str(variable.name).startswith("seed_generator_state")
 
 
 def seeds(model: keras.Model) -> list[tf.Variable]:
