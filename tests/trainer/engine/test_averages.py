@@ -99,3 +99,13 @@ def test_the_evaluator_reads_averages_from_the_checkpoint(tmp_path: Path) -> Non
     step, metrics = last
     assert step == 20
     assert metrics["loss"] == pytest.approx(outcome.metrics["loss"], rel=1e-5)
+
+
+def test_what_is_exported_are_the_averages(tmp_path: Path) -> None:
+    session, _, _ = train(tmp_path, 20, params=KERAS_OWN, export={})
+    exported = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
+    for weight, average, own in zip(
+        exported.weights, session.optimizer._model_variables_moving_average, session.model.weights, strict=True
+    ):
+        np.testing.assert_array_equal(weight.numpy(), average.numpy())
+        assert abs(weight.numpy() - own.numpy()).max() > 1e-4
