@@ -18,6 +18,7 @@ from typing import Any
 
 import keras
 
+from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.settings import Export, direction
 from trainer.workloads.errors import WorkloadError
@@ -25,16 +26,20 @@ from trainer.workloads.errors import WorkloadError
 _BETTER: dict[str, Callable[[float, float], bool]] = {"max": operator.gt, "min": operator.lt}
 
 
-def _save_keras(model: keras.Model, directory: Path) -> None:
+def _save_keras(model: keras.Model, path: Path) -> None:
     with _uncompiled(model):
-        model.save(str(directory / "model.keras"))
+        model.save(str(path))
 
 
-def _save_saved_model(model: keras.Model, directory: Path) -> None:
-    model.export(str(directory / "saved_model"), format="tf_saved_model", verbose=False)
+def _save_saved_model(model: keras.Model, path: Path) -> None:
+    model.export(str(path), format="tf_saved_model", verbose=False)
 
 
-_FORMATS: dict[str, Callable[[keras.Model, Path], None]] = {"keras": _save_keras, "saved_model": _save_saved_model}
+# Format -> what it is called in the directory, and what writes it.
+_FORMATS: dict[str, tuple[str, Callable[[keras.Model, Path], None]]] = {
+    "keras": ("model.keras", _save_keras),
+    "saved_model": ("saved_model", _save_saved_model),
+}
 
 
 @dataclass(frozen=True)
@@ -124,16 +129,15 @@ class BestModel:
         self._report("exported", step=candidate.step, path=str(best), metric=self._metric, value=candidate.value)
 
     def _try(self, name: str, model: keras.Model, place: Path) -> bool:
+        file, save = _FORMATS[name]
         try:
-            _FORMATS[name](model, place)
+            save(model, place / file)
         except OSError:
             shutil.rmtree(place)
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises when it is to be saved
-            line = next(iter(str(error).splitlines()), "")
-            self._tell(
-                f"the model cannot be exported as {name}: {type(error).__name__}: {line}; train.export.formats says which are written"
-            )
+            self._tell(f"the model cannot be exported as {name}: {error_line(error)}; train.export.formats says which are written")
+            _remove(place / file)
             return False
         return True
 
@@ -171,6 +175,13 @@ def _goal(export: Export, names: Sequence[str]) -> tuple[str, str]:
             " add train.export.mode: max, or min"
         )
     return metric, better
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _target(link: Path) -> Path | None:

@@ -176,6 +176,7 @@ def test_what_cannot_be_saved_is_told_once_and_the_other_format_written(tmp_path
     assert "a secret" in notice["message"]
     assert facts(tmp_path)["formats"] == ["saved_model"]
     assert (tmp_path / "export" / "best" / "saved_model" / "saved_model.pb").is_file()
+    assert sorted(path.name for path in (tmp_path / "export" / "best").iterdir()) == ["metrics.json", "saved_model"]
 
 
 def test_a_file_in_the_way_does_not_end_training(tmp_path: Path) -> None:
