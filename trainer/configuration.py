@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainer.settings import Settings, Strategy, TrainerSettings
+from trainer.settings_rules import misfits
 from trainer.tf_config import TaskConfig
 from trainer.workloads.catalog import CATALOG
 
@@ -62,6 +63,10 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
         problems.append(
             f"train.sync.replicas_to_aggregate is {sync.replicas_to_aggregate}; expected at most {counts['worker']}, the number of workers"
         )
+    problems += [
+        f"train.{'.'.join(misfit.path)}: {misfit.message}; expected {misfit.expected}; {misfit.remedy}"
+        for misfit in misfits(settings.train, settings.strategy)
+    ]
     return problems
 
 

@@ -81,7 +81,7 @@ def _multi_worker(context: Context, workload: Workload) -> Session:
     names = [f"{role}-{i}" for role in ("chief", "worker") for i in range(len(context.task.cluster.get(role, ())))]
     index = names.index(f"{context.task.role}-{context.task.index}")
     with _signals_kept(), closed_to_others(context.task.address):
-        ring = Ring(len(names), index)
+        ring = Ring(len(names), index, context.job.train.gradients.wire)
     return LocalSession(workload, context.job, ring)
 
 
@@ -92,9 +92,14 @@ def _mirrored(context: Context, workload: Workload) -> Session:
 
 
 def _parameter_server(context: Context, workload: Workload) -> Session:
-    from trainer.engine.parameter_server import ParameterServerSession, connect
+    from trainer.engine.asynchronous import AsynchronousSession
+    from trainer.engine.ps_workers import connect
+    from trainer.engine.synchronous import SynchronousSession
 
-    return ParameterServerSession(workload, context.job, connect(context.task))
+    connection = connect(context.task)
+    if context.job.train.sync is None:
+        return AsynchronousSession(workload, context.job, connection)
+    return SynchronousSession(workload, context.job, connection, context.stopped)
 
 
 _SESSIONS: dict[str, Callable[[Context, Workload], Session]] = {

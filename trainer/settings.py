@@ -26,6 +26,45 @@ class Sync(Settings):
     replicas_to_aggregate: int = Field(ge=1, description="Gradients that make one step; workers beyond it are back-ups.")
 
 
+class LearningRate(Settings):
+    """The learning rate over the steps; it takes the place of the workload's own."""
+
+    schedule: Literal["constant", "cosine", "linear", "exponential", "piecewise"] = Field(
+        "constant", description="How the rate falls after the warm-up; `constant` does not."
+    )
+    initial: float | None = Field(None, gt=0, description="The rate that the schedule starts from; the workload's own when left out.")
+    warmup_steps: int = Field(0, ge=0, le=1_000_000_000, description="Steps over which the rate rises from zero to `initial`.")
+    decay_steps: Steps | None = Field(
+        None, description="cosine, linear: steps of the whole fall, up to the last step when left out. exponential: steps of one factor."
+    )
+    decay_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="exponential: the factor each `decay_steps` steps; 0.1 when left out."
+    )
+    staircase: bool | None = Field(None, description="exponential: fall all at once after each `decay_steps` instead of little by little.")
+    final: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="cosine, linear: the part of `initial` that is left at the end; 0 when left out."
+    )
+    boundaries: list[Steps] | None = Field(None, description="piecewise: steps after which the rate changes, ascending.")
+    factors: list[Annotated[float, Field(ge=0)]] | None = Field(
+        None, description="piecewise: the part of `initial` after each boundary; as many as boundaries."
+    )
+
+
+class Gradients(Settings):
+    """What happens to gradients between their computation and the update."""
+
+    clip_value: float | None = Field(None, gt=0, description="Cut each element to at most this size.")
+    clip_norm: float | None = Field(None, gt=0, description="Scale each variable's gradient down to at most this norm.")
+    clip_global_norm: float | None = Field(None, gt=0, description="Scale all gradients together down to at most this norm.")
+    accumulate: int = Field(1, ge=1, le=10_000, description="Batches of a replica whose mean gradient makes one step.")
+    wire: Literal["float32", "bfloat16"] = Field(
+        "float32", description="How gradients travel between tasks; bfloat16 halves the bytes and keeps 8 bits of precision."
+    )
+
+
+Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
+
+
 class Checkpoints(Settings):
     """When the chief saves, and how many checkpoints it keeps."""
 
@@ -73,6 +112,15 @@ def direction(metric: str, mode: Mode) -> Literal["min", "max"] | None:
     return next((_DIRECTIONS[word] for word in reversed(words) if word in _DIRECTIONS), None)
 
 
+class EarlyStopping(Settings):
+    """When the run ends before its last step because it gets no better."""
+
+    metric: str = Field("loss", min_length=1, description="The evaluation's metric that is watched.")
+    mode: Mode = Field("auto", description="Whether less or more of it is better; `auto` tells by the metric's name.")
+    patience: int = Field(5, ge=1, description="Evaluations in a row without a better value after which the run ends.")
+    min_delta: float = Field(0.0, ge=0, description="By how much a value must be better to count.")
+
+
 class Export(Settings):
     """Which model is exported for serving, into `export/best`."""
 
@@ -102,6 +150,17 @@ class Train(Settings):
     data: str = Field("synthetic", min_length=1, description="`synthetic`, `download`, or a directory with the published files.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of start weights, shuffling and dropout.")
     sync: Sync | None = Field(None, description="Synchronous updates on parameter_server; without it they are asynchronous.")
+    learning_rate: LearningRate | None = Field(None, description="The learning rate over the steps, instead of the workload's own.")
+    gradients: Gradients = Field(default_factory=Gradients, description="Clipping, accumulation, and how gradients travel.")
+    precision: Precision = Field(
+        "float32", description="What layers compute in; with a mixed one, variables stay float32. mixed_float16 scales the loss."
+    )
+    jit_compile: bool = Field(False, description="Compile a replica's forward and backward pass with XLA.")
+    deterministic: bool = Field(False, description="Take only operations that give the same bits each time; slower.")
+    early_stopping: EarlyStopping | None = Field(None, description="End the run when an evaluation's metric gets no better.")
+    max_seconds: float | None = Field(
+        None, gt=0, description="End the run, as done, when it has trained for this many seconds, restarts included."
+    )
     steps_per_execution: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="Steps run by one call into TensorFlow; chosen by measurement when left out."
     )

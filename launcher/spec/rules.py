@@ -16,6 +16,7 @@ from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
 from launcher.spec.subject import Subject
 from trainer.settings import Train, direction
+from trainer.settings_rules import misfits
 from trainer.workloads import catalog
 
 # Plain words, so that the JSON Schema can say it too.
@@ -164,16 +165,29 @@ def workload_fits_strategy(subject: Subject) -> Iterator[Finding]:
 
 
 def sync_is_possible(subject: Subject) -> Iterator[Finding]:
-    """Synchronous updates need a parameter server, and a version of the trainer that has them."""
+    """Synchronous updates are an option of parameter servers."""
     train, strategy = subject.spec.train, subject.spec.strategy
-    if train is None or train.sync is None:
-        return
-    if strategy != "parameter_server" and subject.known(("strategy",)):
+    if train and train.sync and strategy != "parameter_server":
         message = f"`sync` belongs to parameter_server; strategy {strategy} is always synchronous"
         yield Finding(("train", "sync"), message, "strategy parameter_server", "remove `sync`", on="key")
-    else:
-        message = "synchronous updates are not available in this version"
-        yield Finding(("train", "sync"), message, "asynchronous updates", "leave `sync` out", on="key")
+
+
+def settings_fit(subject: Subject) -> Iterator[Finding]:
+    """The train settings fit one another and the strategy."""
+    train = subject.spec.train
+    for misfit in misfits(train, subject.spec.strategy) if train else ():
+        yield Finding(("train", *misfit.path), misfit.message, misfit.expected, misfit.remedy, on="key")
+
+
+def early_stopping_has_evaluations(subject: Subject) -> Iterator[Finding]:
+    """What gets no better is seen by evaluating."""
+    train = subject.spec.train
+    if subject.spec.roles.evaluator is not None:
+        return
+    if train and train.early_stopping and not catalog.with_defaults(train).evaluate.every_steps:
+        message = "early stopping without evaluations: `train.evaluate.every_steps` is 0"
+        remedy = "set `train.evaluate.every_steps` to 500, say"
+        yield Finding(("train", "early_stopping"), message, "`train.evaluate.every_steps` of 1 or more", remedy, on="key")
 
 
 def enough_workers(subject: Subject) -> Iterator[Finding]:
@@ -282,7 +296,9 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "workload"),), workload_exists),
     ((("train", "workload"), ("train", "params")), params_fit_workload),
     ((("train", "workload"), ("strategy",)), workload_fits_strategy),
-    ((("train", "sync"),), sync_is_possible),
+    ((("train", "sync"), ("strategy",)), sync_is_possible),
+    ((("train",), ("strategy",)), settings_fit),
+    ((("train", "workload"), ("train", "evaluate"), ("train", "early_stopping"), ("roles", "evaluator")), early_stopping_has_evaluations),
     ((("train", "sync"), ("roles", "worker", "replicas")), enough_workers),
     ((("train", "workload"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
     ((("train", "export"),), best_is_known),

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.engine import tuning
+from trainer.engine.job import Job
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import HeldOutMetrics, Workload
 
@@ -19,21 +21,20 @@ class Built:
     optimizer: keras.optimizers.Optimizer
 
 
-def build(workload: Workload, seed: int, examples_per_step: int = 0) -> Built:
-    """Make the model and the optimizer with start weights from `seed`.
+def build(workload: Workload, job: Job, replicas: int = 1) -> Built:
+    """Make the model and the optimizer as the job's settings ask, with start weights from its seed.
 
-    `examples_per_step`, of all replicas together, is told to workloads whose optimizer asks for it; see `Scheduling`.
+    How many examples a step has, of `replicas` together, is told to workloads whose optimizer asks for it; see `Scheduling`.
 
     Raises:
         WorkloadError: the model has no weights to train.
     """
-    keras.utils.set_random_seed(seed)
+    tuning.prepare(job)
     model = workload.model()
     if not model.built or not model.trainable_variables:
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)
-    scheduled = getattr(workload, "optimizer_for", None)
-    optimizer = scheduled(examples_per_step) if scheduled and examples_per_step else workload.optimizer()
+    optimizer = tuning.optimizer(workload, job, job.batch_size * job.train.gradients.accumulate * replicas)
     optimizer.build(model.trainable_variables)
     return Built(model, optimizer)
 
@@ -55,7 +56,8 @@ def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
 
     @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:
-        names[:] = workload.metrics(targets, model(inputs, training=False))  # traced again where the workload makes variables
+        # Traced again where the workload makes variables.
+        names[:] = workload.metrics(targets, in_float32(model(inputs, training=False)))
 
     trace.get_concrete_function(*spec)
     return tuple(names)
@@ -64,6 +66,12 @@ def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
 def batch_size_of(inputs: Any) -> tf.Tensor:
     """Return the number of examples of a batch as a float32 scalar."""
     return tf.cast(tf.shape(tf.nest.flatten(inputs)[0])[0], tf.float32)
+
+
+def in_float32(outputs: Any) -> Any:
+    """Return a model's outputs with those of half precision in float32: losses and metrics need the bits."""
+    halves = (tf.float16, tf.bfloat16)
+    return tf.nest.map_structure(lambda t: tf.cast(t, tf.float32) if t.dtype in halves else t, outputs)
 
 
 def measures(workload: Workload, loss: tf.Tensor, targets: Any, outputs: Any) -> tf.Tensor:
@@ -102,7 +110,7 @@ class Evaluator:
 
         @tf.function(reduce_retracing=True, autograph=False)
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            outputs = model(inputs, training=False)
+            outputs = in_float32(model(inputs, training=False))
             size = batch_size_of(inputs)
             if whole is not None:
                 whole.update(targets, outputs)

@@ -38,6 +38,14 @@ def read(run_dir: Path) -> list[Evaluated]:
     return [one for entry in found if (one := _parse(entry))] if isinstance(found, list) else []
 
 
+def changed(run_dir: Path) -> float | None:
+    """Return when the file was last written, in seconds since the epoch; None where there is none."""
+    try:
+        return _path(run_dir).stat().st_mtime
+    except OSError:
+        return None
+
+
 def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add an evaluation at `step`, in one step for readers.
 

@@ -146,7 +146,7 @@ class _Evaluator:
 
     def __init__(self, workload: Workload, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
-        built = compute.build(workload, job.seed)
+        built = compute.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer
         self._evaluate = Evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)

@@ -23,6 +23,7 @@ class Job:
     steps: int
     batch_size: int
     seed: int
+    examples_per_step: int  # of one replica
     steps_per_execution: int | None  # None: chosen by measurement
     report_every: int  # 0: by the clock
     checkpoint: Checkpoints
@@ -59,6 +60,7 @@ def job(settings: TrainerSettings) -> Job:
         steps=train.steps,
         batch_size=train.batch_size,
         seed=train.seed,
+        examples_per_step=train.batch_size * train.gradients.accumulate,
         steps_per_execution=train.steps_per_execution,
         report_every=train.report_every_steps or 0,
         checkpoint=train.checkpoint,

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer.engine import compute, updates
 from trainer.engine.job import Job
+from trainer.engine.replica import Replica
 from trainer.engine.ring import Ring
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Shard, Workload
@@ -25,11 +26,12 @@ class LocalSession:
     def __init__(self, workload: Workload, job: Job, ring: Ring) -> None:
         self._workload, self._ring = workload, ring
         self._batch_size, self._seed = job.batch_size, job.seed
-        built = compute.build(workload, job.seed, job.batch_size * ring.size)
+        self._batches = job.train.gradients.accumulate
+        built = compute.build(workload, job, ring.size)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self.is_chief = ring.index == 0
-        self._metrics = compute.metric_names(workload, self.model)
+        self._replica = Replica(workload, self.model, self.optimizer, job)
         self._step = 0
         self._iterator: Any = None
         self._call = self._make_call()
@@ -50,7 +52,7 @@ class LocalSession:
             own.flat[0] = self._ring.index
             seed.assign_add(own)
         self._step = int(where.numpy())
-        shard = Shard(self._batch_size, self._seed, index=self._ring.index, count=self._ring.size, start=self._step)
+        shard = Shard(self._batch_size, self._seed, index=self._ring.index, count=self._ring.size, start=self._step * self._batches)
         self._iterator = iter(self._workload.train_data(shard))
 
     def settle(self) -> None:
@@ -59,23 +61,29 @@ class LocalSession:
     def pull(self) -> None:
         """Do nothing: model and optimizer are where the training happens."""
 
-    def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """See Session.run."""
         began = time.perf_counter()
-        control = np.array([float(stop), next_steps if self.is_chief else 0], np.float32)
+        from_chief = [float(finish), next_steps] if self.is_chief else [0.0, 0.0]
+        control = np.array([float(stop), *from_chief], np.float32)
         with self._ring.watching():
-            totals, told = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
+            totals, told, waits = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
+        seconds = time.perf_counter() - began
         self._step += steps
-        loss, *metrics = totals / (steps * self._ring.size)
+        loss, *metrics = totals[:-1] / (steps * self._ring.size)
+        input_wait, peer_wait = waits / seconds
         return Progress(
             step=self._step,
             steps=steps,
             loss=float(loss),
-            metrics=compute.named(self._metrics, metrics),
-            examples=steps * self._batch_size * self._ring.size,
-            seconds=time.perf_counter() - began,
+            metrics=compute.named(self._replica.metrics, metrics),
+            examples=steps * self._replica.examples * self._ring.size,
+            seconds=seconds,
             stop=bool(told[0] > 0),
-            next_steps=int(told[1]) or None,
+            finish=bool(told[1] > 0),
+            next_steps=int(told[2]) or None,
+            input_wait=float(input_wait),
+            peer_wait=float(peer_wait) if self._ring.size > 1 else None,
         )
 
     def close(self) -> None:
@@ -90,24 +98,19 @@ class LocalSession:
         time.sleep(2 * _LINGER if self.is_chief else _LINGER)
 
     def _make_call(self) -> Any:
-        model, workload, ring, optimizer = self.model, self._workload, self._ring, self.optimizer
-        count = 1 + len(self._metrics)
+        model, ring, optimizer, replica = self.model, self._ring, self.optimizer, self._replica
+        width = replica.width
 
         @tf.function(autograph=False)
-        def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             def step() -> tf.Tensor:
-                inputs, targets = next(iterator)
-                with tf.GradientTape() as tape:
-                    outputs = model(inputs, training=True)
-                    loss = compute.total_loss(workload, targets, outputs, model.losses)
-                gradients = tape.gradient(
-                    loss, [v.value for v in model.trainable_variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
-                )
-                updates.apply(optimizer, ring.mean_gradients(gradients), model.trainable_variables)
-                return compute.measures(workload, loss, targets, outputs)
+                measured, gradients = replica.step(iterator)
+                together, waited = ring.mean_gradients(gradients)
+                updates.apply(optimizer, together, model.trainable_variables)
+                return tf.concat([measured, [waited]], 0)
 
-            totals = compute.repeat(steps, step, count)
-            together = ring.total(tf.concat([totals, control], 0))
-            return together[:count], together[count:]
+            totals = compute.repeat(steps, step, width + 1)
+            together = ring.total(tf.concat([totals[:width], control], 0))
+            return together[:width], together[width:], totals[width - 1 :]
 
         return call

@@ -9,15 +9,17 @@ from typing import Any
 from trainer.engine import averages, compute, evaluations, pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.compute import Evaluator
+from trainer.engine.enough import Enough
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
+from trainer.engine.pace import REPORT_EVERY, Due
 from trainer.engine.record import Record, RunState
 from trainer.engine.session import Progress, Session
+from trainer.engine.speaker import Speaker, waits
 from trainer.events import Reporter
 from trainer.workloads.protocol import Workload
 
-_REPORT_EVERY = 0.5  # seconds between progress events, where the settings name no steps
 _EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
 _RECORD_EVERY = 10.0  # seconds after which run.json says anew that the run is alive
 
@@ -40,45 +42,27 @@ def run(session: Session, workload: Workload, job: Job, report: Reporter, stoppe
     """
     chief = _Chief(session, workload, job, report) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
+    speaker = Speaker(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
     wanted = proposal = job.steps_per_execution or 1
-    profile_due = _Due(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
+    profile_due = Due(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
     profile_due.start(session.step)
-    stop = False
+    stop = finish = False
     step = session.step  # as told; the session may be ahead of it after a checkpoint
-    while step < job.steps and not stop:
+    while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
         steps = 1 if profiling else pace.to_boundary(step, wanted, job.steps, *every)
         with chief.logs.profile() if chief and profiling else nullcontext():
-            progress = session.run(steps, stop=stopped(), next_steps=proposal)
+            progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.enough()), next_steps=proposal)
         step = progress.step
-        stop = progress.stop and step < job.steps
-        if chief:
-            chief.after(progress)
+        finish = progress.finish and step < job.steps
+        stop = progress.stop and step < job.steps and not finish
+        (chief or speaker).after(progress)
         wanted = progress.next_steps or wanted
         if not job.steps_per_execution and not profiling:
             proposal = pace.next_steps(progress.steps, progress.seconds)
     return chief.finish(finished=not stop) if chief else Outcome(session.step, not stop, {})
-
-
-class _Due:
-    """Tells when something that happens every so many steps, or seconds, is due."""
-
-    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
-        self._steps, self._seconds = steps, seconds
-        self._last_step, self._last_time = 0, time.monotonic()
-
-    def start(self, step: int) -> None:
-        self._last_step, self._last_time = step, time.monotonic()
-
-    def __call__(self, step: int) -> bool:
-        by_steps = bool(self._steps) and self._steps is not None and step // self._steps > self._last_step // self._steps
-        by_time = self._seconds is not None and time.monotonic() - self._last_time >= self._seconds
-        if by_steps or by_time:
-            self.start(step)
-            return True
-        return False
 
 
 class _Chief:
@@ -96,15 +80,16 @@ class _Chief:
             steps=job.steps,
             spec_digest=job.spec_digest,
         )
+        self.enough = Enough(job.train, job.run_dir)
         self._evaluator: Evaluator | None = None
         self._best: BestModel | None = None
         if job.export and not job.has_evaluator:
             names = ("loss", *compute.metric_names(workload, session.model))
             self._best = BestModel(job.export, job.run_dir, names, workload.model, report, share=_EXPORTING)
-        self._save_due = _Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
-        self._evaluate_due = _Due(job.evaluate_every)
-        self._summaries_due = _Due(job.summaries_every)
-        self._report_due = _Due(job.report_every, None if job.report_every else _REPORT_EVERY)
+        self._save_due = Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
+        self._evaluate_due = Due(job.evaluate_every)
+        self._summaries_due = Due(job.summaries_every)
+        self._report_due = Due(job.report_every, None if job.report_every else REPORT_EVERY)
         self._recorded = 0.0
         self._told = False
         self._examples = self._steps_since = 0
@@ -132,7 +117,7 @@ class _Chief:
     def after(self, progress: Progress) -> None:
         """Do what is due after a call."""
         step = progress.step
-        last = step >= self._job.steps
+        last = step >= self._job.steps or progress.finish
         self._examples += progress.examples
         self._steps_since += progress.steps
         if self._report_due(step) or last or progress.stop or not self._told:
@@ -156,6 +141,9 @@ class _Chief:
 
     def finish(self, *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
+        early = self.enough() if finished and self._session.step < self._job.steps else None
+        if early:
+            self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
         self._session.settle()
         step = self._session.step
         self._session.pull()
@@ -166,7 +154,7 @@ class _Chief:
         if self._best:
             self._best.flush()
         self.logs.close()
-        self._keep("succeeded" if finished else "stopped", step, metrics=self._metrics)
+        self._keep("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics)
 
     def _tell(self, progress: Progress) -> None:
@@ -180,6 +168,7 @@ class _Chief:
             metrics=progress.metrics,
             examples_per_second=self._examples / seconds,
             seconds_per_step=seconds / max(1, self._steps_since),
+            **waits(progress),
         )
         self._examples = self._steps_since = 0
         self._since, self._told = now, True
@@ -195,11 +184,14 @@ class _Chief:
                 loss=worker.loss,
                 metrics={},
                 examples_per_second=worker.examples_per_second,
-                seconds_per_step=self._job.batch_size / worker.examples_per_second,
+                seconds_per_step=self._job.examples_per_step / worker.examples_per_second,
+                input_wait=worker.input_wait,
             )
 
     def _keep(self, state: RunState, step: int, **facts: Any) -> None:
         self._recorded = time.monotonic()
+        if self._job.train.max_seconds is not None:
+            facts["trained_seconds"] = self.enough.trained_seconds
         self._record.update(state, step, **facts)
 
     def _evaluate(self, step: int) -> None:

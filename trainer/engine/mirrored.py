@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer.engine import compute
 from trainer.engine.job import Job
+from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import Progress
 from trainer.workloads.protocol import Shard, Workload
 
@@ -33,10 +34,11 @@ class MirroredSession:
         hub = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
         self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=hub)
         with self._strategy.scope():
-            built = compute.build(workload, job.seed, job.batch_size * self.replicas)
+            built = compute.build(workload, job, self.replicas)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
-        self._metrics = compute.metric_names(workload, self.model)
+        self._replica = Replica(workload, self.model, self.optimizer, job)
+        self._batches = job.train.gradients.accumulate
         self._step = 0
         self._iterator: Any = None
         self._call = self._make_call()
@@ -55,8 +57,8 @@ class MirroredSession:
         """See Session.push: restored variables are mirrored already."""
         self._step = step
         # One stream feeds all devices: a step takes one batch for each.
-        shard = Shard(self._batch_size, self._seed, start=step * self.replicas)
-        data = self._strategy.distribute_datasets_from_function(lambda _: self._workload.train_data(shard))
+        shard = Shard(self._batch_size, self._seed, start=step * self.replicas * self._batches)
+        data = self._strategy.distribute_datasets_from_function(lambda _: self._data(shard))
         self._iterator = iter(data)
 
     def settle(self) -> None:
@@ -65,45 +67,49 @@ class MirroredSession:
     def pull(self) -> None:
         """Do nothing: model and optimizer are where the training happens."""
 
-    def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """See Session.run."""
         began = time.perf_counter()
-        loss, *metrics = self._call(self._iterator, tf.constant(steps)).numpy() / steps
+        totals = self._call(self._iterator, tf.constant(steps)).numpy()
+        seconds = time.perf_counter() - began
+        loss, *metrics = totals[:-1] / steps
         self._step += steps
         return Progress(
             step=self._step,
             steps=steps,
             loss=float(loss),
-            metrics=compute.named(self._metrics, metrics),
-            examples=steps * self._batch_size * self.replicas,
-            seconds=time.perf_counter() - began,
+            metrics=compute.named(self._replica.metrics, metrics),
+            examples=steps * self._replica.examples * self.replicas,
+            seconds=seconds,
             stop=stop,
+            finish=finish,
             next_steps=next_steps or None,
+            input_wait=float(totals[-1] / seconds),
         )
 
     def close(self) -> None:
         """Do nothing: there is nobody else."""
 
-    def _make_call(self) -> Any:
-        model, workload, optimizer, strategy = self.model, self._workload, self.optimizer, self._strategy
-        replicas, count = self.replicas, 1 + len(self._metrics)
+    def _data(self, shard: Shard) -> tf.data.Dataset:
+        data = self._workload.train_data(shard)
+        return data if self._batches == 1 else data.batch(self._batches, drop_remainder=True)
 
-        def step(inputs: Any, targets: Any) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                outputs = model(inputs, training=True)
-                loss = compute.total_loss(workload, targets, outputs, model.losses)
-                scaled = loss / replicas  # Keras adds the replicas' gradients up
-            variables = [v.value for v in model.trainable_variables]
-            gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            optimizer.apply(gradients, model.trainable_variables)
-            return compute.measures(workload, loss, targets, outputs)
+    def _make_call(self) -> Any:
+        model, optimizer, strategy, replica = self.model, self.optimizer, self._strategy, self._replica
+
+        def step(batches: Any, waited: tf.Tensor) -> tf.Tensor:
+            measured, gradients = replica.step_of(batches, waited)
+            mean = [g / tf.cast(self.replicas, g.dtype) for g in map(tf.convert_to_tensor, gradients)]
+            optimizer.apply(mean, model.trainable_variables)  # Keras adds the replicas' gradients up
+            return measured
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
             def step_everywhere() -> tf.Tensor:
-                measured = strategy.run(step, args=next(iterator))
+                batches, waited = timed_next(iterator)
+                measured = strategy.run(step, args=(batches, waited))
                 return strategy.reduce(tf.distribute.ReduceOp.MEAN, measured, axis=None)
 
-            return compute.repeat(steps, step_everywhere, count)
+            return compute.repeat(steps, step_everywhere, replica.width)
 
         return call

@@ -1,6 +1,9 @@
-"""How many steps one call into TensorFlow runs: few enough to see progress, many enough to cost nothing."""
+"""How many steps one call into TensorFlow runs, few enough to see progress and many enough to cost nothing; and what is due when."""
+
+import time
 
 _CALL_SECONDS = 0.2  # a call this long hides its own cost (about 1 ms) and still shows progress
+REPORT_EVERY = 0.5  # seconds between progress events, where the settings name no steps
 _MOST = 1000
 _GROWTH = 8  # the first calls are slow for other reasons (tracing, caches): grow in steps
 
@@ -15,3 +18,24 @@ def to_boundary(step: int, wanted: int, last: int, *every: int | None) -> int:
     """Return how many of `wanted` steps to run from `step` so that no multiple of `every`, nor `last`, is passed."""
     stops = [last, *(step - step % e + e for e in every if e)]
     return max(1, min(wanted, *(s - step for s in stops)))
+
+
+class Due:
+    """Tells when something that happens every so many steps, or seconds, is due."""
+
+    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
+        self._steps, self._seconds = steps, seconds
+        self._last_step, self._last_time = 0, time.monotonic()
+
+    def start(self, step: int) -> None:
+        """Count from here and now."""
+        self._last_step, self._last_time = step, time.monotonic()
+
+    def __call__(self, step: int) -> bool:
+        """Tell whether it is due at `step`; if so, count anew from here."""
+        by_steps = bool(self._steps) and self._steps is not None and step // self._steps > self._last_step // self._steps
+        by_time = self._seconds is not None and time.monotonic() - self._last_time >= self._seconds
+        if by_steps or by_time:
+            self.start(step)
+            return True
+        return False

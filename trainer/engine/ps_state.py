@@ -1,5 +1,6 @@
 """The training state on the parameter servers: packed variables, the optimizer's slots, the global step."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -7,27 +8,23 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import packing, updates
+from trainer.engine.packing import Pack
 
 
-class ServerState:
-    """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
+class Group:
+    """Packs that are updated together, by one optimizer, and count their updates on server `home`."""
 
-    Random layers' seeds stay out: each worker draws its own.
-    """
-
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int) -> None:
-        self._model, self._optimizer = model, optimizer
-        self.flat = packing.elementwise(optimizer)
-        self.packs = packing.lay_out(model.trainable_variables, servers, flat=self.flat)
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, packs: Sequence[Pack], home: int) -> None:
+        self._model, self._original = model, optimizer
+        self.packs, self.home = packs, home
         self.variables: list[keras.Variable] = []
-        for pack in self.packs:
+        for pack in packs:
             members = [model.trainable_variables[i] for i in pack.members]
-            with tf.device(_device(pack.server)):
+            with tf.device(device(pack.server)):
                 value = pack.join([tf.convert_to_tensor(v.value) for v in members])
                 name = "pack" if pack.flat else members[0].name
                 self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
-        with tf.device(_device(0)):
-            self.averages = [tf.Variable(v.value) for v in self._average_sources()]
+        with tf.device(device(home)):
             # Slots stand beside their variables; Keras makes them like the variable they belong to.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
             self._build_slots()
@@ -48,50 +45,34 @@ class ServerState:
         self.optimizer.build(self.variables)
         del self.optimizer.add_variable_from_reference
 
-    def _average_sources(self) -> list[keras.Variable]:
-        return [v for v in self._model.non_trainable_variables if v.value.dtype.is_floating]
-
-    def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the trainable values in the model's order and the moving averages; on the caller's device."""
-        values: list[Any] = [None] * len(self._model.trainable_variables)
-        for pack, variable in zip(self.packs, self.variables, strict=True):
-            for place, part in zip(pack.members, pack.split(tf.identity(variable.value)), strict=True):
-                values[place] = part
-        return values, [tf.identity(v) for v in self.averages]
-
-    def apply(self, gradients: list[tf.Tensor]) -> None:
-        """Update the variables, on the servers, with one gradient a trainable variable; counts a global step."""
-        joined = [pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in self.packs]
-        with tf.device(_device(0)):
-            updates.apply(self.optimizer, joined, self.variables)
+    def apply(self, gradients: Sequence[tf.Tensor]) -> None:
+        """Update the variables, on the servers, with one gradient a pack; counts a step."""
+        with tf.device(device(self.home)):
+            updates.apply(self.optimizer, gradients, self.variables)
             if not self._counts:
                 self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
 
     def push(self, step: int) -> None:
-        """Copy the chief's model and optimizer to the servers and set the global step."""
+        """Copy the chief's variables and optimizer to the servers and set the step."""
         for pack, variable in zip(self.packs, self.variables, strict=True):
             variable.value.assign(pack.join([tf.convert_to_tensor(self._model.trainable_variables[i].value) for i in pack.members]))
-        for average, source in zip(self.averages, self._average_sources(), strict=True):
-            average.assign(source.value)
         self._copy_optimizer(to_servers=True)
         self.step.assign(tf.cast(step, self.step.dtype))
 
     def pull(self) -> None:
-        """Copy the servers' state to the chief's model and optimizer."""
+        """Copy the servers' state to the chief's variables and optimizer."""
         for pack, variable in zip(self.packs, self.variables, strict=True):
             for place, part in zip(pack.members, pack.split(tf.convert_to_tensor(variable.value.numpy())), strict=True):
                 self._model.trainable_variables[place].value.assign(part)
-        for average, source in zip(self.averages, self._average_sources(), strict=True):
-            source.value.assign(average.numpy())
         self._copy_optimizer(to_servers=False)
 
     def _copy_optimizer(self, *, to_servers: bool) -> None:
-        ours, theirs = self._optimizer.variables, self.optimizer.variables
-        if not self.flat:
+        ours, theirs = self._original.variables, self.optimizer.variables
+        if not all(pack.flat for pack in self.packs):  # each variable by itself, in the model's order
             for mine, server in zip(ours, theirs, strict=True):
                 _copy(mine, server) if to_servers else _copy(server, mine)
             return
-        here = packing.find_slots(self._optimizer, len(self._model.trainable_variables))
+        here = packing.find_slots(self._original, len(self._model.trainable_variables))
         there = packing.find_slots(self.optimizer, len(self.packs))
         for i, j in zip(here.scalars, there.scalars, strict=True):
             _copy(ours[i], theirs[j]) if to_servers else _copy(theirs[j], ours[i])
@@ -105,9 +86,69 @@ class ServerState:
                         ours[own[i]].value.assign(part)
 
 
+class ServerState:
+    """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
+
+    `apart`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
+    else all that the servers hold is updated together. Random layers' seeds stay out: each worker draws its own.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, apart: bool = False) -> None:
+        self._model = model
+        flat = packing.elementwise(optimizer)
+        if apart and (not flat or optimizer.global_clipnorm is not None):
+            servers = 1
+        packs = packing.lay_out(model.trainable_variables, servers, flat=flat)
+        by_group = [[p for p in packs if p.server == server] for server in range(servers)] if apart else [packs]
+        self.groups = [Group(model, optimizer, members, members[0].server if apart else 0) for members in by_group if members]
+        with tf.device(device(0)):
+            self.averages = [tf.Variable(v.value) for v in self._average_sources()]
+
+    @property
+    def step(self) -> tf.Variable:
+        """Return the count of updates, which is the global step."""
+        return self.groups[0].step
+
+    def _average_sources(self) -> list[keras.Variable]:
+        return [v for v in self._model.non_trainable_variables if v.value.dtype.is_floating]
+
+    def unpacked(self, packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """Return the trainable values in the model's order, made of one tensor a pack in each group."""
+        values: list[Any] = [None] * len(self._model.trainable_variables)
+        for group, tensors in zip(self.groups, packed, strict=True):
+            for pack, tensor in zip(group.packs, tensors, strict=True):
+                for place, part in zip(pack.members, pack.split(tensor), strict=True):
+                    values[place] = part
+        return values
+
+    def packed(self, gradients: Sequence[Any]) -> list[list[tf.Tensor]]:
+        """Return, for each group, one tensor a pack, made of one gradient a trainable variable."""
+        return [[pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in group.packs] for group in self.groups]
+
+    def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return the trainable values in the model's order and the moving averages; on the caller's device."""
+        values = self.unpacked([[tf.identity(v.value) for v in group.variables] for group in self.groups])
+        return values, [tf.identity(v) for v in self.averages]
+
+    def push(self, step: int) -> None:
+        """Copy the chief's model and optimizer to the servers and set the global step."""
+        for average, source in zip(self.averages, self._average_sources(), strict=True):
+            average.assign(source.value)
+        for group in self.groups:
+            group.push(step)
+
+    def pull(self) -> None:
+        """Copy the servers' state to the chief's model and optimizer."""
+        for average, source in zip(self.averages, self._average_sources(), strict=True):
+            source.value.assign(average.numpy())
+        for group in self.groups:
+            group.pull()
+
+
 def _copy(source: keras.Variable, target: keras.Variable) -> None:
     target.value.assign(np.asarray(source.value.numpy()))
 
 
-def _device(server: int) -> str:
+def device(server: int) -> str:
+    """Return the device of a parameter server."""
     return f"/job:ps/replica:0/task:{server}/device:CPU:0"

@@ -22,9 +22,10 @@ class Ring:
     the peers; models and optimizers stay outside its scope, where Keras is three times as fast.
     """
 
-    def __init__(self, size: int = 1, index: int = 0) -> None:
+    def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
         self.size = size
         self.index = index
+        self._wire = tf.as_dtype(wire)  # what float32 gradients travel as
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else None
         self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
 
@@ -41,7 +42,7 @@ class Ring:
                 communication_hint=self._hint,
             )
             first, second = tf.split(tf.ensure_shape(both, [2 * vector.shape[0]]), 2)
-            return first + second
+            return tf.cast(first, tf.float32) + tf.cast(second, tf.float32) if vector.dtype == tf.bfloat16 else first + second
         return tf.raw_ops.CollectiveReduceV2(
             input=vector,
             group_size=self.size,
@@ -53,19 +54,33 @@ class Ring:
             communication_hint=self._hint,
         )
 
-    def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the mean over all tasks of each gradient; sent as one vector a data type."""
+    def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Return the mean over all tasks of each gradient, sent as one vector a data type; and the seconds that took.
+
+        The seconds, a float32 scalar, run from this task's gradients to everybody's: the slowest task waits least.
+        """
         if self.size == 1:
-            return list(gradients)
+            return list(gradients), tf.constant(0.0)
         dense = [tf.convert_to_tensor(g) for g in gradients]
         result: list[tf.Tensor] = list(dense)
-        for offset, dtype in enumerate(sorted({g.dtype.name for g in dense})):
+        packs = []
+        for dtype in sorted({g.dtype.name for g in dense}):
             places = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
-            packed = tf.concat([tf.reshape(dense[i], [-1]) for i in places], 0)
-            reduced = self._reduce(packed, _GRADIENTS * 10 + offset) / tf.cast(self.size, packed.dtype)
-            for i, part in zip(places, tf.split(reduced, [int(np.prod(dense[i].shape)) for i in places]), strict=True):
+            packs.append((places, tf.concat([tf.reshape(dense[i], [-1]) for i in places], 0)))
+        with tf.control_dependencies([packed for _, packed in packs]):
+            began = tf.timestamp()
+        sums = [self._sent(packed, _GRADIENTS * 10 + offset) for offset, (_, packed) in enumerate(packs)]
+        with tf.control_dependencies(sums):
+            waited = tf.cast(tf.timestamp() - began, tf.float32)
+        for (places, packed), total in zip(packs, sums, strict=True):
+            mean = total / tf.cast(self.size, packed.dtype)
+            for i, part in zip(places, tf.split(mean, [int(np.prod(dense[i].shape)) for i in places]), strict=True):
                 result[i] = tf.reshape(part, dense[i].shape)
-        return result
+        return result, waited
+
+    def _sent(self, packed: tf.Tensor, instance: int) -> tf.Tensor:
+        wire = self._wire if packed.dtype == tf.float32 else packed.dtype
+        return tf.cast(self._reduce(tf.cast(packed, wire), instance), packed.dtype)
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
         """Return the sum over all tasks of a small vector; usable inside a tf.function."""

@@ -27,6 +27,7 @@ class WorkerProgress:
     local_step: int
     loss: float
     examples_per_second: float
+    input_wait: float  # the part of its time, 0 to 1, that it waited for input
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Progress:
 
     `step` is the global step after it, `steps` how many of them the call made, `loss` and `metrics` means
     over those, `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
-    task of the cluster was asked to stop.
+    task of the cluster was asked to stop, `finish` when the chief said that it is enough. `input_wait` and
+    `peer_wait` are the parts of this task's time, 0 to 1, that it waited for input and for gradients of others;
+    `dropped` counts the gradients that came too late for their step, since the session began.
     """
 
     step: int
@@ -45,7 +48,11 @@ class Progress:
     examples: int
     seconds: float
     stop: bool = False
+    finish: bool = False
     next_steps: int | None = None
+    input_wait: float | None = None
+    peer_wait: float | None = None
+    dropped: int | None = None
     workers: Sequence[WorkerProgress] = field(default=())
 
 
@@ -72,11 +79,11 @@ class Session(Protocol):
     def pull(self) -> None:
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
 
-    def run(self, steps: int, *, stop: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Run `steps` global steps. Every task calls it with the same number.
 
-        `stop` tells the others that this task was asked to stop; `next_steps` is the chief's proposal for the
-        next call and comes back to every task.
+        `stop` tells the others that this task was asked to stop; the chief's `finish` that these steps are the last
+        ones, whatever is left of them; `next_steps` is the chief's proposal for the next call. All come back to every task.
 
         Raises:
             PeerLostError: a task that the step needs is gone.

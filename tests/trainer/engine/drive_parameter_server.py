@@ -78,9 +78,10 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
 
     from tests.trainer.engine.small import Small
     from trainer.engine import servers
+    from trainer.engine.asynchronous import AsynchronousSession
     from trainer.engine.job import Job, job
     from trainer.engine.local import LocalSession
-    from trainer.engine.parameter_server import ParameterServerSession, connect
+    from trainer.engine.ps_workers import connect
     from trainer.engine.ring import Ring
     from trainer.settings import Train, TrainerSettings
     from trainer.tf_config import parse
@@ -102,7 +103,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         local.push(0)
         for _ in range(3):
             local.run(STEPS // 3)
-        remote = ParameterServerSession(Small(params), job_of(STEPS), connection)
+        remote = AsynchronousSession(Small(params), job_of(STEPS), connection)
         alive.append(remote)
         remote.push(0)
         before = values(remote)
@@ -116,7 +117,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
         report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
     # Randomness is drawn on the worker: this one is only asked to learn.
-    dropout = ParameterServerSession(Small({"dropout": True}), job_of(200), connection)
+    dropout = AsynchronousSession(Small({"dropout": True}), job_of(200), connection)
     alive.append(dropout)
     dropout.push(0)
     losses = []

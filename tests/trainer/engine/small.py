@@ -7,10 +7,20 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.ops import gen_experimental_dataset_ops
 
+from trainer.engine.job import Job, job
+from trainer.settings import Train, TrainerSettings
 from trainer.workloads import in_memory
 from trainer.workloads.averaged_sgd import AveragedSGD
 from trainer.workloads.protocol import Shard
+
+
+def small_job(seed: int = 0, **train: Any) -> Job:
+    """Return a job of 100 steps with batch 16 for what needs one and writes nothing."""
+    settings = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": 100, "seed": seed, **train})
+    return job(TrainerSettings(run="small", run_dir="unused", scratch_dir="unused", train=settings))
 
 
 class Small:
@@ -61,3 +71,21 @@ def _slowly(inputs: Any, seconds: float) -> Any:
     print("a slow batch", flush=True)
     time.sleep(float(seconds))
     return inputs
+
+
+class Delayed(Small):
+    """Waits for each batch as if it were computed for `seconds`, on the last of four workers `slower` times as long.
+
+    A dataset sleeps, so that it does so in workers, which run no Python.
+    """
+
+    def train_data(self, shard: Shard) -> tf.data.Dataset:
+        factor = tf.where(tf.cast(shard.index, tf.int64) == 3, tf.constant(int(self._params["slower"]), tf.int64), 1)
+        data = super().train_data(shard)
+        asleep = gen_experimental_dataset_ops.sleep_dataset(
+            data._variant_tensor,
+            factor * int(self._params["seconds"] * 1e6),
+            output_types=[tf.float32, tf.int64],
+            output_shapes=[[None, 4], [None]],
+        )
+        return dataset_ops._VariantDataset(asleep, data.element_spec)

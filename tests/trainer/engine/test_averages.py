@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small
+from tests.trainer.engine.small import Small, small_job
 from tests.trainer.engine.test_loop import settings, train
 from trainer.engine import averages, compute, evaluator
 from trainer.events import Reporter
@@ -42,7 +42,7 @@ def test_an_optimizer_comes_back_from_its_configuration() -> None:
 
 
 def trained_by(steps: int) -> compute.Built:
-    built = compute.build(Small(KERAS_OWN), seed=1)
+    built = compute.build(Small(KERAS_OWN), small_job(1))
     for _ in range(steps):
         built.optimizer.apply([tf.ones(v.shape) for v in built.model.trainable_variables], built.model.trainable_variables)
     return built

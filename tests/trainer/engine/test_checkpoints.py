@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.engine.small import Small
+from tests.trainer.engine.small import Small, small_job
 from trainer.engine import compute
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 
 
 def built(**params: object) -> compute.Built:
-    return compute.build(Small(params), seed=1)
+    return compute.build(Small(params), small_job(1))
 
 
 def checkpoints(directory: Path, state: compute.Built, keep: int = 3) -> Checkpoints:

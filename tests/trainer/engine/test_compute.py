@@ -4,14 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from tests.trainer.engine.small import Small
+from tests.trainer.engine.small import Small, small_job
 from trainer.engine import compute
 from trainer.workloads.errors import WorkloadError
 
 
 def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_small() -> None:
     workload = Small({})
-    model = compute.build(workload, seed=3).model
+    model = compute.build(workload, small_job(3)).model
     whole = compute.Evaluator(workload, model, batch_size=400)()
     pieces = compute.Evaluator(workload, model, batch_size=150)()
     assert pieces.keys() == whole.keys() == {"loss", "accuracy"}
@@ -20,7 +20,7 @@ def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_sma
 
 
 def test_start_weights_follow_the_seed() -> None:
-    first, again, other = (compute.build(Small({}), seed=seed).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
+    first, again, other = (compute.build(Small({}), small_job(seed)).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -33,8 +33,8 @@ class Scheduled(Small):
 
 
 def test_an_optimizer_is_told_how_many_examples_a_step_takes_where_it_asks() -> None:
-    assert type(compute.build(Scheduled({}), 0).optimizer) is keras.optimizers.Adam
-    optimizer = compute.build(Scheduled({}), 0, examples_per_step=100).optimizer
+    job = small_job(batch_size=10, gradients={"accumulate": 2})
+    optimizer = compute.build(Scheduled({}), job, replicas=5).optimizer
     for step, rate in ((0, 0.1), (3, 0.1), (4, 0.05), (8, 0.025)):
         optimizer.iterations.assign(step)
         assert float(optimizer.learning_rate) == pytest.approx(rate)
@@ -49,4 +49,4 @@ class Unbuilt(Small):
 
 def test_a_model_without_weights_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(WorkloadError, match=r"no trainable weights: give it an input shape"):
-        compute.build(Unbuilt({}), seed=0)
+        compute.build(Unbuilt({}), small_job())

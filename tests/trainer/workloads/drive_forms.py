@@ -140,14 +140,16 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
 
 
 def _sessions(strategy: str, tf_config: str) -> Any:
-    from trainer.engine import mirrored, parameter_server
+    from trainer.engine import mirrored
+    from trainer.engine.asynchronous import AsynchronousSession
     from trainer.engine.local import LocalSession
+    from trainer.engine.ps_workers import connect
     from trainer.engine.ring import Ring
     from trainer.tf_config import parse
 
     if strategy == "parameter_server":
-        connection = parameter_server.connect(parse(tf_config))
-        return lambda workload, work: parameter_server.ParameterServerSession(workload, work, connection)
+        connection = connect(parse(tf_config))
+        return lambda workload, work: AsynchronousSession(workload, work, connection)
     if strategy == "mirrored":
         names = mirrored.devices(2)
         return lambda workload, work: mirrored.MirroredSession(workload, work, names)

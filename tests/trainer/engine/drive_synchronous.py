@@ -1,0 +1,107 @@
+"""Trains synchronously on 2 real ps and 4 real workers and prints, as JSON, how that compares with one process.
+
+Usage: drive_synchronous.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+WORKERS, BATCH, ROUNDS = 4, 8, 50
+STEP_SECONDS = 0.05  # what the workers of the timed runs wait for each batch, in the place of computing for so long
+SLOWER = 10  # how many times that the slow worker waits
+
+# name -> the workload's parameters and the settings of `train.gradients`.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "adam": ({}, {}),
+    "sgd-momentum-accumulated": ({"optimizer": "SGD", "arguments": {"momentum": 0.9}}, {"accumulate": 2}),
+    "global-clipnorm": ({}, {"clip_global_norm": 0.01}),
+}
+
+alive: list[Any] = []  # sessions must not be torn down while their servers are gone
+
+
+def main(scratch: str) -> None:
+    from tests.trainer.engine.servers_here import servers
+
+    try:
+        with servers(scratch, ps=2, workers=WORKERS) as here:
+            print(json.dumps(compare(here)), flush=True)
+    except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def compare(here: Any) -> dict[str, Any]:
+    import numpy as np
+
+    from tests.trainer.engine.small import Delayed, Small, small_job
+    from trainer.engine.local import LocalSession
+    from trainer.engine.ps_workers import connect
+    from trainer.engine.ring import Ring
+    from trainer.engine.synchronous import SynchronousSession
+    from trainer.tf_config import parse
+
+    connection = connect(parse(here.tf_config))
+
+    def session(workload: Any, needed: int, steps: int, **train: Any) -> Any:
+        job = small_job(steps=steps, batch_size=BATCH, sync={"replicas_to_aggregate": needed}, **train)
+        made = SynchronousSession(workload, job, connection, lambda: False)
+        alive.append(made)
+        made.push(0)
+        return made
+
+    def weights(of: Any) -> list[Any]:
+        return [np.asarray(v.value).astype(float) for v in (*of.model.variables, *of.optimizer.variables)]
+
+    report: dict[str, Any] = {"cases": {}, "seconds": {}}
+    for name, (params, gradients) in CASES.items():
+        remote = session(Small(params), WORKERS, ROUNDS, gradients=gradients)
+        last = [remote.run(ROUNDS // 5) for _ in range(5)][-1]
+        remote.pull()
+        remote.close()
+        batches = gradients.get("accumulate", 1)
+        whole = {**gradients, "accumulate": 1}
+        local = LocalSession(Small(params), small_job(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), Ring())
+        local.push(0)
+        local.run(ROUNDS)
+        difference = max(float(np.max(np.abs(a - b))) for a, b in zip(weights(local), weights(remote), strict=True))
+        report["cases"][name] = {"difference": difference, "step": remote.step, "dropped": last.dropped}
+
+    # A round with three of four, all alike, and with the fourth ten times slower.
+    for name, slow in (("alike", 1), ("one slower", SLOWER), ("alike again", 1)):
+        timed = session(Delayed({"seconds": STEP_SECONDS, "slower": slow}), WORKERS - 1, 100)
+        timed.run(10)
+        began = time.perf_counter()
+        progress = timed.run(40)
+        report["seconds"][name] = (time.perf_counter() - began) / 40
+        last = timed.run(20, finish=True)
+        timed.close()
+        report[f"dropped {name}"] = last.dropped
+        report[f"workers {name}"] = {w.task: w.examples_per_second for w in (*progress.workers, *last.workers)}
+
+    # A worker that is killed and comes back takes part again.
+    killed = session(Small({}), WORKERS, 400)
+    killed.run(20)
+    here.processes["worker-1"].kill()
+    here.processes["worker-1"].wait()
+    here.start("worker", 1)
+    began = time.perf_counter()
+    killed.run(50)
+    report["comes back after"] = time.perf_counter() - began
+    killed.run(50, finish=True)
+    killed.close()
+    report["killed step"] = killed.step
+    return report
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,66 @@
+"""Real ps and worker processes on this machine for a chief in this process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+
+ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "1", "GRPC_FAIL_FAST": "use_caller", "TF_NUM_INTRAOP_THREADS": "1", "KERAS_BACKEND": "tensorflow"}
+
+
+@dataclass
+class Servers:
+    """A cluster's ps and worker processes by task name, and the chief's TF_CONFIG."""
+
+    tf_config: str
+    scratch: str
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start(self, role: str, index: int) -> None:
+        """Start a task, or start it anew."""
+        cluster = json.loads(self.tf_config)["cluster"]
+        settings: dict[str, Any] = {"run": "drive", "strategy": "parameter_server", "run_dir": self.scratch, "scratch_dir": self.scratch}
+        settings["train"] = {"workload": "mnist_mlp"}
+        config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+        environment = {**os.environ, "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
+        self.processes[f"{role}-{index}"] = subprocess.Popen(
+            [sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+
+
+@contextmanager
+def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
+    """Start them on ports that are held meanwhile; kill them at the end."""
+    os.environ |= ENVIRONMENT
+    held, addresses = _free_ports(1 + ps + workers)
+    cluster = {"chief": addresses[:1], "ps": addresses[1 : 1 + ps], "worker": addresses[1 + ps :]}
+    here = Servers(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
+    try:
+        for role, count in (("ps", ps), ("worker", workers)):
+            for index in range(count):
+                here.start(role, index)
+        yield here
+    finally:
+        for process in here.processes.values():
+            process.kill()
+            process.wait()
+        for one in held:
+            one.close()
+
+
+def _free_ports(count: int) -> tuple[list[socket.socket], list[str]]:
+    held = []
+    for _ in range(count):
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        one.bind(("127.0.0.1", 0))
+        held.append(one)
+    return held, [f"127.0.0.1:{one.getsockname()[1]}" for one in held]

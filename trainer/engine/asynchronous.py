@@ -1,0 +1,180 @@
+"""Asynchronous training on parameter servers: the chief schedules, workers compute, servers update."""
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import compute
+from trainer.engine.job import Job
+from trainer.engine.ps_state import ServerState, device
+from trainer.engine.ps_workers import IN_FLIGHT, LOST, Connection, Result, Seat, Workers, lost
+from trainer.engine.replica import Replica
+from trainer.engine.session import Progress
+from trainer.workloads.protocol import Shard, Workload
+
+
+class AsynchronousSession:
+    """The chief's session. Workers run `steps` small steps a call; each reads once and sends one gradient."""
+
+    is_chief = True
+
+    def __init__(self, workload: Workload, job: Job, connection: Connection) -> None:
+        self._workload, self._job, self._target = workload, job, job.steps
+        try:
+            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+                built = compute.build(workload, job)
+                self._replica = Replica(workload, built.model, built.optimizer, job)
+            self.model: keras.Model = built.model
+            self.optimizer: keras.optimizers.Optimizer = built.optimizer
+            self._state = ServerState(self.model, self.optimizer, connection.servers)
+        except LOST as error:
+            raise lost(error) from error
+        self._step = self._told = self._scheduled = self._start = 0
+        self._settled: list[Result] = []  # what came while settling, which took `_settling` seconds
+        self._settling = 0.0
+        self._data = worker_data(workload, job, connection.workers)
+        self._call = self._make_call()
+        self._workers = Workers(connection, self._iterator, self._run, self._replica.width, self._replica.examples)
+
+    @property
+    def step(self) -> int:
+        """Return the global step as of the last result."""
+        return self._step
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        try:
+            self._state.push(step)
+        except LOST as error:
+            raise lost(error) from error
+        self._step = self._scheduled = self._told = step
+        self._start = step
+
+    def settle(self) -> None:
+        """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
+        began = time.perf_counter()
+        self._settled += self._take_all()
+        self._step = self._read_step()
+        self._settling += time.perf_counter() - began
+
+    def pull(self) -> None:
+        """See Session.pull. Workers go on meanwhile."""
+        try:
+            self._state.pull()
+        except LOST as error:
+            raise lost(error) from error
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        """Return when at least `steps` more global steps are done than the last call told of; see Session.run.
+
+        Calls overlap: workers already compute the next steps when this returns; not so with `stop` or `finish`, as
+        what is saved then must be the state at the step that is told.
+        """
+        began, start = time.perf_counter() - self._settling, self._told
+        results, self._settled, self._settling = self._settled, [], 0.0
+        goal = min(start + steps, self._target)
+        share = max(1, -(-steps // self._workers.count))
+        while self._step < goal:
+            self._fill(share)
+            if self._workers.in_flight:
+                results.append(self._take())
+        if stop or finish:
+            results += self._take_all()
+        self._told = self._step
+        (loss, *metrics, _), workers = self._workers.summarise(results)
+        return Progress(
+            step=self._step,
+            steps=self._told - start,
+            loss=float(loss),
+            metrics=compute.named(self._replica.metrics, metrics),
+            examples=sum(r.steps for r in results) * self._replica.examples,
+            seconds=time.perf_counter() - began,
+            stop=stop,
+            finish=finish,
+            next_steps=next_steps or None,
+            workers=workers,
+        )
+
+    def close(self) -> None:
+        """Wait for calls that are still under way; servers are told to stop by `servers.stop_all`."""
+        self._take_all()
+        self._workers.join()
+
+    def _read_step(self) -> int:
+        try:
+            return int(self._state.step.numpy())
+        except LOST as error:
+            raise lost(error) from error
+
+    def _fill(self, share: int) -> None:
+        if not self._workers.in_flight:  # how many steps a lost call has done, the servers alone know
+            self._step = self._scheduled = self._read_step()
+        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < self._target:
+            steps = min(share, self._target - self._scheduled)
+            self._workers.schedule(steps)
+            self._scheduled += steps
+
+    def _take(self) -> Result:
+        result = self._workers.take()
+        self._step = max(self._step, result.told)
+        return result
+
+    def _take_all(self) -> list[Result]:
+        results = []
+        while self._workers.in_flight:
+            results.append(self._take())
+        return results
+
+    def _iterator(self, worker: int) -> Any:
+        # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
+        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._start // self._workers.count, tf.int64)))
+
+    def _run(self, iterator: Any, steps: int, _: Seat) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
+        *totals, done, global_step = self._call(iterator, tf.constant(steps)).numpy()
+        return np.array(totals, np.float32), round(done), round(global_step)
+
+    def _make_call(self) -> Any:
+        state, replica, target, wire = self._state, self._replica, self._target, tf.as_dtype(self._job.train.gradients.wire)
+
+        @tf.function(autograph=False)
+        def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+            # A call that ran again after its worker was lost must not pass the last step.
+            steps = tf.clip_by_value(target - tf.cast(state.step.read_value(), tf.int32), 0, steps)
+
+            def step() -> tf.Tensor:
+                values, averages = state.read()
+                measured, gradients, new_averages = replica.stateless_step(iterator, values, averages)
+                for group, joined in zip(state.groups, state.packed(gradients), strict=True):
+                    group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(joined, group.packs, strict=True)])
+                for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
+                    variable.assign_add(new - old)
+                return measured
+
+            totals = compute.repeat(steps, step, replica.width)
+            after = tf.stack([tf.cast(steps, tf.float64), tf.cast(state.step.read_value(), tf.float64)])
+            return tf.concat([tf.cast(totals, tf.float64), after], 0)
+
+        return call
+
+
+def _over_wire(gradient: tf.Tensor, wire: tf.DType, server: int) -> tf.Tensor:
+    """Let a float32 gradient travel to its server as `wire`."""
+    if wire == tf.float32 or gradient.dtype != tf.float32:
+        return gradient
+    short = tf.cast(gradient, wire)
+    with tf.device(device(server)):
+        return tf.cast(short, tf.float32)
+
+
+def worker_data(workload: Workload, job: Job, workers: int) -> Any:
+    """Return a TensorFlow function of (worker, step it starts from), both int64, that makes the worker's dataset."""
+    batches = job.train.gradients.accumulate
+
+    def data(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        return workload.train_data(Shard(job.batch_size, job.seed, index=worker, count=workers, start=start * batches))
+
+    scalar = tf.TensorSpec([], tf.int64)
+    return tf.function(data, autograph=False).get_concrete_function(scalar, scalar)

@@ -1,0 +1,52 @@
+"""When a run ends before its last step: it gets no better, or has trained for as long as it may."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.engine import evaluations, record
+from trainer.engine.evaluations import Evaluated
+from trainer.settings import EarlyStopping, Train, direction
+
+
+class Enough:
+    """Tells whether to end the run; asked by the chief between calls. What it knows outlasts the process, in the run directory."""
+
+    def __init__(self, train: Train, run_dir: Path) -> None:
+        self._train, self._run_dir = train, run_dir
+        self._before = float(record.read(run_dir).get("trained_seconds") or 0.0) if train.max_seconds else 0.0
+        self._began = time.monotonic()
+        self._stamp: float | None = None
+        self._reason: str | None = None
+
+    @property
+    def trained_seconds(self) -> float:
+        """Return for how long the run has trained, earlier attempts included."""
+        return self._before + time.monotonic() - self._began
+
+    def __call__(self) -> str | None:
+        """Return why it is enough, or None."""
+        if self._train.max_seconds is not None and self.trained_seconds >= self._train.max_seconds:
+            return f"it has trained for {self._train.max_seconds:g} s, as train.max_seconds allows"
+        if self._train.early_stopping is not None and self._reason is None:
+            stamp = evaluations.changed(self._run_dir)
+            if stamp != self._stamp:  # an evaluator may have written it
+                self._stamp = stamp
+                self._reason = no_better(evaluations.read(self._run_dir), self._train.early_stopping)
+        return self._reason
+
+
+def no_better(done: Sequence[Evaluated], rule: EarlyStopping) -> str | None:
+    """Return why to stop after these evaluations, oldest first, or None. A value that is not finite is no better than any."""
+    sign = -1 if direction(rule.metric, rule.mode) == "max" else 1
+    best, since = math.inf, 0
+    for one in done:
+        value = sign * one.metrics.get(rule.metric, math.nan)
+        since += 1
+        if value < best - (rule.min_delta if math.isfinite(best) else 0):
+            best, since = value, 0
+    if since < rule.patience:
+        return None
+    known = f"not got better than {sign * best:.6g}" if math.isfinite(best) else "had no finite value"
+    return f"{rule.metric} has {known} in {since} evaluations, as train.early_stopping allows"

@@ -1,0 +1,226 @@
+"""The workers of parameter_server as the chief sees them: it schedules calls of some steps, they tell what they did."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine.session import PeerLostError, WorkerProgress, cause
+from trainer.loopback import closed_to_others
+from trainer.tf_config import TaskConfig
+
+IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
+_SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone
+
+# A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+# What the coordinator logs of each worker's error, several times over: the error itself is raised, or told as a notice.
+_REPEATED = (
+    "Remote function on worker",
+    "encountered the following error when processing closure",
+    "Start cancelling closures due to error",
+)
+
+
+class _Repeated(logging.Filter):
+    """Drops what is told elsewhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not any(part in record.getMessage() for part in _REPEATED)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The chief's connection to every server of a cluster; there is one in a process."""
+
+    coordinator: Any
+    servers: int
+    workers: int
+
+
+def connect(task: TaskConfig) -> Connection:
+    """Connect the chief to all ps and workers; returns when every one of them answers.
+
+    Raises:
+        PeerLostError: one of them went away meanwhile.
+    """
+    tf.get_logger().addFilter(_Repeated())
+    cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
+    try:
+        with closed_to_others(task.address):
+            strategy = tf.distribute.ParameterServerStrategy(resolver)
+            coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    except LOST as error:
+        raise lost(error) from error
+    return Connection(coordinator, len(task.cluster["ps"]), len(task.cluster["worker"]))
+
+
+def lost(error: tf.errors.OpError) -> PeerLostError:
+    """Return TensorFlow's error about a lost server as the engine's."""
+    return PeerLostError(cause(error))
+
+
+@dataclass
+class _Call:
+    """Steps for a worker. Once `over`, whoever is given it does nothing: it was lost with its worker, or is not wanted any more."""
+
+    steps: int
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker did in a call: `totals` are sums over its `steps`, `told` what else the call returned."""
+
+    worker: int
+    steps: int
+    seconds: float
+    totals: np.ndarray[Any, np.dtype[np.float32]]
+    told: int
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a call runs: the worker, and whether it is the first call there, or the first since `start_over`."""
+
+    worker: int
+    first: bool
+
+
+# Makes a worker's iterator, under its device.
+MakeIterator = Callable[[int], Any]
+# Runs so many steps there: returns the totals, the steps that were done, and a number of the session's own.
+Run = Callable[[Any, int, Seat], tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]]
+
+
+class Workers:
+    """Schedules calls on workers and collects their results, those of lost workers included.
+
+    Every method raises PeerLostError when a server is gone.
+    """
+
+    def __init__(self, connection: Connection, make_iterator: MakeIterator, run: Run, width: int, examples: int) -> None:
+        self._coordinator, self.count = connection.coordinator, connection.workers
+        self._make_iterator, self._run, self._width, self._examples = make_iterator, run, width, examples
+        self._iterators: dict[int, Any] = {}
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._calls: dict[int, _Call] = {}
+        self._greeted: set[int] = set()
+        self._lost: set[int] = set()
+        self.local_steps = [0] * self.count
+        self.in_flight = 0
+        self.means = np.zeros(width, np.float32)  # as last known
+
+    def schedule(self, steps: int) -> None:
+        """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
+        call = _Call(steps)
+        try:
+            # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
+            self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
+        except LOST as error:
+            raise lost(error) from error
+        self._calls[id(call)] = call
+        self.in_flight += 1
+
+    def take(self) -> Result:
+        """Wait for a call to end and return what it did; no steps when its worker was lost."""
+        while True:
+            try:
+                return self._taken(self._results.get(timeout=_SILENCE))
+            except queue.Empty:
+                self.look_for_errors()
+
+    def take_all(self, *, wait: bool) -> list[Result]:
+        """Return every result that is there; with `wait`, of all calls that were scheduled."""
+        results = []
+        while self.in_flight if wait else not self._results.empty():
+            results.append(self.take())
+        return results
+
+    def drop_waiting(self) -> None:
+        """Let calls that no worker has begun do nothing."""
+        for call in self._calls.values():
+            call.over = True
+
+    @property
+    def alive(self) -> int:
+        """Return how many workers are not known to be lost; one that comes back is known by a call that it ends."""
+        return self.count - len(self._lost)
+
+    def start_over(self) -> None:
+        """Let the next call of every worker be its first."""
+        self._greeted.clear()
+
+    def look_for_errors(self) -> None:
+        """Raise what went wrong for good, if anything did."""
+        try:
+            self._coordinator.done()
+        except LOST as error:
+            raise lost(error) from error
+
+    def join(self) -> None:
+        """Wait until the coordinator has nothing left to do."""
+        try:
+            self._coordinator.join()
+        except LOST as error:
+            raise lost(error) from error
+
+    def summarise(self, results: list[Result]) -> tuple[np.ndarray[Any, np.dtype[np.float32]], list[WorkerProgress]]:
+        """Return the means over the steps of `results`, the last known ones where there are none, and each worker's progress."""
+        results = [r for r in results if r.steps]  # without those that were lost
+        if results:
+            self.means = np.sum([r.totals for r in results], axis=0) / sum(r.steps for r in results)
+        return self.means, [self._progress(r) for r in {r.worker: r for r in results}.values()]
+
+    def _progress(self, result: Result) -> WorkerProgress:
+        return WorkerProgress(
+            task=f"worker-{result.worker}",
+            local_step=self.local_steps[result.worker],
+            loss=float(result.totals[0] / result.steps),
+            examples_per_second=result.steps * self._examples / result.seconds,
+            input_wait=float(result.totals[-1] / result.seconds),
+        )
+
+    def _taken(self, result: Result) -> Result:
+        self.in_flight -= 1
+        self.local_steps[result.worker] += result.steps
+        return result
+
+    def _work(self, call: _Call) -> None:
+        """Run one call on a worker; the coordinator's thread of that worker executes this, under its device."""
+        if call.over:
+            if self._calls.pop(id(call), None) is not None:
+                self._results.put(self._nothing(0))
+            return
+        worker = tf.DeviceSpec.from_string(tf.constant(0).device).task
+        began = time.perf_counter()
+        try:
+            if worker not in self._iterators:
+                self._iterators[worker] = self._make_iterator(worker)
+            self._lost.discard(worker)
+            seat = Seat(worker, first=worker not in self._greeted)
+            self._greeted.add(worker)
+            totals, steps, told = self._run(self._iterators[worker], call.steps, seat) if call.steps else self._nothing_done()
+        except tf.errors.OpError:
+            self._iterators.pop(worker, None)  # it lived on that worker
+            self._greeted.discard(worker)
+            self._lost.add(worker)
+            call.over = True
+            if self._calls.pop(id(call), None) is not None:
+                self._results.put(self._nothing(worker))
+            raise
+        self._calls.pop(id(call), None)
+        self._results.put(Result(worker, steps, time.perf_counter() - began, totals, told))
+
+    def _nothing_done(self) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
+        return np.zeros(self._width, np.float32), 0, 0
+
+    def _nothing(self, worker: int) -> Result:
+        return Result(worker, 0, 0.0, np.zeros(self._width, np.float32), 0)

@@ -1,0 +1,155 @@
+"""What one replica computes in a step: batches become one mean gradient, and the numbers that are reported."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.engine import compute
+from trainer.engine.job import Job
+from trainer.workloads.protocol import Workload
+
+# Of the trainable values, the state that passes from batch to batch, inputs and targets: measures, gradients, state.
+Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
+
+
+class Replica:
+    """Computes gradients of a workload's loss; the same for every strategy.
+
+    A step takes `accumulate` batches and has one gradient, their mean. Its numbers are a float32 vector of `width`
+    elements: loss, the metrics, and the seconds it waited for input.
+    """
+
+    def __init__(self, workload: Workload, model: keras.Model, optimizer: keras.optimizers.Optimizer, job: Job) -> None:
+        self._workload, self._model, self._optimizer = workload, model, optimizer
+        self._batches = job.train.gradients.accumulate
+        self._jit = job.train.jit_compile
+        self.metrics = compute.metric_names(workload, model)
+        self.width = 2 + len(self.metrics)
+        self.examples = job.batch_size * self._batches  # of one step
+
+    def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
+        """Take a step's batches from `iterator`; return its numbers and the gradients of the model's own variables."""
+        variables = [v.value for v in self._model.trainable_variables]
+        measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._own, [], variables)
+        return measured, gradients
+
+    def step_of(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
+        """Do the same with batches at hand: with more than one a step they are stacked, [batches, batch, ...]."""
+        variables = [v.value for v in self._model.trainable_variables]
+        count = self._batches
+        each = iter(range(count))
+
+        def take() -> tuple[Any, tf.Tensor]:
+            if count == 1:
+                return batches, waited
+            index = next(each)
+            return tf.nest.map_structure(lambda t: t[index], batches), waited / count
+
+        measured, gradients, _ = self._mean(take, self._own, [], variables, unrolled=True)
+        return measured, gradients
+
+    def stateless_step(
+        self, iterator: Any, values: list[tf.Tensor], averages: list[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+        """Do the same at given trainable values and moving averages; also return the averages after the step."""
+
+        def differentiate(state: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+            with tf.GradientTape() as tape:
+                tape.watch(values)
+                outputs, after, regularisation = _stateless(self._model, values, list(state), inputs)
+                outputs = compute.in_float32(outputs)
+                loss = compute.total_loss(self._workload, targets, outputs, regularisation)
+                scaled = self._optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return compute.measures(self._workload, loss, targets, outputs), gradients, after
+
+        return self._mean(lambda: timed_next(iterator), differentiate, averages, values)
+
+    def _own(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            outputs = compute.in_float32(self._model(inputs, training=True))
+            loss = compute.total_loss(self._workload, targets, outputs, self._model.losses)
+            # A mixed_float16 optimizer scales the loss up, and gradients down again when it applies them.
+            scaled = self._optimizer.scale_loss(loss)
+        variables = [v.value for v in self._model.trainable_variables]
+        gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return compute.measures(self._workload, loss, targets, outputs), gradients, []
+
+    def _mean(
+        self,
+        take: Callable[[], tuple[Any, tf.Tensor]],
+        differentiate: Differentiate,
+        state: list[tf.Tensor],
+        variables: Sequence[Any],
+        *,
+        unrolled: bool = False,
+    ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+        if self._jit:
+            differentiate = tf.function(differentiate, jit_compile=True, autograph=False)
+
+        def batch(before: list[tf.Tensor]) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+            (inputs, targets), waited = take()
+            measured, gradients, after = differentiate(before, inputs, targets)
+            return tf.concat([measured, [waited]], 0), gradients, after
+
+        if self._batches == 1:
+            return batch(state)
+        sums = _sums(batch(state) for _ in range(self._batches)) if unrolled else self._loop(batch, state, variables)
+        measured, gradients, after = sums
+        # Seconds add up; loss, metrics and gradients are means.
+        scale = tf.constant([1 / self._batches] * (self.width - 1) + [1.0])
+        return measured * scale, [g / tf.cast(self._batches, g.dtype) for g in gradients], after
+
+    def _loop(
+        self, batch: Callable[[list[tf.Tensor]], Any], state: list[tf.Tensor], variables: Sequence[Any]
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
+
+        def body(done: tf.Tensor, measured: tf.Tensor, gradients: list[tf.Tensor], before: list[tf.Tensor]) -> tuple[Any, ...]:
+            more, more_gradients, after = batch(before)
+            added = [g + tf.convert_to_tensor(m) for g, m in zip(gradients, more_gradients, strict=True)]
+            return done + 1, measured + more, added, after
+
+        start = (tf.constant(0), tf.zeros([self.width]), zeros, state)
+        _, measured, gradients, after = tf.while_loop(lambda done, *_: done < self._batches, body, start)
+        return measured, gradients, after
+
+
+def _sums(steps: Iterator[tuple[tf.Tensor, list[Any], list[tf.Tensor]]]) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+    (measured, gradients, state), *others = steps
+    gradients = [tf.convert_to_tensor(g) for g in gradients]
+    for more, more_gradients, after in others:
+        measured, state = measured + more, after
+        gradients = [g + tf.convert_to_tensor(m) for g, m in zip(gradients, more_gradients, strict=True)]
+    return measured, gradients, state
+
+
+def timed_next(iterator: Any) -> tuple[Any, tf.Tensor]:
+    """Return the next batch and the seconds it took, a float32 scalar."""
+    began = tf.timestamp()
+    with tf.control_dependencies([began]):
+        batch = next(iterator)
+    with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        return batch, tf.cast(tf.timestamp() - began, tf.float32)
+
+
+def _stateless(
+    model: keras.Model, values: list[tf.Tensor], averages: list[tf.Tensor], inputs: Any
+) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+    """Call the model on given values; seeds of random layers are drawn where this runs. Returns outputs, averages, losses."""
+    given = iter(averages)
+    fixed = []
+    for variable in model.non_trainable_variables:
+        if variable.value.dtype.is_floating:
+            fixed.append(next(given))
+        elif not compute.is_seed(variable):
+            with tf.init_scope():  # stays what it was at the start
+                constant = variable.value.numpy()
+            fixed.append(tf.constant(constant))
+        else:
+            fixed.append(tf.cast(tf.random.uniform(variable.shape, maxval=2**31 - 1, dtype=tf.int32), variable.value.dtype))
+    outputs, after, losses = model.stateless_call(values, fixed, inputs, training=True, return_losses=True)
+    floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]
+    return outputs, floating, list(losses)

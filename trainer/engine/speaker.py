@@ -1,0 +1,40 @@
+"""Reports what a task that is not the chief does in step with it."""
+
+from typing import Any
+
+from trainer.engine.job import Job
+from trainer.engine.pace import REPORT_EVERY, Due
+from trainer.engine.session import Progress
+from trainer.events import Reporter
+
+
+def waits(progress: Progress) -> dict[str, Any]:
+    """Return the fields of a progress event that say who is slow and why; those that the strategy has."""
+    fields = {"input_wait": progress.input_wait, "peer_wait": progress.peer_wait, "dropped": progress.dropped}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class Speaker:
+    """Tells of a worker's own part in steps that all take together; see loop.py for what the chief tells."""
+
+    def __init__(self, job: Job, report: Reporter) -> None:
+        self._job, self._report = job, report
+        self._due = Due(job.report_every, None if job.report_every else REPORT_EVERY)
+        self._local_step = 0
+
+    def after(self, progress: Progress) -> None:
+        """Tell of a call, when it is time."""
+        self._local_step += progress.steps
+        if not self._due(progress.step):
+            return
+        self._report(
+            "progress",
+            step=progress.step,
+            steps=self._job.steps,
+            local_step=self._local_step,
+            loss=progress.loss,
+            metrics={},
+            examples_per_second=progress.steps * self._job.examples_per_step / progress.seconds,
+            seconds_per_step=progress.seconds / progress.steps,
+            **waits(progress),
+        )

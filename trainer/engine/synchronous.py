@@ -1,0 +1,211 @@
+"""Synchronous training on parameter servers with back-up workers: a step is the mean of the first so many gradients."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import compute
+from trainer.engine.asynchronous import worker_data
+from trainer.engine.job import Job
+from trainer.engine.ps_state import ServerState
+from trainer.engine.ps_workers import IN_FLIGHT, LOST, Connection, Result, Seat, Workers, lost
+from trainer.engine.replica import Replica
+from trainer.engine.rounds import Server
+from trainer.engine.session import PeerLostError, Progress
+from trainer.workloads.protocol import Workload
+
+_LOOK_EVERY = 0.25  # seconds between looks at a stop, and at servers that may be gone, while rounds are under way
+_GONE = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
+
+
+class SynchronousSession:
+    """The chief's session. Servers gather gradients and update, see rounds.py; workers answer them with gradients.
+
+    What is read between calls of `run` is the state after exactly `step` rounds: servers move in `run` alone.
+    """
+
+    is_chief = True
+
+    def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
+        self._target, self._stopped = job.steps, stopped
+        needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
+        self._needed = needed
+        try:
+            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+                built = compute.build(workload, job, needed)
+                self._replica = Replica(workload, built.model, built.optimizer, job)
+            self.model: keras.Model = built.model
+            self.optimizer: keras.optimizers.Optimizer = built.optimizer
+            self._state = ServerState(self.model, self.optimizer, connection.servers, apart=True)
+            short = tf.as_dtype(job.train.gradients.wire)
+            # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
+            averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
+            self._servers = [
+                Server(group, mine, connection.workers, short) for group, mine in zip(self._state.groups, averages, strict=True)
+            ]
+        except LOST as error:
+            raise lost(error) from error
+        self._rounds = [server.rounds(needed) for server in self._servers]
+        self._step = self._start = self._dropped = 0
+        self._results: list[Result] = []  # what `run` has not told of yet
+        self._data = worker_data(workload, job, connection.workers)
+        self._call = self._make_call()
+        self._workers = Workers(connection, self._iterator, self._run, self._replica.width, self._replica.examples)
+        self._threads = ThreadPoolExecutor(len(self._servers), thread_name_prefix="rounds")
+
+    @property
+    def step(self) -> int:
+        """Return the global step, the number of rounds."""
+        return self._step
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        try:
+            self._state.push(step)
+        except LOST as error:
+            raise lost(error) from error
+        self._step = self._start = step
+
+    def settle(self) -> None:
+        """Do nothing: no round outlasts `run`."""
+
+    def pull(self) -> None:
+        """See Session.pull."""
+        try:
+            self._state.pull()
+        except LOST as error:
+            raise lost(error) from error
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        """Do `steps` rounds; see Session.run. Fewer when the task is asked to stop meanwhile: too few workers may be left."""
+        began = time.perf_counter()
+        before = self._step
+        left = [steps] * len(self._servers)  # of each server
+        while any(left) and self._enough_workers():
+            done = self._rounds_of(left)
+            left = [one - of for one, of in zip(left, done, strict=True)]
+        # Servers differ only when a stop came while a worker was lost in the middle of a round; that one is lost, too.
+        self._step += steps - max(left)
+        stop = stop or self._stopped()
+        if stop or finish or self._step >= self._target:
+            self._quiet()
+        results, self._results = self._results + self._workers.take_all(wait=False), []
+        (loss, *metrics, _), workers = self._workers.summarise(results)
+        return Progress(
+            step=self._step,
+            steps=self._step - before,
+            loss=float(loss),
+            metrics=compute.named(self._replica.metrics, metrics),
+            examples=(self._step - before) * self._needed * self._replica.examples,
+            seconds=time.perf_counter() - began,
+            stop=stop,
+            finish=finish,
+            next_steps=next_steps or None,
+            dropped=self._dropped,
+            workers=workers,
+        )
+
+    def close(self) -> None:
+        """See Session.close: workers have been told that nothing is left."""
+        self._workers.join()
+
+    def _enough_workers(self) -> bool:
+        """Return true once there are as many workers as a round needs, false when asked to stop before.
+
+        Nothing may be under way meanwhile: the coordinator takes a worker back only while no call is.
+        """
+        if self._workers.alive >= self._needed:
+            return True
+        self._quiet()
+        while self._workers.alive < self._needed:
+            if self._stopped():
+                return False
+            for _ in range(self._workers.count):
+                self._workers.schedule(0)
+            self._results += self._workers.take_all(wait=True)
+            time.sleep(_LOOK_EVERY)
+        return True
+
+    def _rounds_of(self, counts: list[int]) -> list[int]:
+        """Do so many rounds on each server and return how many were done: fewer when too few workers are left, or on a stop."""
+        while self._workers.in_flight < self._workers.count * IN_FLIGHT:
+            self._workers.schedule(max(counts))
+        under_way = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
+        asked = False
+        while wait(under_way, _LOOK_EVERY).not_done:
+            if any(one.done() and one.exception() for one in under_way):
+                break
+            self._workers.look_for_errors()
+            self._results += self._workers.take_all(wait=False)
+            if not asked and (self._stopped() or self._workers.alive < self._needed):
+                asked = True
+                for server in self._servers:
+                    server.interrupt()
+        try:
+            results = [one.result(_GONE) for one in under_way]
+        except LOST as error:
+            raise lost(error) from error
+        except TimeoutError:
+            raise PeerLostError(f"a parameter server did not end its round within {_GONE:.0f} s of being told to") from None
+        self._dropped += results[0][1]
+        return [done for done, _ in results]
+
+    def _quiet(self) -> None:
+        """Let every worker end its call, and greet the servers anew with its next one."""
+        self._workers.drop_waiting()
+        for server in self._servers:
+            for worker in range(self._workers.count):
+                server.end(worker)
+        self._results += self._workers.take_all(wait=True)
+        self._workers.start_over()
+
+    def _iterator(self, worker: int) -> Any:
+        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._start, tf.int64)))
+
+    def _run(self, iterator: Any, steps: int, seat: Seat) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
+        *totals, done = self._call(iterator, tf.constant(steps), tf.constant(seat.worker), tf.constant(seat.first)).numpy()
+        return np.array(totals, np.float32), round(float(done)), 0
+
+    def _make_call(self) -> Any:
+        state, servers, replica = self._state, self._servers, self._replica
+
+        @tf.function(autograph=False)
+        def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+            def greet() -> tf.Tensor:
+                for server in servers:
+                    server.hello(worker)
+                return tf.constant(0)
+
+            tf.cond(first, greet, lambda: tf.constant(0))
+            queues = [server.replies_to(worker) for server in servers]
+
+            def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+                received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
+                ended = tf.reduce_any([step < 0 for step, _ in received])
+                averages = received[0][1][len(state.groups[0].packs) :]
+                values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
+                # After the end this computes once more, in vain: cheaper than a condition around every step.
+                measured, gradients, after = replica.stateless_step(iterator, values, averages)
+                changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
+                for server, (step, _), packs, extra in zip(servers, received, state.packed(gradients), changes, strict=True):
+                    server.send(worker, tf.where(ended, -2, step), [*packs, *extra])
+                counts = tf.cast(~ended, tf.float32)
+                return done + tf.cast(~ended, tf.int32), ended, totals + counts * measured
+
+            start = (tf.constant(0), tf.constant(False), tf.zeros([replica.width]))
+            done, _, totals = tf.while_loop(lambda done, ended, _: (done < steps) & ~ended, body, start)
+            return tf.concat([totals, [tf.cast(done, tf.float32)]], 0)
+
+        return call
+
+
+def _counts(run: Any, count: int) -> tuple[int, int]:
+    # Not under the server's device, though all of it runs there: as an operation of the server's it would hold up whatever
+    # else the chief asks of it, the functions that workers are about to call among it.
+    done, dropped = run(tf.constant(count)).numpy()
+    return int(done), int(dropped)

@@ -1,0 +1,58 @@
+"""What the train settings change about a workload's model and optimizer, whatever the workload is."""
+
+import keras
+import tensorflow as tf
+
+from trainer.engine.job import Job
+from trainer.engine.schedules import schedule
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Workload
+
+# settings.Gradients -> the argument of Keras's optimizers.
+_CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
+
+
+def prepare(job: Job) -> None:
+    """Set seeds, the precision of layers that are made from now on, and whether operations must be deterministic."""
+    keras.utils.set_random_seed(job.seed)
+    keras.config.set_dtype_policy(job.train.precision)
+    if job.train.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def optimizer(workload: Workload, job: Job, examples_per_step: int) -> keras.optimizers.Optimizer:
+    """Return the workload's optimizer with the learning rate, clipping and loss scaling that the settings ask for.
+
+    `examples_per_step`, of all replicas together, is told to workloads whose optimizer asks for it; see `Scheduling`.
+
+    Raises:
+        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it cannot be made anew.
+    """
+    scheduled = getattr(workload, "optimizer_for", None)
+    made = scheduled(examples_per_step) if scheduled else workload.optimizer()
+    changes: dict[str, object] = {}
+    for ours, keras_name in _CLIPS.items():
+        limit = getattr(job.train.gradients, ours)
+        if limit is not None:
+            changes |= {**dict.fromkeys(_CLIPS.values()), keras_name: limit}
+    if job.train.learning_rate is not None:
+        changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(made, job), job.steps)
+    if changes:
+        made = type(made).from_config({**made.get_config(), **changes})
+    if job.train.precision == "mixed_float16" and not isinstance(made, keras.optimizers.LossScaleOptimizer):
+        made = keras.optimizers.LossScaleOptimizer(made)
+    return made
+
+
+def _own_rate(made: keras.optimizers.Optimizer, job: Job) -> float:
+    settings = job.train.learning_rate
+    if settings is not None and settings.initial is not None:
+        return settings.initial
+    own = made._learning_rate  # noqa: SLF001 - `learning_rate` is the value of a schedule, not the schedule
+    if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+        message = (
+            f"train.learning_rate gives no `initial`, and the optimizer of {job.train.workload} has a schedule of its own "
+            f"({type(own).__name__}), no rate to start from; add `initial`"
+        )
+        raise WorkloadError(message)
+    return float(keras.ops.convert_to_numpy(made.learning_rate))

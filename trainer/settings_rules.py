@@ -1,0 +1,101 @@
+"""What no single field of the train settings can tell: rules between them, for the launcher and the trainer alike.
+
+Imports no TensorFlow. Each rule is a function of the settings and the strategy; RULES lists them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trainer.settings import LearningRate, Strategy, Train, direction
+
+# schedule -> the fields that belong to it, and those of them that it cannot do without.
+_OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "constant": ((), ()),
+    "cosine": (("decay_steps", "final"), ()),
+    "linear": (("decay_steps", "final"), ()),
+    "exponential": (("decay_steps", "decay_rate", "staircase"), ("decay_steps",)),
+    "piecewise": (("boundaries", "factors"), ("boundaries", "factors")),
+}
+_SPECIAL = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
+_CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Two settings that do not fit: where below `train`, what is wrong, what was expected, what to do."""
+
+    path: tuple[str, ...]
+    message: str
+    expected: str
+    remedy: str
+
+
+def misfits(train: Train, strategy: Strategy) -> list[Misfit]:
+    """Return everything in `train` that does not fit the rest of it, or the strategy."""
+    return [one for rule in RULES for one in rule(train, strategy)]
+
+
+def _schedule(train: Train, _: Strategy) -> Iterator[Misfit]:
+    rate = train.learning_rate
+    if rate is None:
+        return
+    allowed, required = _OF_SCHEDULE[rate.schedule]
+    given = [name for name in _SPECIAL if getattr(rate, name) is not None]
+    for name in given:
+        if name not in allowed:
+            owners = " or ".join(schedule for schedule, (fields, _) in _OF_SCHEDULE.items() if name in fields)
+            message = f"`{name}` means nothing to the schedule {rate.schedule}"
+            yield Misfit(("learning_rate", name), message, f"schedule {owners}", f"remove `{name}`, or set `schedule` to {owners}")
+    for name in required:
+        if name not in given:
+            message = f"the schedule {rate.schedule} needs `{name}`, and there is none"
+            yield Misfit(("learning_rate",), message, f"`{name}`", f"add `{name}`")
+    yield from _pieces(rate)
+
+
+def _pieces(rate: LearningRate) -> Iterator[Misfit]:
+    boundaries, factors = rate.boundaries or [], rate.factors or []
+    if rate.schedule != "piecewise" or not boundaries or not factors:
+        return
+    if len(boundaries) != len(factors):
+        message = f"{len(boundaries)} boundaries and {len(factors)} factors"
+        yield Misfit(("learning_rate", "factors"), message, "one factor a boundary", f"give {len(boundaries)} factors")
+    if sorted(set(boundaries)) != boundaries:
+        message = f"the boundaries {boundaries} do not ascend"
+        yield Misfit(("learning_rate", "boundaries"), message, "each larger than the one before", f"write {sorted(set(boundaries))}")
+
+
+def _one_clip(train: Train, _: Strategy) -> Iterator[Misfit]:
+    given = [name for name in _CLIPS if getattr(train.gradients, name) is not None]
+    for name in given[1:]:
+        message = f"`{name}` beside `{given[0]}`: gradients are cut in one way"
+        yield Misfit(("gradients", name), message, f"one of {', '.join(_CLIPS)}", f"remove `{name}` or `{given[0]}`")
+
+
+def _wire(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+    if train.gradients.wire != "float32" and strategy not in ("multi_worker_mirrored", "parameter_server"):
+        message = f"gradients do not travel between tasks with strategy {strategy}"
+        remedy = "remove `wire`"
+        yield Misfit(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)
+
+
+def _loss_scale(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+    if train.precision == "mixed_float16" and strategy == "parameter_server":
+        message = "mixed_float16 scales the loss step by step, which parameter servers do not do"
+        yield Misfit(("precision",), message, "float32 or mixed_bfloat16", "write mixed_bfloat16, which needs no scaling")
+
+
+def _determinism(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+    if train.deterministic and strategy == "parameter_server":
+        message = "on parameter_server gradients come in whatever order workers send them, so no two runs are alike"
+        yield Misfit(("deterministic",), message, "another strategy", "remove `deterministic`, or change `strategy`")
+
+
+def _better(train: Train, _: Strategy) -> Iterator[Misfit]:
+    rule = train.early_stopping
+    if rule and direction(rule.metric, rule.mode) is None:
+        message = f"{rule.metric!r} does not tell whether more or less of it is better"
+        yield Misfit(("early_stopping", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
+
+
+RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (_schedule, _one_clip, _wire, _loss_scale, _determinism, _better)
