@@ -23,19 +23,27 @@ def jobs(run: Run) -> list[Object]:
 def spec_of(run: Run, group: Group, *, retries: int) -> Object:
     """Return the specification of a role's Job; each of its tasks is started again `retries` times after failures that count."""
     checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
-    per_task = since(run, {"backoffLimitPerIndex": retries, "maxFailedIndexes": 0})
     spec: Object = {
         "completionMode": "Indexed",
         "completions": group.count,
         "parallelism": group.count,
-        # An older version counts the failures of all tasks of the role together.
-        **(per_task or {"backoffLimit": retries}),
+        **_limit(run, group, retries),
         **since(run, {"podFailurePolicy": {"rules": failure_rules(run, group)}, "podReplacementPolicy": "Failed"}),
     }
     if run.plan.deadline is not None:
         spec["activeDeadlineSeconds"] = math.ceil(run.plan.deadline)
     spec["template"] = pods.template(run, group)
     return spec
+
+
+def _limit(run: Run, group: Group, retries: int) -> Object:
+    """Return how often the pods of a Job are replaced after failures.
+
+    Counted for each task, and with a back-off of its own for each: by `backoffLimit`, which counts all pods of a Job together,
+    hundred workers on nodes that come and go would soon wait ten minutes for each replacement. One task needs the one alone.
+    """
+    per_task = since(run, {"backoffLimitPerIndex": retries, "maxFailedIndexes": 0})
+    return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
 
 
 def failure_rules(run: Run, group: Group) -> list[Object]:

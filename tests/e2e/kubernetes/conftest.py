@@ -43,4 +43,5 @@ def namespace(cluster: str) -> Iterator[Namespace]:
             kubectl("label", "namespace", name, f"pod-security.kubernetes.io/{mode}=restricted")
         yield Namespace(name)
     finally:
+        kubectl("-n", name, "delete", "jobs", "--all", "--wait=false")  # first: docs/kubernetes.md, Deleting a run
         kubectl("delete", "namespace", name, "--wait=false")

@@ -47,7 +47,8 @@ def test_failures_follow_the_table_of_restarts(rendered: Rendered) -> None:
         ("FailJobSet", ["chief", "worker", "evaluator"]),
         ("RestartJobSet", ["ps"]),
     ]
-    retries = {one["name"]: one["template"]["spec"]["backoffLimitPerIndex"] for one in made["replicatedJobs"]}
+    jobs = {one["name"]: one["template"]["spec"] for one in made["replicatedJobs"]}
+    retries = {name: job.get("backoffLimit", job.get("backoffLimitPerIndex")) for name, job in jobs.items()}
     assert retries == {"chief": 3, "worker": 3, "ps": 0, "evaluator": 3}
 
 

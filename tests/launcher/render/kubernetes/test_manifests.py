@@ -124,6 +124,10 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
     assert actions("ps") == actions("worker") == [("Ignore", "DisruptionTarget"), ("FailJob", [2, 75]), ("Ignore", [143])]
     spec = objects["Job", "digits-worker"]["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"], spec["podReplacementPolicy"]) == (4, 0, "Failed")
+    # One task needs no count of its own.
+    alone = objects["Job", "digits-chief"]["spec"]
+    assert alone["backoffLimit"] == 4
+    assert "backoffLimitPerIndex" not in alone
     assert (spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (5400, 172_800)
     assert all(
         rule["onExitCodes"]["containerName"] == container(objects, "worker")["name"] for rule in spec["podFailurePolicy"]["rules"][1:]
