@@ -180,6 +180,8 @@ class _Supervisor:
             self._fail(ExitCode.PEER_LOST, *self._verdict)
         elif self._stopping:
             self._ended_on_request(code, detail)
+        elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
+            self._fail(code, "the chief is gone", detail)  # it has waited for it, as a server's parent does: not once more
         else:
             same = error_file.fingerprint(self._error_file)
             self._follow(code, judge(code, time.monotonic() - self._began, self._history, self._job.policy, same), detail)

@@ -18,7 +18,6 @@ from typing import Any
 
 import keras
 
-from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.settings import Export, direction
 from trainer.workloads.errors import WorkloadError
@@ -34,6 +33,8 @@ def _save_keras(model: keras.Model, path: Path) -> None:
 def _save_saved_model(model: keras.Model, path: Path) -> None:
     model.export(str(path), format="tf_saved_model", verbose=False)
 
+
+_LONGEST = 200  # characters of an error
 
 # Format -> what it is called in the directory, and what writes it.
 _FORMATS: dict[str, tuple[str, Callable[[keras.Model, Path], None]]] = {
@@ -136,7 +137,8 @@ class BestModel:
             shutil.rmtree(place)
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises when it is to be saved
-            self._tell(f"the model cannot be exported as {name}: {error_line(error)}; train.export.formats says which are written")
+            why = " ".join(str(error).split())[:_LONGEST]  # Keras breaks its lines within sentences
+            self._tell(f"the model cannot be exported as {name}: {type(error).__name__}: {why}; train.export.formats says what is written")
             _remove(place / file)
             return False
         return True
