@@ -13,6 +13,7 @@ from launcher.backend.model import LogLine
 from launcher.render import labels
 
 _AGAIN = 0.3  # seconds before an engine, or a container that ended, is asked again
+_SELDOM = 2.0  # the same where nothing came the last times: the engine reads the whole log to find that
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,14 @@ class Watch:
                 self._inbox.put(Ended(task, int(code)))
 
     def _follow(self, task: str, container: str) -> None:
-        after = ""
+        after, wait = "", _AGAIN
         while True:
             last = self._closing.is_set()
+            wait = min(2 * wait, _SELDOM)
             with contextlib.suppress(*ERRORS):
                 for stamp, line in output.follow(self._engine.client, container, task, after=after):
-                    after = stamp
+                    after, wait = stamp, _AGAIN
                     self._inbox.put(Wrote(task, line))
             if last:
                 return
-            self._closing.wait(_AGAIN)
+            self._closing.wait(wait)

@@ -30,6 +30,12 @@ KILL_THE_TRAINER = (
     "[os.kill(int(p.parent.name), signal.SIGKILL) for p in pathlib.Path('/proc').glob('[0-9]*/cmdline')\n"
     " if p.read_bytes().rstrip(b'\\0').endswith(b'-m\\0trainer')]"
 )
+# Every role once, those of one group at the same time.
+GROUPS = [
+    [("servers", "worker-1"), ("servers", "evaluator"), ("peers", "worker-1")],
+    [("servers", "ps-0")],
+    [("servers", "chief"), ("peers", "worker-0")],
+]
 PROBE = (
     "import socket, sys\n"
     "try:\n    socket.create_connection((sys.argv[1], 2222), timeout=3)\n"
@@ -94,37 +100,32 @@ def test_a_container_that_is_killed_outright_is_started_again_by_the_launcher(ru
     run.goes_on(LEADERS[kind], 150)
 
 
-@pytest.mark.parametrize(
-    "tasks", [{"servers": "worker-1", "peers": "worker-1"}, {"servers": "ps-0"}, {"servers": "chief", "peers": "worker-0"}]
-)
-def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], tasks: dict[str, str]) -> None:
-    paused = [(runs[kind], task) for kind, task in tasks.items()]
-    for run, task in paused:
-        docker("pause", run.container(task))
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
+def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], group: list[tuple[str, str]]) -> None:
+    for kind, task in group:
+        docker("pause", runs[kind].container(task))
     try:
         time.sleep(2)
-        for run, task in paused:
-            assert "paused" in run.tasks_status()[task]["reason"]
+        for kind, task in group:
+            assert "paused" in runs[kind].tasks_status()[task]["reason"]
         time.sleep(18)
     finally:
-        for run, task in paused:
-            docker("unpause", run.container(task))
-    for kind in tasks:
+        for kind, task in group:
+            docker("unpause", runs[kind].container(task))
+    for kind in dict(group):
         runs[kind].goes_on(LEADERS[kind], 150)
 
 
-@pytest.mark.parametrize(
-    "tasks", [{"servers": "worker-1", "peers": "worker-1"}, {"servers": "ps-0"}, {"servers": "chief", "peers": "worker-0"}]
-)
-def test_a_task_that_was_cut_off_from_the_network_takes_part_again(runs: dict[str, Run], tasks: dict[str, str]) -> None:
-    for kind, task in tasks.items():
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
+def test_a_task_that_was_cut_off_from_the_network_takes_part_again(runs: dict[str, Run], group: list[tuple[str, str]]) -> None:
+    for kind, task in group:
         docker("network", "disconnect", f"{runs[kind].name}_cluster", runs[kind].container(task))
     time.sleep(10)
-    for kind, task in tasks.items():
+    for kind, task in group:
         network, container = f"{runs[kind].name}_cluster", runs[kind].container(task)
         with contextlib.suppress(DockerError):  # a container that was started again meanwhile is connected
             docker("network", "connect", "--alias", task, network, container)
-    for kind in tasks:
+    for kind in dict(group):
         runs[kind].goes_on(LEADERS[kind], 180)
 
 
