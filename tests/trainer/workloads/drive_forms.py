@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(Path(__file__).with_name("own_code"))]
 
 from tests.trainer.engine.drive_parameter_server import free_ports  # noqa: E402
+from trainer import lifeline  # noqa: E402
 
 STEPS = 150
 
@@ -28,13 +29,21 @@ FORMS: dict[str, dict[str, Any]] = {
     "functions:four": {"units": 12},
     "points:Points": {},
 }
+# Two processes on few cores take their time: one of each form.
+BRIEF = {"multi_worker_mirrored": ("compiled:random", "outputs:model", "functions:three", "points:Points")}
 EXACT = ("compiled:model", "outputs:model", "functions:two", "functions:four", "points:Points")
 
 # Sessions must not be torn down while their servers are gone.
 alive: list[Any] = []
 
 
+def forms(strategy: str) -> list[str]:
+    """Return the forms that are trained on a strategy."""
+    return [name for name in FORMS if name in BRIEF.get(strategy, FORMS)]
+
+
 def main(strategy: str, scratch: str, tf_config: str = "") -> None:
+    lifeline.die_with_parent()
     os.environ |= {"TF_GRPC_REUSE_PORT": "1", "GRPC_FAIL_FAST": "use_caller", "TF_NUM_INTRAOP_THREADS": "1", "KERAS_BACKEND": "tensorflow"}
     # As few as the launcher plans, to see that no pipeline waits for a thread that waits for it.
     os.environ["TF_NUM_INTEROP_THREADS"] = {"mirrored": "2", "parameter_server": "4"}.get(strategy, "1")
@@ -45,7 +54,9 @@ def main(strategy: str, scratch: str, tf_config: str = "") -> None:
             cluster = {"worker": addresses[:2]}
             tf_config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
             other = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
-            others.append(subprocess.Popen([sys.executable, __file__, strategy, scratch, other], stdout=subprocess.DEVNULL))
+            command = [sys.executable, __file__, strategy, scratch, other]
+            environment = {**os.environ, **lifeline.child_environment()}
+            others.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
         if strategy == "parameter_server":
             cluster = {"chief": addresses[:1], "ps": addresses[1:3], "worker": addresses[3:]}
             tf_config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
@@ -76,7 +87,7 @@ def _servers(cluster: dict[str, list[str]], scratch: str) -> list[subprocess.Pop
     started = []
     for role, index in (("ps", 0), ("ps", 1), ("worker", 0)):
         config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-        environment = {**os.environ, "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
+        environment = {**os.environ, **lifeline.child_environment(), "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
         started.append(subprocess.Popen([sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL))
     return started
 
@@ -94,11 +105,11 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
 
     make = _sessions(strategy, tf_config)
     report: dict[str, Any] = {}
-    for number, (name, params) in enumerate(FORMS.items()):
+    for number, name in enumerate(forms(strategy)):
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
         for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
             setattr(ring, constant, getattr(ring, constant) + 1000 * number)
-        train = Train(workload=name, params=params, steps=STEPS, batch_size=16)
+        train = Train(workload=name, params=FORMS[name], steps=STEPS, batch_size=16)
         work = job(
             TrainerSettings.model_validate(
                 {"run": "drive", "strategy": strategy, "run_dir": scratch, "scratch_dir": scratch, "train": train}

@@ -10,11 +10,10 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from tests.trainer.workloads.drive_forms import EXACT, FORMS, STEPS
+from tests.trainer.workloads.drive_forms import EXACT, STEPS, forms
 from trainer.settings import Strategy
 
 DRIVER = Path(__file__).with_name("drive_forms.py")
-STRATEGIES = get_args(Strategy)
 TOLD = {
     "compiled:model": {"loss", "accuracy", "auc"},
     "compiled:random": {"loss", "binary_accuracy"},
@@ -36,9 +35,9 @@ class Reports:
     def __getitem__(self, strategy: str) -> dict[str, Any]:
         if strategy not in self._known:
             scratch = self._directory / strategy
-            scratch.mkdir()
+            scratch.mkdir(exist_ok=True)
             done = subprocess.run(
-                [sys.executable, str(DRIVER), strategy, str(scratch)], capture_output=True, text=True, timeout=160, check=False
+                [sys.executable, str(DRIVER), strategy, str(scratch)], capture_output=True, text=True, timeout=280, check=False
             )
             assert done.stdout, f"{strategy}: {done.stderr[-4000:]}"
             self._known[strategy] = json.loads(done.stdout.splitlines()[-1])
@@ -50,10 +49,12 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     return Reports(tmp_path_factory.mktemp("forms"))
 
 
-# One process shows that each form learns; the others run every form once more, in clusters of their own.
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("form", sorted(FORMS))
-@pytest.mark.parametrize("strategy", [name if name == "single" else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES])
+CASES = [(strategy, form) for strategy in get_args(Strategy) for form in forms(strategy)]
+
+
+# One process shows that each form learns; the others run the forms once more, in clusters of their own.
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize("strategy,form", [case if case[0] == "single" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES])
 def test_each_form_learns_on_each_strategy(reports: Reports, strategy: str, form: str) -> None:
     report = reports[strategy][form]
     assert report["evaluated"]["loss"] < 0.7 * report["losses"][0]  # dropout and the like are off
@@ -66,7 +67,7 @@ def test_each_form_learns_on_each_strategy(reports: Reports, strategy: str, form
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize("form", EXACT)
 def test_one_worker_on_parameter_servers_learns_what_one_process_learns(reports: Reports, form: str) -> None:
     for here, there in zip(reports["single"][form]["weights"], reports["parameter_server"][form]["weights"], strict=True):
