@@ -50,6 +50,8 @@ class TaskStatus:
     step: int | None = None
     local_step: int | None = None
     examples_per_second: float | None = None
+    input_wait: float | None = None  # the part of its time, 0 to 1, that it waited for input
+    peer_wait: float | None = None  # and for the gradients of others
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from launcher.cli.tables import Cell
 HEADERS = ("TASK", "STATE", "STEP", "SPEED", "RESTARTS", "EXIT", "REASON")
 RIGHT = ("STEP", "SPEED", "RESTARTS", "EXIT")
 
+_WORTH_TELLING = 0.1  # of a task's time
+
 MARKS: dict[State, tuple[str, str]] = {
     State.PENDING: ("…", "bright_black"),
     State.RUNNING: ("●", "green"),
@@ -42,9 +44,12 @@ def row(task: TaskStatus, prefixes: Prefixes, *, marked: bool) -> tuple[Cell, ..
 
 
 def _reason(task: TaskStatus) -> str:
-    if task.reason or not task.restarts or task.state in ENDED:
+    if task.reason or task.state in ENDED:
         return task.reason
-    return f"restarted: {task.restarts[-1].cause}"
+    waits = {"input": task.input_wait or 0, "peers": task.peer_wait or 0}
+    told = ", ".join(f"{part:.0%} for {what}" for what, part in waits.items() if part >= _WORTH_TELLING)
+    restarted = f"restarted: {task.restarts[-1].cause}" if task.restarts else ""
+    return "; ".join(part for part in (f"waits {told}" if told else "", restarted) if part)
 
 
 def most_telling(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int]:

@@ -33,6 +33,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "mnist-single": ((), DIGITS),
     "mnist-mirrored": ((), DIGITS),
     "mnist-multiworker": ((), DIGITS),
+    "mnist-sync": ((), DIGITS),
     "cifar10-single": (SMALL, PICTURES),
     "cifar10-mirrored": (SMALL, PICTURES),
     "cifar10-multiworker": (SMALL, PICTURES),

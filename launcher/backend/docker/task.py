@@ -47,6 +47,7 @@ class TaskView:
     _step: int | None = None
     _local_step: int | None = None
     _speed: float | None = None
+    _waits: tuple[float | None, float | None] = (None, None)  # for input, for peers
 
     @property
     def phase(self) -> str:
@@ -83,6 +84,7 @@ class TaskView:
         if kind == "progress":
             self._step, self._local_step = whole(event, "step"), whole(event, "local_step")
             self._speed = number(event, "examples_per_second")
+            self._waits = number(event, "input_wait"), number(event, "peer_wait")
         if not own:
             return
         if kind == "waiting":
@@ -151,6 +153,8 @@ class TaskView:
             step=self._step,
             local_step=self._local_step,
             examples_per_second=self._speed,
+            input_wait=self._waits[0],
+            peer_wait=self._waits[1],
         )
 
 

@@ -56,6 +56,7 @@ class TaskRun:
         self._step: int | None = None
         self._local_step: int | None = None
         self._speed: float | None = None
+        self._waits: tuple[float | None, float | None] = (None, None)  # for input, for peers
 
     @property
     def running(self) -> bool:
@@ -196,6 +197,7 @@ class TaskRun:
         if kind == "progress":
             self._step, self._local_step = whole(event, "step"), whole(event, "local_step")
             self._speed = number(event, "examples_per_second")
+            self._waits = number(event, "input_wait"), number(event, "peer_wait")
         if not own or self.told:
             return False
         before = (self.state, self.reason)
@@ -227,6 +229,8 @@ class TaskRun:
             step=self._step,
             local_step=self._local_step,
             examples_per_second=self._speed,
+            input_wait=self._waits[0],
+            peer_wait=self._waits[1],
         )
 
     def close(self) -> None:
