@@ -35,6 +35,7 @@ _ENGINE_BACK_WITHIN = 600.0  # seconds; an engine that is updated takes a minute
 # The engine starts a container again within a tenth of a second at first; later it says `restarting` while it waits.
 _ENGINE_RESTARTS_WITHIN = 3.0
 _LAST_LINES = 5.0
+_LEAVES_WITHIN = 3.0  # for a trainer that says that it gives up, to leave with its own exit code
 _STOP_SLACK = 15.0  # beyond the grace period, for the engine itself
 
 
@@ -279,7 +280,8 @@ class Keeper:
         while ending and ending.waves and all(self._tasks[name].over for name in ending.wave):
             ending.wave = ending.waves.pop(0)
             for name in ending.wave:
-                self._tasks[name].stop_at = time.monotonic()
+                leaves = _LEAVES_WITHIN if self._tasks[name].view.settled else 0.0
+                self._tasks[name].stop_at = time.monotonic() + leaves
 
     def _state(self, name: str) -> State:
         return self._tasks[name].view.state()[0]
