@@ -114,7 +114,7 @@ def test_a_program_that_says_its_configuration_is_wrong_fails_at_once_with_its_l
 
 def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Namespace, tmp_path: Path) -> None:
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}"
-    options = "limits: {orphan_timeout: 10s}\nkubernetes: {tensorboard: false}"
+    options = "limits: {orphan_timeout: 45s}\nkubernetes: {tensorboard: false}"
     render(namespace, f"name: orphans\n{roles}\n{options}\ntrain: {{workload: mnist_mlp, steps: 100000000}}\n", tmp_path)
 
     def serve() -> bool:
