@@ -11,6 +11,10 @@ from trainer.exit_codes import ExitCode
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
+# Exit codes of a whole container that do not say that its trainer gave up: peers that were not there, a container that could not
+# be started or whose end nobody saw (128 and 255 of containerd), one that was killed, out of memory say, and one asked to stop.
+_NOT_THE_TRAINERS = (int(ExitCode.PEER_LOST), 128, 137, int(ExitCode.STOPPED), 255)
+
 # A longer time to live than this would overflow what Kubernetes keeps it in.
 _LONGEST = 2**31 - 1
 
@@ -49,15 +53,24 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
 def failure_rules(run: Run, group: Group) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
-    if run.plan.strategy == "parameter_server" and group.role in {"ps", "worker"} and run.spec.train is not None:
-        # A server says that a peer was lost when its chief stayed away for limits.orphan_timeout: the run is over, and
-        # whoever waits for its node need not wait for more attempts.
+    followers = {"ps", "worker", "evaluator"} if run.plan.strategy == "parameter_server" else {"evaluator"}
+    if group.role in followers and run.spec.train is not None:
+        # These say that a peer was lost when their chief stayed away for limits.orphan_timeout: the run is over, and
+        # whoever waits for their nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
-    return [
+    rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": TRAINER, "operator": "In", "values": final}},
-        {"action": "Ignore", "onExitCodes": {"containerName": TRAINER, "operator": "In", "values": [int(ExitCode.STOPPED)]}},
+        _on_exit("FailJob", "In", final),
+        _on_exit("Ignore", "In", [int(ExitCode.STOPPED)]),
     ]
+    if run.spec.command is None or run.spec.image is None:
+        # The trainer is there, and has tried limits.max_restarts times before it left with a failure.
+        rules.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))
+    return rules
+
+
+def _on_exit(action: str, operator: str, values: list[int]) -> Object:
+    return {"action": action, "onExitCodes": {"containerName": TRAINER, "operator": operator, "values": values}}
 
 
 def time_to_live(run: Run) -> Object:

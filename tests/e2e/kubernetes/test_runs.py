@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launcher.backend.kubernetes.observe import Seen, status
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
@@ -135,3 +137,18 @@ def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Name
     }
     assert codes["ps"] == 75
     assert {pod["status"]["phase"] for pod in namespace.pods("orphans")} <= {"Failed", "Succeeded"}
+
+
+def test_the_limit_on_restarts_holds_over_pods_too(namespace: Namespace, tmp_path: Path) -> None:
+    program = "import os, sys; print('attempt', os.environ['TRAINER_ATTEMPT'], flush=True); sys.exit(7)"
+    options = "limits: {max_restarts: 2}\nkubernetes: {tensorboard: false}"
+    render(namespace, f"name: limited\ncommand: [python, -c, {json.dumps(program)}]\n{options}\n", tmp_path)
+    until(lambda: namespace.ends("limited") == {"chief": "Failed"}, 120, "the Job to fail", lambda: namespace.describe("limited"))
+    (pod,) = namespace.pods("limited")
+    log = namespace.kubectl("logs", pod["metadata"]["name"])
+    assert [line for line in log.splitlines() if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
+    told = status(Seen("limited", namespace.objects("jobs", "limited"), [pod]), time.time())
+    assert (
+        told.reason
+        == "chief, attempt 1: exit code 7: failed with exit code 7; the limit of 2 restarts is reached: the output above says more"
+    )

@@ -119,9 +119,17 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
         rules = objects["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
         return [(rule["action"], rule.get("onExitCodes", {}).get("values") or rule["onPodConditions"][0]["type"]) for rule in rules]
 
-    assert actions("chief") == [("Ignore", "DisruptionTarget"), ("FailJob", [2]), ("Ignore", [143])]
-    # A server whose chief stayed away has nothing to wait for.
-    assert actions("ps") == actions("worker") == [("Ignore", "DisruptionTarget"), ("FailJob", [2, 75]), ("Ignore", [143])]
+    gave_up = ("FailJob", [75, 128, 137, 143, 255])
+    assert actions("chief") == [("Ignore", "DisruptionTarget"), ("FailJob", [2]), ("Ignore", [143]), gave_up]
+    # Who follows a chief that stayed away has nothing to wait for.
+    assert (
+        actions("ps")
+        == actions("worker")
+        == actions("evaluator")
+        == [("Ignore", "DisruptionTarget"), ("FailJob", [2, 75]), ("Ignore", [143]), gave_up]
+    )
+    operators = [rule["onExitCodes"]["operator"] for rule in objects["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][1:]]
+    assert operators == ["In", "In", "NotIn"]
     spec = objects["Job", "digits-worker"]["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"], spec["podReplacementPolicy"]) == (4, 0, "Failed")
     # One task needs no count of its own.
@@ -132,6 +140,16 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
     assert all(
         rule["onExitCodes"]["containerName"] == container(objects, "worker")["name"] for rule in spec["podFailurePolicy"]["rules"][1:]
     )
+
+
+def test_failures_of_a_program_without_the_trainer_are_counted_by_the_job(rendered: Rendered) -> None:
+    def last(spec: str) -> str:
+        rule = rendered(spec)["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][-1]
+        return str(rule["onExitCodes"]["operator"])
+
+    assert last("command: [python, train.py]\nimage: tensorflow/tensorflow:2.21.0\n") == "In"
+    assert last("command: [python, train.py]\n") == "NotIn"
+    assert last("image: my/trainer:1\n" + TRAIN) == "NotIn"
 
 
 def test_newer_fields_are_used_only_where_the_cluster_has_them(rendered: Rendered, text: Callable[..., str]) -> None:
