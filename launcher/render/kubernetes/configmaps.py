@@ -1,6 +1,7 @@
 """The ConfigMaps of a run: where its tasks are, and the user's code. Pure, but for reading the code's files."""
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -27,8 +28,12 @@ def cluster_name(run: Run) -> str:
 
 
 def code_name(run: Run) -> str:
-    """Return the name of the ConfigMap with the user's code."""
-    return checked(f"{run.name}-code")
+    """Return the name of the ConfigMap with the user's code, which has a digest of it.
+
+    Other code is another object: what runs never sees files change, and Jobs refuse to be changed to other code by halves.
+    """
+    digest = hashlib.sha256(json.dumps(_contents(run), sort_keys=True).encode()).hexdigest()
+    return f"{run.name}-code-{digest[:8]}"
 
 
 def cluster(run: Run) -> Object:
@@ -45,28 +50,10 @@ def code(run: Run) -> list[Object]:
     """
     if run.spec.code is None:
         return []
-    directory = Path(run.spec.code)
-    data: dict[str, str] = {}
-    binary: dict[str, str] = {}
-    total = 0
-    for path in _files(directory):
-        content = _read(path)
-        total += len(content)
-        if total > _LARGEST:
-            break
-        key = _key(path.relative_to(directory).as_posix())
-        try:
-            data[key] = content.decode()
-        except UnicodeDecodeError:
-            binary[key] = base64.b64encode(content).decode()
-    made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, code_name(run))}
-    made |= ({"data": data} if data else {}) | ({"binaryData": binary} if binary else {})
-    size = len(json.dumps(made))
-    if total > _LARGEST or size > _LARGEST:
-        raise UsageError(
-            f"code is {directory}, more than a ConfigMap holds ({_LARGEST // 1024} KiB)",
-            f"build an image with it, `launcher image build --code {directory}`, name that as `image`, and leave `code` out",
-        )
+    made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, code_name(run)), "immutable": True}
+    made |= {field: files for field, files in _contents(run).items() if files}
+    if len(json.dumps(made)) > _LARGEST:
+        raise _too_large(run)
     return [made]
 
 
@@ -86,6 +73,31 @@ def items(run: Run) -> list[dict[str, str]]:
     directory = Path(run.spec.code)
     paths = [path.relative_to(directory).as_posix() for path in _files(directory)]
     return [{"key": _key(path), "path": path} for path in paths]
+
+
+def _contents(run: Run) -> dict[str, dict[str, str]]:
+    """Return the files of `code` as a ConfigMap has them: texts in `data`, what is no text in `binaryData`."""
+    directory = Path(str(run.spec.code))
+    found: dict[str, dict[str, str]] = {"data": {}, "binaryData": {}}
+    total = 0
+    for path in _files(directory):
+        content = _read(path)
+        total += len(content)
+        if total > _LARGEST:
+            raise _too_large(run)
+        key = _key(path.relative_to(directory).as_posix())
+        try:
+            found["data"][key] = content.decode()
+        except UnicodeDecodeError:
+            found["binaryData"][key] = base64.b64encode(content).decode()
+    return found
+
+
+def _too_large(run: Run) -> UsageError:
+    return UsageError(
+        f"code is {run.spec.code}, more than a ConfigMap holds ({_LARGEST // 1024} KiB)",
+        f"build an image with it, `launcher image build --code {run.spec.code}`, name that as `image`, and leave `code` out",
+    )
 
 
 def _files(directory: Path) -> list[Path]:

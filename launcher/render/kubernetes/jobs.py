@@ -90,5 +90,5 @@ def _job(run: Run, group: Group) -> Object:
     template = spec.pop("template")
     spec |= time_to_live(run)
     spec["template"] = template
-    head = metadata(run, f"{run.name}-{group.role}", group.role, labels=queue_labels(run), annotations=provenance(run))
+    head = metadata(run, checked(f"{run.name}-{group.role}"), group.role, labels=queue_labels(run), annotations=provenance(run))
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": spec}

@@ -1,7 +1,7 @@
 """How the tasks of a run find each other, and who else reaches them: the headless Service and the NetworkPolicies. Pure."""
 
 from launcher.plan.addresses import PORT
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, metadata, selector
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 
 TENSORBOARD_PORT = 6006  # in the pod; the Service answers on the spec's
 
@@ -14,7 +14,7 @@ def headless(run: Run) -> Object:
         "selector": _tasks(run),
         "ports": [{"name": "grpc", "port": PORT, "targetPort": PORT}],
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, run.name), "spec": spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, checked(run.name)), "spec": spec}
 
 
 def policies(run: Run) -> list[Object]:

@@ -85,11 +85,11 @@ def selector(run: Run, component: str | None = None) -> dict[str, str]:
 
 
 def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> Object:
-    """Return an object's metadata. `more` are further labels, or `annotations`."""
+    """Return an object's metadata. `more` are further labels, or `annotations`. A name that becomes a host's is checked before."""
     annotations = {**run.options.annotations, **more.pop("annotations", {})}
     labels = {**selector(run, component), _MANAGED_BY: "launcher", **run.options.labels, **more.pop("labels", {})}
     namespace = {"namespace": run.options.namespace} if run.options.namespace else {}
-    return {"name": checked(name), **namespace, "labels": labels} | ({"annotations": annotations} if annotations else {})
+    return {"name": name, **namespace, "labels": labels} | ({"annotations": annotations} if annotations else {})
 
 
 def provenance(run: Run) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.network import TENSORBOARD_PORT
-from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, metadata, pod_metadata, selector
+from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, checked, metadata, pod_metadata, selector
 
 # TensorBoard reads event files into memory; what it needs grows with a run, to some hundreds of MiB.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
@@ -13,7 +13,7 @@ def tensorboard(run: Run) -> list[Object]:
     """Return the objects of TensorBoard; none where the spec wants none."""
     if not run.options.tensorboard:
         return []
-    name = f"{run.name}-tensorboard"
+    name = checked(f"{run.name}-tensorboard")
     deployment = {
         "replicas": 1,
         # Never two of them: the volume may be one that one pod at a time can mount.

@@ -206,13 +206,14 @@ def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_p
     (code / "__pycache__" / "train.pyc").write_bytes(b"")
     (code / ".git" / "HEAD").write_text("")
     objects = rendered("command: [python, train.py]\ncode: ./src\n")
-    stored = objects["ConfigMap", "digits-code"]
+    (stored,) = [one for (kind, name), one in objects.items() if kind == "ConfigMap" and name.startswith("digits-code-")]
     (volume,) = [volume for volume in pod(objects, "chief")["spec"]["volumes"] if volume["name"] == "code"]
     read = {
         item["path"]: stored["data"].get(item["key"]) or base64.b64decode(stored["binaryData"][item["key"]])
         for item in volume["configMap"]["items"]
     }
     assert read == {"train.py": "print('hello')\n", "my_model/net 1.py": "x = 1\n", "weights.bin": b"\xff\x00\xfe"}
+    assert volume["configMap"]["name"] == stored["metadata"]["name"]
     assert container(objects, "chief")["workingDir"] == "/code"
     assert {"name": "code", "mountPath": "/code", "readOnly": True} in container(objects, "chief")["volumeMounts"]
 
@@ -229,3 +230,15 @@ def test_code_beyond_what_a_configmap_holds_is_told_to_become_an_image(
         rendered(spec)
     assert "1024 KiB" in refused.value.message
     assert "launcher image build --code" in refused.value.remedy
+
+
+def test_other_code_is_another_object_which_no_running_pod_sees(rendered: Rendered, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    names = set()
+    for program in ("print(1)", "print(2)", "print(1)"):
+        (tmp_path / "src" / "train.py").write_text(program)
+        objects = rendered("command: [python, train.py]\ncode: ./src\n")
+        (stored,) = [one for (_, name), one in objects.items() if name.startswith("digits-code-")]
+        assert stored["immutable"] is True
+        names.add(stored["metadata"]["name"])
+    assert len(names) == 2
