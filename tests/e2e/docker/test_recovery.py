@@ -12,7 +12,8 @@ from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, Run, launch, left, started
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(420)]
+# One after the other, on the same two clusters.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(420), pytest.mark.xdist_group("two clusters")]
 
 TRAIN = {"workload": "mnist_mlp", "steps": 1_000_000, "steps_per_execution": 20, "checkpoint": {"every_seconds": 3}}
 SERVERS: dict[str, Any] = {
