@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,13 @@ from docker.tls import TLSConfig
 from launcher import docker_cli
 from launcher.backend.docker.problems import explain
 from launcher.docker_cli import DockerError
+from launcher.errors import LauncherError
 from launcher.render import labels
 
 # What every call of the client may raise: the engine's own errors, and those of the way to it.
 ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
 TIMEOUT = 60  # seconds for one answer
+OLDEST_COMPOSE = (2, 20)  # tried with 2.26; mounts and devices are as this version reads them
 _COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
 
 
@@ -115,9 +118,15 @@ def compose(run: str, file: Path, *arguments: str, doing: str) -> None:
         raise explain(error.output or error.message, doing) from error
 
 
-def check_compose() -> str:
-    """Return the version of the Compose plugin. Raises LauncherError when there is none."""
+def check_compose() -> None:
+    """Raise LauncherError when there is no Compose plugin, or one too old to read the files."""
     try:
-        return docker_cli.docker("compose", "version", "--short").strip()
+        version = docker_cli.docker("compose", "version", "--short").strip()
     except DockerError as error:
         raise explain(error.output, "asking for Docker Compose") if error.output else error from error
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_COMPOSE:
+        wanted = ".".join(map(str, OLDEST_COMPOSE))
+        raise LauncherError(
+            f"the Compose plugin is {version}; expected {wanted} or newer", "update it: docker-compose-plugin, or Docker Desktop"
+        )
