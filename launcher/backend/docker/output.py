@@ -1,5 +1,6 @@
 """A container's output as lines with their times, as the engine kept them."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 from docker import DockerClient
@@ -15,7 +16,7 @@ def lines(frames: Iterable[bytes], task: str) -> Iterator[tuple[str, LogLine]]:
     """Yield each line with the engine's stamp for it. A line longer than 16 KiB comes in several frames."""
     stamp, partial = "", b""
     for frame in frames:
-        for piece in frame.splitlines(keepends=True):
+        for piece in re.findall(rb"[^\n]*\n|[^\n]+", frame):
             if not partial:
                 stamp = piece[: _STAMP - 1].decode("ascii", "replace")
             partial += piece[_STAMP:]
