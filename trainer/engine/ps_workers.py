@@ -110,7 +110,7 @@ class Workers:
         self._coordinator, self.count = connection.coordinator, connection.workers
         self._make_iterator, self._run, self._width, self._examples = make_iterator, run, width, examples
         self._iterators: dict[int, Any] = {}
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
         self._calls: dict[int, _Call] = {}
         self._greeted: set[int] = set()
         self._lost: set[int] = set()
@@ -131,17 +131,31 @@ class Workers:
 
     def take(self) -> Result:
         """Wait for a call to end and return what it did; no steps when its worker was lost."""
-        while True:
-            try:
-                return self._taken(self._results.get(timeout=_SILENCE))
-            except queue.Empty:
-                self.look_for_errors()
+        while (result := self.take_within(_SILENCE)) is None:
+            self.look_for_errors()
+        return result
+
+    def take_within(self, seconds: float) -> Result | None:
+        """Do the same for so long, or until `wake`; None when no call has ended."""
+        try:
+            result = self._results.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if result is not None:
+            self.in_flight -= 1
+            self.local_steps[result.worker] += result.steps
+        return result
+
+    def wake(self) -> None:
+        """Let who waits in `take_within` go on; from any thread."""
+        self._results.put(None)
 
     def take_all(self, *, wait: bool) -> list[Result]:
         """Return every result that is there; with `wait`, of all calls that were scheduled."""
-        results = []
+        results: list[Result] = []
         while self.in_flight if wait else not self._results.empty():
-            results.append(self.take())
+            result = self.take() if wait else self.take_within(0)
+            results += [result] if result else []
         return results
 
     def drop_waiting(self) -> None:
@@ -187,11 +201,6 @@ class Workers:
             examples_per_second=result.steps * self._examples / result.seconds,
             input_wait=float(result.totals[-1] / result.seconds),
         )
-
-    def _taken(self, result: Result) -> Result:
-        self.in_flight -= 1
-        self.local_steps[result.worker] += result.steps
-        return result
 
     def _work(self, call: _Call) -> None:
         """Run one call on a worker; the coordinator's thread of that worker executes this, under its device."""

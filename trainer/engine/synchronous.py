@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -133,15 +133,21 @@ class SynchronousSession:
 
     def _rounds_of(self, counts: list[int]) -> list[int]:
         """Do so many rounds on each server and return how many were done: fewer when too few workers are left, or on a stop."""
-        while self._workers.in_flight < self._workers.count * IN_FLIGHT:
-            self._workers.schedule(max(counts))
         under_way = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
+        for one in under_way:
+            one.add_done_callback(lambda _: self._workers.wake())
         asked = False
-        while wait(under_way, _LOOK_EVERY).not_done:
+        while not all(one.done() for one in under_way):
+            # A call's gradients may all come too late, so there is always another one.
+            while self._workers.in_flight < self._workers.count * IN_FLIGHT:
+                self._workers.schedule(max(counts))
+            result = self._workers.take_within(_LOOK_EVERY)
+            if result is not None:
+                self._results.append(result)
+                continue
             if any(one.done() and one.exception() for one in under_way):
                 break
             self._workers.look_for_errors()
-            self._results += self._workers.take_all(wait=False)
             if not asked and (self._stopped() or self._workers.alive < self._needed):
                 asked = True
                 for server in self._servers:
