@@ -116,7 +116,7 @@ def test_a_program_that_says_its_configuration_is_wrong_fails_at_once_with_its_l
 
 def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Namespace, tmp_path: Path) -> None:
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}"
-    options = "limits: {orphan_timeout: 45s}\nkubernetes: {tensorboard: false}"
+    options = "limits: {orphan_timeout: 90s}\nkubernetes: {tensorboard: false}"
     render(namespace, f"name: orphans\n{roles}\n{options}\ntrain: {{workload: mnist_mlp, steps: 100000000}}\n", tmp_path)
 
     def serve() -> bool:
@@ -126,7 +126,7 @@ def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Name
     namespace.kubectl("delete", "job", "orphans-chief", "--wait=false")
     until(
         lambda: namespace.ends("orphans") == {"ps": "Failed", "worker": "Failed"},
-        120,
+        240,
         "the others to end",
         lambda: namespace.describe("orphans"),
     )
