@@ -141,7 +141,7 @@ class Run:
         listed = docker("ps", "--all", "--filter", f"label={labels.RUN}={self.name}", "--format", f'{{{{.Label "{labels.TASK}"}}}}')
         return [task for task in listed.split() if task]
 
-    def goes_on(self, leader: str = "chief", timeout: float = 120) -> None:
+    def goes_on(self, leader: str = "chief", timeout: float = 240) -> None:
         """Wait until training has gone on from where it is now."""
         before = self.step(leader)
         events = len(self.events(leader, "progress"))

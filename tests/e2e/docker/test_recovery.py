@@ -13,7 +13,7 @@ from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, Run, launch, left, started
 
 # One after the other, on the same two clusters.
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(420), pytest.mark.xdist_group("two clusters")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("two clusters")]
 
 TRAIN = {"workload": "mnist_mlp", "steps": 1_000_000, "steps_per_execution": 20, "checkpoint": {"every_seconds": 3}}
 SERVERS: dict[str, Any] = {
@@ -53,7 +53,7 @@ def runs(image: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
         directory = tmp_path_factory.mktemp("two")
         found = {str(spec["name"]): both.enter_context(started(spec, directory)) for spec in (SERVERS, PEERS)}
         for name, run in found.items():
-            run.until(f"{name} to train", lambda run=run, name=name: run.step(LEADERS[name]) > 20, 180)  # type: ignore[misc]
+            run.until(f"{name} to train", lambda run=run, name=name: run.step(LEADERS[name]) > 20, 300)  # type: ignore[misc]
         yield found
 
 
@@ -99,7 +99,7 @@ def test_a_container_that_is_killed_outright_is_started_again_by_the_launcher(ru
     before = run.inspect(task)["State"]["StartedAt"]
     docker("kill", run.container(task))  # to the engine that is a wish to stop it: it does not start it again
     run.until(f"{task} to run again", lambda: run.inspect(task)["State"]["StartedAt"] != before, 60)
-    run.goes_on(LEADERS[kind], 150)
+    run.goes_on(LEADERS[kind], 240)
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
@@ -115,7 +115,7 @@ def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], group: li
         for kind, task in group:
             docker("unpause", runs[kind].container(task))
     for kind in dict(group):
-        runs[kind].goes_on(LEADERS[kind], 150)
+        runs[kind].goes_on(LEADERS[kind], 240)
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
@@ -128,7 +128,7 @@ def test_a_task_that_was_cut_off_from_the_network_takes_part_again(runs: dict[st
         with contextlib.suppress(DockerError):  # a container that was started again meanwhile is connected
             docker("network", "connect", "--alias", task, network, container)
     for kind in dict(group):
-        runs[kind].goes_on(LEADERS[kind], 180)
+        runs[kind].goes_on(LEADERS[kind], 240)
 
 
 def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
