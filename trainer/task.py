@@ -38,6 +38,8 @@ _ENVIRONMENT = {
     # A peer that is not there yet is waited for, not an error.
     "GRPC_FAIL_FAST": "use_caller",
     "TF_CPP_MIN_LOG_LEVEL": "2",
+    # A GPU's memory is taken as it is needed, not all at once: tasks may share one. TensorFlow's servers know no other way to say so.
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     # TensorFlow's own default on x86; said aloud, it is not announced in every task's log.
     "TF_ENABLE_ONEDNN_OPTS": "1",
 }
