@@ -68,6 +68,6 @@ bench: env $(BENCH_VENV)/.made ## measure speed and time to the first step again
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
 clean: ## remove what make made; runs/ stays
-	rm -rf $(VENV) $(BENCH_VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache build dist
+	rm -rf $(VENV) $(BENCH_VENV) .gpu-venv .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -d runs ]; then echo "runs/ stays: it holds your checkpoints and logs"; fi

@@ -3,33 +3,62 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).parents[1]
 PEERS_PYTHON = ROOT / ".bench-venv/bin/python"
 
+# What --only takes beside the names of programs, and what each group is about.
+GROUPS = {
+    "mlp": "Batch 100 a worker, MLP 784-100-10, one thread a process",
+    "sync": "Synchronous updates on 1 ps from 2 workers: a step is a round of two gradients",
+    "many": "160 small variables on 1 ps with 2 workers",
+    "cnn": "The network of cifar10, batch 16, one process",
+    "exchange": "The same all-reduce loop of 2 workers with a gradient of 318 kB and with one of 4 kB",
+    "wire": "Gradients as float32 and as bfloat16 on the wire; accuracy on held-out digits after the same steps",
+    "scaling": "1 to 16 workers, each step's computation replaced by a timed input delay of 50 ms",
+}
+
+WORKERS = (1, 2, 4, 8, 16)  # of the scaling group
+
 
 @dataclass(frozen=True)
 class Contender:
-    """One program: its name, what runs it, the steps of a full measurement, and the modules its interpreter needs."""
+    """One program: its name, its group, what runs it, and the steps of a full measurement."""
 
     name: str
+    group: str
     title: str
     command: tuple[str, ...]
     steps: int
-    needs: tuple[str, ...] = ()  # in .bench-venv; none: it runs in .venv
+    needs: tuple[str, ...] = ()  # modules in .bench-venv; none: it runs in .venv
+    gradients: int = 1  # in a step
+    learns: float = 0.5  # the last loss is at most this part of the first
+    repeats: int = 100  # at most
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours against a peer. `aim` is the least ratio of steps a second that we want."""
+    """Ours against a peer. `aim` is the least ratio that we want, `of` says of what a second."""
 
     ours: str
     peer: str
     aim: float | None = None
+    of: Literal["steps", "gradients"] = "steps"
 
 
 def _module(name: str, *options: str, python: str = sys.executable) -> tuple[str, ...]:
     return (python, "-m", f"benchmarks.{name}", *options)
+
+
+def _ours(name: str, group: str, title: str, steps: int, *options: str, gradients: int = 1) -> Contender:
+    return Contender(name, group, title, _module("ours", *options), steps, gradients=gradients)
+
+
+def _by_hand(name: str, title: str, calls: str) -> Contender:
+    # Slow, to start and to run: twice is enough to see how far apart.
+    command = _module("strategy_ps", "--calls", calls)
+    return Contender(name, "many", f"ParameterServerStrategy by hand, {title}", command, 500, learns=0.75, repeats=2)
 
 
 def _torchx() -> tuple[str, ...]:
@@ -50,20 +79,53 @@ def _torchx() -> tuple[str, ...]:
     )
 
 
+def _ray(calls: str) -> tuple[str, ...]:
+    return _module("ray_train", "--calls", calls, python=str(PEERS_PYTHON))
+
+
+def _scaling(case: str, workers: int) -> Contender:
+    kind, name = ("parameter_server", "ps") if case == "waiting_ps" else ("all-reduce", "allreduce")
+    title = f"ours: {kind}, {workers} worker{'s' if workers > 1 else ''}, 50 ms a step"
+    steps, gradients = (150 * workers, 1) if name == "ps" else (150, workers)
+    command = _module("ours", "--case", case, "--workers", str(workers))
+    # A run of 16 workers takes long to start; nothing but the delay is measured, so once is enough.
+    return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, learns=0.9, repeats=1)
+
+
 CONTENDERS = (
-    Contender("single", "ours: single", _module("ours", "--strategy", "single"), 10_000),
-    Contender("handwritten", "hand-written loop, tf.data", _module("handwritten", "--data", "pipeline"), 10_000),
-    Contender("resident", "hand-written loop, data in the graph", _module("handwritten", "--data", "resident"), 10_000),
-    Contender("ps", "ours: parameter_server, 1 ps + 2 workers", _module("ours", "--strategy", "parameter_server"), 4000),
-    Contender("tf1", "TF1 between-graph, 1 ps + 2 workers", _module("tf1_ps"), 3000),
-    Contender("allreduce", "ours: multi_worker_mirrored, 2 workers", _module("ours", "--strategy", "multi_worker_mirrored"), 4000),
-    Contender("torchx", "TorchX + DDP (gloo), 2 workers", _torchx(), 3000, ("torch", "torchx")),
-    Contender(
-        "ray50", "Ray Train, 2 workers, 50 steps a call", _module("ray_train", "--calls", "50", python=str(PEERS_PYTHON)), 2000, ("ray",)
+    _ours("single", "mlp", "ours: single", 10_000, "--case", "single"),
+    Contender("handwritten", "mlp", "hand-written loop, tf.data", _module("handwritten", "--data", "pipeline"), 10_000),
+    Contender("resident", "mlp", "hand-written loop, data in the graph", _module("handwritten", "--data", "resident"), 10_000),
+    _ours("ps", "mlp", "ours: parameter_server, 1 ps + 2 workers", 4000, "--case", "ps"),
+    Contender("tf1", "mlp", "TF1 between-graph, 1 ps + 2 workers", _module("tf1_ps"), 3000),
+    _ours("allreduce", "mlp", "ours: multi_worker_mirrored, 2 workers", 4000, "--case", "allreduce", gradients=2),
+    Contender("torchx", "mlp", "TorchX + DDP (gloo), 2 workers", _torchx(), 3000, ("torch", "torchx"), gradients=2),
+    Contender("ray50", "mlp", "Ray Train, 2 workers, 50 steps a call", _ray("50"), 2000, ("ray",), gradients=2),
+    Contender("ray1", "mlp", "Ray Train, 2 workers, 1 step a call", _ray("1"), 1000, ("ray",), gradients=2),
+    _ours("sync-ours", "sync", "ours: parameter_server, synchronous, 2 of 2 workers", 2000, "--case", "sync", gradients=2),
+    Contender("sync-tf1", "sync", "TF1 SyncReplicasOptimizer, 2 of 2 workers", _module("tf1_ps", "--sync", "1"), 1500, gradients=2),
+    _ours("many-ours", "many", "ours: parameter_server, 160 variables", 2000, "--case", "many"),
+    _by_hand("many-pss50", "50 steps a closure", "50"),
+    _by_hand("many-pss1", "1 step a closure", "1"),
+    Contender("cnn-ours", "cnn", "ours: single", _module("ours", "--case", "cnn"), 240, learns=0.98),
+    Contender("cnn-handwritten", "cnn", "hand-written loop, tf.data", _module("handwritten_cnn"), 240, learns=0.98),
+    Contender("whole", "exchange", "our all-reduce loop, gradient of 318 kB", _module("exchange"), 4000, gradients=2),
+    Contender("slice", "exchange", "the same, gradient of 4 kB", _module("exchange", "--floats", "1000"), 4000, gradients=2),
+    _ours("wire-ps", "wire", "ours: parameter_server, float32", 4000, "--case", "wire_ps"),
+    _ours("wire-ps-bf16", "wire", "ours: parameter_server, bfloat16", 4000, "--case", "wire_ps", "--wire", "bfloat16"),
+    _ours("wire-allreduce", "wire", "ours: multi_worker_mirrored, float32", 4000, "--case", "wire_allreduce", gradients=2),
+    _ours(
+        "wire-allreduce-bf16",
+        "wire",
+        "ours: multi_worker_mirrored, bfloat16",
+        4000,
+        "--case",
+        "wire_allreduce",
+        "--wire",
+        "bfloat16",
+        gradients=2,
     ),
-    Contender(
-        "ray1", "Ray Train, 2 workers, 1 step a call", _module("ray_train", "--calls", "1", python=str(PEERS_PYTHON)), 1000, ("ray",)
-    ),
+    *(_scaling(case, workers) for case in ("waiting_ps", "waiting_allreduce") for workers in WORKERS),
 )
 
 COMPARISONS = (
@@ -73,4 +135,31 @@ COMPARISONS = (
     Comparison("allreduce", "torchx", 2.0),
     Comparison("allreduce", "ray1", 3.0),
     Comparison("allreduce", "ray50"),
+    Comparison("sync-ours", "sync-tf1", 1.0),
+    Comparison("many-ours", "many-pss50", 1.0),
+    Comparison("many-ours", "many-pss1"),
+    Comparison("cnn-ours", "cnn-handwritten", 0.95),
+    Comparison("whole", "slice", 0.9),
+    Comparison("wire-ps-bf16", "wire-ps"),
+    Comparison("wire-allreduce-bf16", "wire-allreduce"),
+    *(
+        Comparison(f"{kind}-x{workers}", f"{kind}-x1", 15.5 if workers == 16 else None, of="gradients")
+        for kind in ("ps", "allreduce")
+        for workers in WORKERS[1:]
+    ),
 )
+
+
+def chosen(only: str) -> list[Contender]:
+    """Return the programs that a comma-separated list names, by their own names or their group's; all for an empty one.
+
+    Raises ValueError with the names that are neither.
+    """
+    wanted = set(filter(None, only.split(",")))
+    names = {contender.name for contender in CONTENDERS}
+    if unknown := wanted - names - GROUPS.keys():
+        raise ValueError(
+            f"--only: no program or group is called {', '.join(sorted(unknown))}; "
+            f"there are the groups {', '.join(GROUPS)} and the programs {', '.join(sorted(names))}"
+        )
+    return [contender for contender in CONTENDERS if not wanted or contender.name in wanted or contender.group in wanted]

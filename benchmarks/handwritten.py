@@ -55,10 +55,14 @@ def resident() -> Callable[[], tuple[tf.Tensor, tf.Tensor]]:
 
 def main() -> None:
     """Train and print the result."""
-    options = task.arguments(__doc__, data="pipeline")
+    options = task.arguments(__doc__, data="pipeline", precision="float32")
     stopwatch = task.Stopwatch(options.steps)
+    keras.config.set_dtype_policy(options.precision)
     batch = {"pipeline": pipeline, "resident": resident}[options.data]()
     model, optimizer = build()
+    if options.precision == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer.build(model.trainable_variables)
 
     @tf.function
     def train(steps: Any) -> tf.Tensor:
@@ -66,9 +70,10 @@ def main() -> None:
         for _ in tf.range(steps):
             images, labels = batch()
             with tf.GradientTape() as tape:
-                logits = model(images, training=True)
+                logits = tf.cast(model(images, training=True), tf.float32)
                 loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+                scaled = optimizer.scale_loss(loss)
+            optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
         return loss
 
     step = 0

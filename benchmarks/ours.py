@@ -1,37 +1,80 @@
 """Our side of the benchmark: `launcher up` on a spec, timed from outside by the progress events it prints.
 
-Steps count as in the peers: of all workers together on parameter_server, of each worker for an all-reduce.
+Steps count as in the peers: of all workers together on parameter_server, of each worker for an all-reduce, and rounds where
+updates are synchronous. `--case` names a row of CASES; `--spec` gives a whole spec instead, as JSON.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks import task
 from trainer import events
 
-# One core a task, as the peers' environment has it.
-ROLES = {
-    "single": {"chief": {"cpu": 1}},
-    "multi_worker_mirrored": {"chief": {"cpu": 1}, "worker": {"cpu": 1, "replicas": task.WORKERS - 1}},
-    "parameter_server": {"chief": {"cpu": 1}, "ps": {"cpu": 1}, "worker": {"cpu": 1, "replicas": task.WORKERS}},
+MLP: dict[str, Any] = {
+    "workload": "mnist_mlp",
+    "batch_size": task.BATCH,
+    "params": {"hidden_units": task.HIDDEN, "learning_rate": task.LEARNING_RATE},
+}
+MANY: dict[str, Any] = {"workload": "benchmarks.workloads:Many", "batch_size": task.BATCH}
+CNN: dict[str, Any] = {"workload": "cifar10", "batch_size": task.CNN_BATCH}
+WAITING: dict[str, Any] = {"workload": "benchmarks.workloads:Waiting", "batch_size": 10, "params": {"hidden_units": 10}}
+# At its usual rate of 0.01 the accuracy swings by more than what the wire could change. The published digits, where they are.
+WIRE: dict[str, Any] = {
+    **MLP,
+    "params": {"hidden_units": task.HIDDEN, "learning_rate": 0.003},
+    "data": os.environ.get("MNIST_DIR") or "synthetic",
 }
 
 
-def spec(strategy: str, steps: int) -> dict[str, object]:
-    """Return a spec that trains and does nothing else: the peers neither save nor evaluate."""
+@dataclass(frozen=True)
+class Case:
+    """What of a spec a case is about."""
+
+    strategy: str
+    train: Mapping[str, Any] = field(default_factory=lambda: MLP)
+
+
+CASES = {
+    "single": Case("single"),
+    "ps": Case("parameter_server"),
+    "allreduce": Case("multi_worker_mirrored"),
+    "sync": Case("parameter_server", {**MLP, "sync": {"replicas_to_aggregate": task.WORKERS}}),
+    "many": Case("parameter_server", MANY),
+    "cnn": Case("single", CNN),
+    "waiting_ps": Case("parameter_server", WAITING),
+    "waiting_allreduce": Case("multi_worker_mirrored", WAITING),
+    "wire_ps": Case("parameter_server", WIRE),
+    "wire_allreduce": Case("multi_worker_mirrored", WIRE),
+}
+
+# One core a task, as the peers' environment has it. The chief of an all-reduce trains, too.
+ROLES: dict[str, Callable[[int], dict[str, dict[str, int]]]] = {
+    "single": lambda _: {"chief": {"cpu": 1}},
+    "multi_worker_mirrored": lambda workers: {"chief": {"cpu": 1}, "worker": {"cpu": 1, "replicas": workers - 1}},
+    "parameter_server": lambda workers: {"chief": {"cpu": 1}, "ps": {"cpu": 1}, "worker": {"cpu": 1, "replicas": workers}},
+}
+
+
+def spec(case: Case, steps: int, workers: int, wire: str) -> dict[str, object]:
+    """Return a spec that trains and does nothing else before its end: the peers neither save nor evaluate."""
+    # An all-reduce of one worker is strategy single.
+    strategy = "single" if case.strategy == "multi_worker_mirrored" and workers == 1 else case.strategy
     return {
         "version": 1,
         "name": f"bench-{strategy.replace('_', '-')}",
         "strategy": strategy,
-        "roles": ROLES[strategy],
+        "roles": ROLES[strategy](workers),
         "train": {
-            "workload": "mnist_mlp",
+            **case.train,
             "steps": steps,
-            "batch_size": task.BATCH,
-            "params": {"hidden_units": task.HIDDEN, "learning_rate": task.LEARNING_RATE},
+            "gradients": {"wire": wire},
             "checkpoint": {"every_seconds": 3600.0},
             "evaluate": {"every_steps": 0},
             "summaries": {"every_steps": 0, "profile_every_steps": 0},
@@ -39,28 +82,44 @@ def spec(strategy: str, steps: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Run one strategy and print the result."""
-    options = task.arguments(__doc__, strategy="single")
-    stopwatch = task.Stopwatch(options.steps)
+def run(spec: Mapping[str, object], on_event: Callable[[events.Event], None], on_output: Callable[[str], None] = lambda _: None) -> None:
+    """Run a spec with `launcher up` in a directory of its own; hand on each event of its tasks, and each other line of JSON.
+
+    Raises SystemExit with what went wrong if a task fails or is started again: such a run measures nothing.
+    """
     troubles: list[str] = []
-    launcher = Path(sys.executable).with_name("launcher")
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "spec.yaml")
-        file.write_text(json.dumps(spec(options.strategy, options.steps)), encoding="utf-8")
-        run = subprocess.Popen(
-            [str(launcher), "up", str(file), "--json", "--runs", f"{directory}/runs"], cwd=directory, stdout=subprocess.PIPE, text=True
-        )
-        with run:
-            for line in run.stdout or ():
+        file.write_text(json.dumps(spec), encoding="utf-8")
+        command = [sys.executable, "-m", "launcher", "up", str(file), "--json", "--runs", f"{directory}/runs"]
+        launcher = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True)
+        with launcher:
+            for line in launcher.stdout or ():
                 event = events.parse(line)
-                if event and event["event"] == "progress" and "local_step" not in event:
-                    stopwatch.mark(event["step"], event["loss"], event["time"])
-                elif event and event["event"] in {"failed", "restarting"}:
+                if event is None:
+                    on_output(line)
+                    continue
+                on_event(event)
+                if event["event"] in {"failed", "restarting"}:
                     troubles.append(f"{event['task']} {event['event']}: {event['cause']}: {event.get('detail', '')}")
-        if run.returncode or troubles:
-            sys.exit("\n".join([*troubles, f"launcher up ended with exit code {run.returncode}"]))
-    stopwatch.print()
+        if launcher.returncode or troubles:
+            sys.exit("\n".join([*troubles, f"launcher up ended with exit code {launcher.returncode}"]))
+
+
+def main() -> None:
+    """Run one case and print the result."""
+    options = task.arguments(__doc__, case="single", workers=task.WORKERS, wire="float32", spec="")
+    stopwatch = task.Stopwatch(options.steps)
+    accuracies: list[float] = []
+
+    def note(event: events.Event) -> None:
+        if event["event"] == "progress" and "local_step" not in event:
+            stopwatch.mark(event["step"], event["loss"], event["time"])
+        elif event["event"] == "done" and "accuracy" in event["metrics"]:
+            accuracies.append(event["metrics"]["accuracy"])
+
+    run(json.loads(options.spec) if options.spec else spec(CASES[options.case], options.steps, options.workers, options.wire), note)
+    stopwatch.print(accuracy=accuracies[-1] if accuracies else None)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,10 @@ STDDEV_OUT = 1 / HIDDEN**0.5
 LEARNING_RATE = 0.01
 BATCH = 100
 WORKERS = 2
+DELAY = 0.05  # seconds that stand for a step's computation where workers are many
+CNN_BATCH = 16  # a replica's pictures in a step of the convolutional network
+
+DEADLINE = 300  # seconds that a whole run may take
 
 # The part of the steps after which the rate is measured: tracing, caches and connections are done by then.
 WARM_UP = 0.25
@@ -49,8 +53,8 @@ class Stopwatch:
         self._marks.append((step, time.time() if when is None else when))
         self._losses.append(loss)
 
-    def result(self) -> dict[str, float]:
-        """Return steps a second after the warm-up, seconds to the first step, and the first and last losses.
+    def result(self, **more: float | None) -> dict[str, float]:
+        """Return steps a second after the warm-up, seconds to the first step, and the first and last losses; and what of `more` is known.
 
         Raises ValueError if too little was noted to measure a rate.
         """
@@ -64,11 +68,12 @@ class Stopwatch:
             "seconds_to_first_step": round(self._marks[0][1] - self._started, 2),
             "first_loss": round(self._losses[0], 4),
             "last_loss": round(self._losses[-1], 4),
+            **{name: round(value, 4) for name, value in more.items() if value is not None},
         }
 
-    def print(self) -> None:
+    def print(self, **more: float | None) -> None:
         """Print the result as one line of JSON."""
-        print(json.dumps(self.result()), flush=True)
+        print(json.dumps(self.result(**more)), flush=True)
 
 
 def arguments(description: str | None, **more: object) -> argparse.Namespace:

@@ -2,53 +2,33 @@
 
 Between-graph replication with `tf.compat.v1`: `replica_device_setter` puts the variables on the ps,
 each worker computes gradients and applies them at once; the global step counts all workers' steps.
+With `--sync 1` an update is the mean of a gradient of each, by `SyncReplicasOptimizer`; the global step counts updates.
 Started without `--job` it starts the three processes and waits for the workers.
 """
 
-import contextlib
 import json
-import socket
-import subprocess
 import sys
 from typing import Any
 
 from benchmarks import task
+from benchmarks.processes import free_addresses, started
 
-DEADLINE = 300  # seconds that a whole run may take
 MARK_EVERY = 20  # a worker's steps between two looks at the clock
 
 
-def free_addresses(count: int) -> list[str]:
-    """Return free loopback addresses; all are held until all are known, so they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{held.getsockname()[1]}" for held in sockets]
-
-
-def run_all(steps: int) -> int:
-    """Start ps and workers, wait for the workers, end the ps; return the first exit code that is not 0."""
+def run_all(steps: int, sync: int) -> int:
+    """Start ps and workers, wait for the workers, end all; return the first exit code that is not 0."""
     ps, *workers = free_addresses(1 + task.WORKERS)
-    cluster = json.dumps({"ps": [ps], "worker": workers})
-
-    def start(job: str, index: int) -> subprocess.Popen[bytes]:
-        options = ["--steps", str(steps), "--job", job, "--index", str(index), "--cluster", cluster]
-        return subprocess.Popen([sys.executable, "-m", "benchmarks.tf1_ps", *options])
-
-    server = start("ps", 0)
-    processes = [start("worker", index) for index in range(task.WORKERS)]
-    try:
-        codes = [process.wait(DEADLINE) for process in processes]
+    options = ["--steps", str(steps), "--sync", str(sync), "--cluster", json.dumps({"ps": [ps], "worker": workers})]
+    tasks = [("ps", 0), *(("worker", index) for index in range(task.WORKERS))]
+    with started("benchmarks.tf1_ps", tasks, options) as (_, *processes):
+        # In step with the other, who ends first leaves the other waiting: the one that measures says when it is over.
+        codes = [process.wait(task.DEADLINE) for process in (processes[:1] if sync else processes)]
         return next((code for code in codes if code), 0)
-    finally:
-        for process in (server, *processes):
-            process.kill()
-            process.wait()
 
 
-def build(tf: Any, images: Any, labels: Any) -> tuple[Any, Any, Any]:
-    """Return the operations for loss, global step and one training step."""
+def build(tf: Any, images: Any, labels: Any, *, sync: bool) -> tuple[Any, Any, Any, Any]:
+    """Return the operations for loss, global step and one training step, and the optimizer that they use."""
     v1 = tf.compat.v1
 
     def weights(name: str, shape: list[int], stddev: float) -> Any:
@@ -62,10 +42,13 @@ def build(tf: Any, images: Any, labels: Any) -> tuple[Any, Any, Any]:
     logits = tf.matmul(tf.nn.relu(hidden_sum), weights("w2", [task.HIDDEN, task.CLASSES], task.STDDEV_OUT)) + biases("b2", task.CLASSES)
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
     step = v1.train.get_or_create_global_step()
-    return loss, step, v1.train.AdamOptimizer(task.LEARNING_RATE).minimize(loss, global_step=step)
+    optimizer = v1.train.AdamOptimizer(task.LEARNING_RATE)
+    if sync:
+        optimizer = v1.train.SyncReplicasOptimizer(optimizer, replicas_to_aggregate=task.WORKERS, total_num_replicas=task.WORKERS)
+    return loss, step, optimizer.minimize(loss, global_step=step), optimizer
 
 
-def work(tf: Any, steps: int, index: int, cluster: dict[str, list[str]], stopwatch: task.Stopwatch) -> None:
+def work(tf: Any, steps: int, index: int, cluster: dict[str, list[str]], stopwatch: task.Stopwatch, *, sync: bool) -> None:
     """Train as worker `index` until the global step is `steps`; worker 0 measures."""
     v1 = tf.compat.v1
     filters = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{index}"])
@@ -75,12 +58,14 @@ def work(tf: Any, steps: int, index: int, cluster: dict[str, list[str]], stopwat
         digits = tf.data.Dataset.from_tensor_slices(task.training_set()).shuffle(20_000, seed=index).repeat().batch(task.BATCH).prefetch(2)
         iterator = v1.data.make_initializable_iterator(digits)
         images, labels = iterator.get_next()
-        loss, global_step, train = build(tf, images, labels)
+        loss, global_step, train, optimizer = build(tf, images, labels, sync=sync)
+        hooks = [optimizer.make_session_run_hook(is_chief=index == 0)] if sync else []
         start = v1.train.Scaffold(local_init_op=v1.group(v1.local_variables_initializer(), iterator.initializer))
-        session = v1.train.MonitoredTrainingSession(server.target, is_chief=index == 0, scaffold=start, config=filters)
+        session = v1.train.MonitoredTrainingSession(server.target, is_chief=index == 0, scaffold=start, hooks=hooks, config=filters)
         step = local = 0
         with session:
-            while step < steps:
+            # A synchronous worker that leaves would leave the first one waiting; that one's end is the end of both.
+            while step < steps or (sync and index):
                 step, value, _ = session.run([global_step, loss, train])
                 if index == 0 and local % MARK_EVERY == 0:
                     stopwatch.mark(int(step), float(value))
@@ -91,9 +76,9 @@ def work(tf: Any, steps: int, index: int, cluster: dict[str, list[str]], stopwat
 
 def main() -> None:
     """Be one task, or start them all."""
-    options = task.arguments(__doc__, job="", index=0, cluster="")
+    options = task.arguments(__doc__, job="", index=0, cluster="", sync=0)
     if not options.job:
-        sys.exit(run_all(options.steps))
+        sys.exit(run_all(options.steps, options.sync))
     stopwatch = task.Stopwatch(options.steps)
     import tensorflow as tf
 
@@ -101,7 +86,7 @@ def main() -> None:
     cluster = json.loads(options.cluster)
     if options.job == "ps":
         tf.compat.v1.train.Server(cluster, job_name="ps", task_index=0).join()
-    work(tf, options.steps, options.index, cluster, stopwatch)
+    work(tf, options.steps, options.index, cluster, stopwatch, sync=bool(options.sync))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""What exchanging gradients costs: our all-reduce loop of 2 workers, and the same with most of the gradient kept at home.
+
+Both are the trainer's own session in two processes, started without the launcher. With `--floats 1000` the workers exchange
+the first 1,000 numbers of the largest gradient, 4 kB, and apply the rest of their own gradients as they are.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import ours, task
+from benchmarks.processes import free_addresses, started
+
+STEPS_PER_CALL = 50
+
+
+def reduced(floats: int, index: int) -> Any:
+    """Return the ring of 2 workers; with `floats` the one that exchanges no more than these."""
+    import tensorflow as tf
+
+    from trainer.engine.ring import Ring
+
+    class Slice(Ring):
+        """Exchanges the beginning of the largest gradient alone."""
+
+        def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+            """Return the gradients, the mean of both workers' in their first numbers; and the seconds that took."""
+            dense = [tf.convert_to_tensor(g) for g in gradients]
+            largest = max(range(len(dense)), key=lambda i: math.prod(dense[i].shape))
+            flat = tf.reshape(dense[largest], [-1])
+            (mean,), waited = super().mean_gradients([flat[:floats]])
+            dense[largest] = tf.reshape(tf.concat([mean, flat[floats:]], 0), dense[largest].shape)
+            return dense, waited
+
+    return (Slice if floats else Ring)(task.WORKERS, index)
+
+
+def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None:
+    """Train as worker `index`; worker 0 measures."""
+    from trainer.engine.job import job
+    from trainer.engine.local import LocalSession
+    from trainer.settings import TrainerSettings
+    from trainer.workloads.loading import load_workload
+
+    settings = {**ours.MLP, "steps": steps}
+    work = job(
+        TrainerSettings.model_validate(
+            {"run": "exchange", "strategy": "multi_worker_mirrored", "run_dir": "unused", "scratch_dir": "unused", "train": settings}
+        )
+    )
+    session = LocalSession(load_workload(work.train), work, reduced(floats, index))
+    session.push(0)
+    while session.step < steps:
+        progress = session.run(1 if session.step == 0 else min(STEPS_PER_CALL, steps - session.step))
+        stopwatch.mark(progress.step, progress.loss)
+    session.close()
+    if index == 0:
+        stopwatch.print()
+
+
+def main() -> None:
+    """Be one worker, or start both."""
+    options = task.arguments(__doc__, job="", index=0, cluster="", floats=0)
+    if options.job:
+        task_config = {"cluster": json.loads(options.cluster), "task": {"type": options.job, "index": options.index}}
+        os.environ["TF_CONFIG"] = json.dumps(task_config)
+        stopwatch = task.Stopwatch(options.steps)
+        work(options.index, options.steps, options.floats, stopwatch)
+        sys.stdout.flush()
+        os._exit(0)  # TensorFlow's collective runtime takes its time to end
+    cluster = json.dumps({"worker": free_addresses(task.WORKERS)})
+    shared = ["--steps", str(options.steps), "--floats", str(options.floats), "--cluster", cluster]
+    with started("benchmarks.exchange", [("worker", index) for index in range(task.WORKERS)], shared) as workers:
+        codes = [worker.wait(task.DEADLINE) for worker in workers]
+        sys.exit(next((code for code in codes if code), 0))
+
+
+if __name__ == "__main__":
+    main()

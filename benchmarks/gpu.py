@@ -1,0 +1,194 @@
+"""What a GPU does for the trainer: placement, memory, mixed precision, and speed against loops written by hand. See gpu.sh.
+
+    python -m benchmarks.gpu [--steps 2000] [--repeat 3] [--output gpu.json] [--write docs/performance.md]
+
+The examples mnist-single, mnist-mirrored, cifar10-single and cifar10-mirrored run on the GPU (mirrored on all there are) and
+must train; each then is looked at by placement.py in every precision; then `launcher up` and the loops written by hand
+train the benchmark's MLP and cifar10's network in turn, and the rates are compared.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import ours, report
+from benchmarks.contenders import ROOT, Contender
+from benchmarks.measuring import Figures, MeasurementError, measure, summarize
+from benchmarks.run import machine
+
+AIM = 0.97
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+EXAMPLES = ("mnist-single", "mnist-mirrored", "cifar10-single", "cifar10-mirrored")
+LEAST_ACCURACY = {"mnist": 0.95, "cifar10": 0.9}
+CNN_BATCH = 128
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that must hold: what, whether it does, and what was seen."""
+
+    what: str
+    holds: bool
+    seen: str
+
+
+def gpus() -> list[str]:
+    """Return the names of the GPUs. Raises SystemExit where there is none."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"nvidia-smi shows no GPU here ({error}); run this on a machine with an NVIDIA GPU and its driver")
+    return listed.splitlines()
+
+
+def example(name: str, count: int) -> Check:
+    """Run an example with the GPUs it fits, to its end; it must learn what its documentation says."""
+    spec: dict[str, Any] = yaml.safe_load((ROOT / f"examples/{name}.yaml").read_text(encoding="utf-8"))
+    spec.setdefault("roles", {})["chief"] = {"gpus": count if spec["strategy"] == "mirrored" else 1}
+    accuracies: list[float] = []
+
+    def note(event: Mapping[str, Any]) -> None:
+        if event["event"] == "done" and "accuracy" in event["metrics"]:
+            accuracies.append(event["metrics"]["accuracy"])
+
+    try:
+        ours.run(spec, note)
+    except SystemExit as error:
+        return Check(f"examples/{name}.yaml", holds=False, seen=str(error.code))
+    least = LEAST_ACCURACY[spec["train"]["workload"]]
+    return Check(
+        f"examples/{name}.yaml: accuracy of at least {least:.0%}",
+        holds=bool(accuracies) and accuracies[-1] >= least,
+        seen=f"{accuracies[-1]:.2%}" if accuracies else "none",
+    )
+
+
+def placement(workload: str, strategy: str, precision: str) -> list[Check]:
+    """Train a few steps and check where they ran, what memory they took and that the loss fell."""
+    options = ["--workload", workload, "--strategy", strategy, "--precision", precision, "--steps", "30"]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.placement", *options], capture_output=True, text=True, cwd=ROOT, check=False)
+    name = f"{workload}, {strategy}, {precision}"
+    if done.returncode:
+        return [Check(name, holds=False, seen=done.stderr[-500:])]
+    found = json.loads(done.stdout)
+    elsewhere = {operation: devices for operation, devices in found["operations"].items() if set(devices) != {"GPU"}}
+    peak = found["memory"].get("peak", 0) / 1e6
+    return [
+        Check(
+            f"{name}: matrices and convolutions on the GPU", bool(found["operations"]) and not elsewhere, json.dumps(found["operations"])
+        ),
+        Check(
+            f"{name}: the loss falls", found["last_loss"] < found["first_loss"], f"{found['first_loss']:.3f} to {found['last_loss']:.3f}"
+        ),
+        Check(f"{name}: memory on the GPU is used", peak > 0, f"{peak:,.0f} MB at most"),
+    ]
+
+
+def growth() -> Check:
+    """Check that a task takes the memory it needs and not the whole GPU, while the example runs."""
+    taken: list[int] = []
+    query = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
+
+    def look(event: Mapping[str, Any]) -> None:
+        if event["event"] in {"progress", "evaluated"}:
+            used, total = (
+                int(n) for n in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(",")
+            )
+            taken.append(100 * used // total)
+
+    ours.run(_timed("mnist_mlp", "single", 2000, "float32", 1), look)
+    most = max(taken, default=100)
+    return Check("memory grows: a task of the MLP takes less than half of the first GPU", holds=most < 50, seen=f"{most} % at most")
+
+
+def _timed(workload: str, strategy: str, steps: int, precision: str, count: int) -> dict[str, object]:
+    case = ours.Case(
+        strategy, {**(ours.MLP if workload == "mnist_mlp" else {"workload": workload, "batch_size": CNN_BATCH}), "precision": precision}
+    )
+    return {**ours.spec(case, steps, 1, "float32"), "strategy": strategy, "roles": {"chief": {"gpus": count}}}
+
+
+def programs(steps: int, count: int) -> list[tuple[Contender, Contender]]:
+    """Return pairs of ours and the loop written by hand, in every precision."""
+
+    def ours_is(workload: str, strategy: str, precision: str) -> Contender:
+        spec = json.dumps(_timed(workload, strategy, steps, precision, count if strategy == "mirrored" else 1))
+        command = (sys.executable, "-m", "benchmarks.ours", "--spec", spec)
+        return Contender(
+            f"{workload}-{strategy}-{precision}", "gpu", f"ours: {workload}, {strategy}, {precision}", command, steps, learns=0.9
+        )
+
+    def by_hand(workload: str, precision: str) -> Contender:
+        module = "benchmarks.handwritten" if workload == "mnist_mlp" else "benchmarks.handwritten_cnn"
+        batch = () if workload == "mnist_mlp" else ("--batch", str(CNN_BATCH))
+        command = (sys.executable, "-m", module, "--precision", precision, *batch)
+        return Contender(f"{workload}-hand-{precision}", "gpu", f"by hand: {workload}, {precision}", command, steps, learns=0.9)
+
+    return [
+        (ours_is(workload, strategy, precision), by_hand(workload, precision))
+        for workload in ("mnist_mlp", "cifar10")
+        for strategy in ("single", "mirrored")
+        for precision in PRECISIONS
+    ]
+
+
+def speeds(steps: int, repeat: int, count: int) -> tuple[report.Sheet, dict[str, float]]:
+    """Measure each pair; return the table, and all rates by the programs' names."""
+    pairs = programs(steps, count)
+    found: dict[str, list[Figures]] = {}
+    for _ in range(repeat):
+        for contender in {c.name: c for pair in pairs for c in pair}.values():
+            try:
+                found.setdefault(contender.name, []).append(measure(contender, steps))
+            except MeasurementError as error:
+                print(f"error: {error}", file=sys.stderr)
+    rates = {name: summarize(figures).steps_per_second for name, figures in found.items() if figures}
+    rows = [
+        (mine.title, f"{rates[mine.name]:,.0f}", f"{rates[hand.name]:,.0f}", f"{rates[mine.name] / rates[hand.name]:.2f}", f"{AIM}")
+        for mine, hand in pairs
+        if mine.name in rates and hand.name in rates
+    ]
+    return report.Sheet("Steps a second on the GPU", ("program", "steps/s", "by hand", "ratio", "aim"), rows), rates
+
+
+def main() -> int:
+    """Do all of it; the exit code is 1 if a check does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000, help="of each measurement")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions of each measurement")
+    parser.add_argument("--output", type=Path, help="write all results to this file, as JSON")
+    parser.add_argument("--write", type=Path, help="put the tables into this file, between <!-- gpu --> and <!-- /gpu -->")
+    options = parser.parse_args()
+    devices = gpus()
+    facts = {**machine(), "gpu": "; ".join(devices)}
+    checks = [example(name, len(devices)) for name in EXAMPLES]
+    for workload in ("mnist", "cifar10"):
+        for strategy in ("single", "mirrored"):
+            for precision in PRECISIONS:
+                checks += placement(workload, strategy, precision)
+    checks.append(growth())
+    speed, rates = speeds(options.steps, options.repeat, len(devices))
+    held = report.Sheet("Checks", ("check", "holds", "seen"), [(c.what, "yes" if c.holds else "NO", c.seen) for c in checks], texts=3)
+    report.show([held, speed], facts, terminal=sys.stdout.isatty())
+    if options.output:
+        everything = {"machine": facts, "checks": [vars(check) for check in checks], "steps_per_second": rates}
+        options.output.write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
+    if options.write:
+        report.write(options.write, "gpu", report.markdown([held, speed], facts))
+    return int(not all(check.holds for check in checks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

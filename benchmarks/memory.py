@@ -1,0 +1,85 @@
+"""Peak memory of a program's processes, by role: what Linux says of each in /proc, looked at while it runs."""
+
+import json
+import re
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+_LOOK_EVERY = 0.5  # seconds
+_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
+_OWN = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Megabytes: `resident` with the files that are mapped, which processes share; `own` without them."""
+
+    resident: float
+    own: float
+
+
+class Watch(threading.Thread):
+    """Watches every process whose environment has `marker`, an entry NAME=value, from `start` to `stop`.
+
+    A role is the one of TF_CONFIG, or of BENCH_TASK=role-index; other processes (the launcher, TorchX, Ray) are "others".
+    """
+
+    def __init__(self, marker: str) -> None:
+        super().__init__(daemon=True)
+        self._marker = marker.encode()
+        self._over = threading.Event()
+        self._strangers: set[str] = set()
+        self._tasks: dict[str, str] = {}  # of each process
+        self._peaks: dict[str, Peak] = {}
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self._over.wait(_LOOK_EVERY):
+            self._look()
+
+    def stop(self) -> dict[str, Peak]:
+        """Stop, and return the peak of each role: the processes of a task added up, the largest of the role's tasks."""
+        self._over.set()
+        self.join()
+        tasks: dict[str, list[Peak]] = defaultdict(list)
+        for pid, peak in self._peaks.items():
+            tasks[self._tasks[pid]].append(peak)
+        roles: dict[str, Peak] = {}
+        for name, peaks in sorted(tasks.items()):
+            role = name.rpartition("-")[0] or name
+            whole = Peak(round(sum(p.resident for p in peaks), 1), round(sum(p.own for p in peaks), 1))
+            roles[role] = max(roles.get(role, whole), whole, key=lambda peak: peak.resident)
+        return roles
+
+    def _look(self) -> None:
+        for directory in Path("/proc").glob("[0-9]*"):
+            pid = directory.name
+            if pid in self._strangers:
+                continue
+            try:
+                environment = (directory / "environ").read_bytes().split(b"\0")
+                status = (directory / "status").read_bytes()
+            except OSError:  # it has ended, or is another user's
+                continue
+            if self._marker not in environment:
+                self._strangers.add(pid)
+                continue
+            peak, own = _PEAK.search(status), _OWN.search(status)
+            if peak and own:
+                # A process takes its task's environment over only when it has become the task's program.
+                self._tasks[pid] = _task(environment)
+                before = self._peaks.get(pid, Peak(0, 0))
+                self._peaks[pid] = Peak(max(before.resident, int(peak[1]) / 1000), max(before.own, int(own[1]) / 1000))
+
+
+def _task(environment: list[bytes]) -> str:
+    variables = dict(entry.partition(b"=")[::2] for entry in environment)
+    if b"BENCH_TASK" in variables:
+        return variables[b"BENCH_TASK"].decode()
+    try:
+        task = json.loads(variables[b"TF_CONFIG"])["task"]
+        return f"{task['type']}-{task['index']}"
+    except (KeyError, ValueError):
+        return "others"
