@@ -37,7 +37,7 @@ class AsynchronousSession:
         self._settling = 0.0
         self._data = worker_data(workload, job, connection.workers)
         self._call = self._make_call()
-        self._workers = Workers(connection, self._iterator, self._run, self._replica.width, self._replica.examples)
+        self._workers = Workers(connection, self._iterator, self._run, self._replica)
 
     @property
     def step(self) -> int:

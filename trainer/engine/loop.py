@@ -182,7 +182,7 @@ class _Chief:
                 steps=self._job.steps,
                 local_step=worker.local_step,
                 loss=worker.loss,
-                metrics={},
+                metrics=worker.metrics,
                 examples_per_second=worker.examples_per_second,
                 seconds_per_step=self._job.examples_per_step / worker.examples_per_second,
                 input_wait=worker.input_wait,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.engine import compute
+from trainer.engine.replica import Replica
 from trainer.engine.session import PeerLostError, WorkerProgress, cause
 from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
@@ -106,9 +108,9 @@ class Workers:
     Every method raises PeerLostError when a server is gone.
     """
 
-    def __init__(self, connection: Connection, make_iterator: MakeIterator, run: Run, width: int, examples: int) -> None:
+    def __init__(self, connection: Connection, make_iterator: MakeIterator, run: Run, replica: Replica) -> None:
         self._coordinator, self.count = connection.coordinator, connection.workers
-        self._make_iterator, self._run, self._width, self._examples = make_iterator, run, width, examples
+        self._make_iterator, self._run, self._replica, self._width = make_iterator, run, replica, replica.width
         self._iterators: dict[int, Any] = {}
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
         self._calls: dict[int, _Call] = {}
@@ -116,7 +118,7 @@ class Workers:
         self._lost: set[int] = set()
         self.local_steps = [0] * self.count
         self.in_flight = 0
-        self.means = np.zeros(width, np.float32)  # as last known
+        self.means = np.zeros(self._width, np.float32)  # as last known
 
     def schedule(self, steps: int) -> None:
         """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
@@ -194,12 +196,14 @@ class Workers:
         return self.means, [self._progress(r) for r in {r.worker: r for r in results}.values()]
 
     def _progress(self, result: Result) -> WorkerProgress:
+        loss, *metrics, waited = result.totals
         return WorkerProgress(
             task=f"worker-{result.worker}",
             local_step=self.local_steps[result.worker],
-            loss=float(result.totals[0] / result.steps),
-            examples_per_second=result.steps * self._examples / result.seconds,
-            input_wait=float(result.totals[-1] / result.seconds),
+            loss=float(loss / result.steps),
+            metrics=compute.named(self._replica.metrics, [total / result.steps for total in metrics]),
+            examples_per_second=result.steps * self._replica.examples / result.seconds,
+            input_wait=float(waited / result.seconds),
         )
 
     def _work(self, call: _Call) -> None:

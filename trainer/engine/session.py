@@ -26,6 +26,7 @@ class WorkerProgress:
     task: str
     local_step: int
     loss: float
+    metrics: dict[str, float]
     examples_per_second: float
     input_wait: float  # the part of its time, 0 to 1, that it waited for input
 

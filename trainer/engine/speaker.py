@@ -33,7 +33,7 @@ class Speaker:
             steps=self._job.steps,
             local_step=self._local_step,
             loss=progress.loss,
-            metrics={},
+            metrics=progress.metrics,
             examples_per_second=progress.steps * self._job.examples_per_step / progress.seconds,
             seconds_per_step=progress.seconds / progress.steps,
             **waits(progress),

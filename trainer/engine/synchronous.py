@@ -55,7 +55,7 @@ class SynchronousSession:
         self._results: list[Result] = []  # what `run` has not told of yet
         self._data = worker_data(workload, job, connection.workers)
         self._call = self._make_call()
-        self._workers = Workers(connection, self._iterator, self._run, self._replica.width, self._replica.examples)
+        self._workers = Workers(connection, self._iterator, self._run, self._replica)
         self._threads = ThreadPoolExecutor(len(self._servers), thread_name_prefix="rounds")
 
     @property
