@@ -114,10 +114,10 @@ def growth() -> Check:
 
 
 def _timed(workload: str, strategy: str, steps: int, precision: str, count: int) -> dict[str, object]:
-    case = ours.Case(
-        strategy, {**(ours.MLP if workload == "mnist_mlp" else {"workload": workload, "batch_size": CNN_BATCH}), "precision": precision}
-    )
-    return {**ours.spec(case, steps, 1, "float32"), "strategy": strategy, "roles": {"chief": {"gpus": count}}}
+    """Return a spec that trains on so many GPUs and does nothing else."""
+    train = ours.MLP if workload == "mnist_mlp" else {"workload": workload, "batch_size": CNN_BATCH}
+    alone = ours.spec(ours.Case("single", {**train, "precision": precision}), steps, 1, "float32")
+    return {**alone, "strategy": strategy, "roles": {"chief": {"gpus": count}}}
 
 
 def programs(steps: int, count: int) -> list[tuple[Contender, Contender]]:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything about a GPU in one command, on a machine with an NVIDIA GPU and its driver (535 or newer):
+# Everything about a GPU in one command, on a machine with an NVIDIA GPU and its driver:
 #   benchmarks/gpu.sh [options of benchmarks/gpu.py]
 # makes an environment from requirements/gpu.txt in .gpu-venv, runs the mnist and cifar10 examples on the GPU, checks that they
 # are placed there, that memory grows and that mixed precision trains, measures them against loops written by hand, and

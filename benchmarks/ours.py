@@ -29,7 +29,7 @@ WAITING: dict[str, Any] = {"workload": "benchmarks.workloads:Waiting", "batch_si
 WIRE: dict[str, Any] = {
     **MLP,
     "params": {"hidden_units": task.HIDDEN, "learning_rate": 0.003},
-    "data": os.environ.get("MNIST_DIR") or "synthetic",
+    "data": str(Path(os.environ["MNIST_DIR"]).resolve()) if os.environ.get("MNIST_DIR") else "synthetic",
 }
 
 
