@@ -33,16 +33,19 @@ class Ring:
         if self.size == 2 and self._hint == "ring":
             # A ring of two reduces in two hops, each of half the vector. Exchanging it whole takes one: the
             # bytes are the same, the waiting is half. Both add in the same order, so both get the same sum.
+            # The operation does not know bfloat16; to carry the bits, float16 is as good.
+            short = vector.dtype == tf.bfloat16
             both = tf.raw_ops.CollectiveGatherV2(
-                input=vector,
+                input=tf.bitcast(vector, tf.float16) if short else vector,
                 group_size=2,
                 group_key=_GROUP,
                 instance_key=instance,
                 ordering_token=[],
                 communication_hint=self._hint,
             )
-            first, second = tf.split(tf.ensure_shape(both, [2 * vector.shape[0]]), 2)
-            return tf.cast(first, tf.float32) + tf.cast(second, tf.float32) if vector.dtype == tf.bfloat16 else first + second
+            halves = tf.split(tf.ensure_shape(both, [2 * vector.shape[0]]), 2)
+            first, second = (tf.cast(tf.bitcast(h, tf.bfloat16), tf.float32) if short else h for h in halves)
+            return first + second
         return tf.raw_ops.CollectiveReduceV2(
             input=vector,
             group_size=self.size,
