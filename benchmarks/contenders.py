@@ -89,7 +89,7 @@ def _scaling(case: str, workers: int) -> Contender:
     steps, gradients = (150 * workers, 1) if name == "ps" else (150, workers)
     command = _module("ours", "--case", case, "--workers", str(workers))
     # A run of 16 workers takes long to start; nothing but the delay is measured, so once is enough.
-    return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, learns=0.9, repeats=1)
+    return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, learns=0.97, repeats=1)
 
 
 CONTENDERS = (
