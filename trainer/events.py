@@ -56,6 +56,7 @@ class Reporter:
 
     def __init__(self, task: str, stream: TextIO | None = None) -> None:
         self.task = task
+        self.start = 0  # the step that this attempt goes on from
         self._stream = stream or sys.stdout
         self._format = stream_format(self._stream)
 

@@ -17,6 +17,7 @@ _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "piecewise": (("boundaries", "factors"), ("boundaries", "factors")),
 }
 _SPECIAL = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
+_MOST_MIRRORED = 32  # batches a step
 _CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
 
 
@@ -98,4 +99,19 @@ def _better(train: Train, _: Strategy) -> Iterator[Misfit]:
         yield Misfit(("early_stopping", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
-RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (_schedule, _one_clip, _wire, _loss_scale, _determinism, _better)
+def _unrolled(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+    if strategy == "mirrored" and train.gradients.accumulate > _MOST_MIRRORED:
+        message = f"{train.gradients.accumulate} batches a step: with mirrored each is a part of the graph of its own"
+        remedy = "use larger batches, or another strategy"
+        yield Misfit(("gradients", "accumulate"), message, f"at most {_MOST_MIRRORED} with mirrored", remedy)
+
+
+RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
+    _schedule,
+    _one_clip,
+    _wire,
+    _loss_scale,
+    _determinism,
+    _better,
+    _unrolled,
+)

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from trainer import error_file, lifeline, quiet, user_errors
 from trainer.error_line import error_line
@@ -62,14 +62,14 @@ def main() -> NoReturn:
     threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
     if settings.strategy == "parameter_server" and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
-    report = _Reporter(task.name)
+    report = Reporter(task.name)
     code = _run(task, settings, report, stop, began)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _run(task: TaskConfig, settings: TrainerSettings, report: "_Reporter", stop: _Stop, began: float) -> ExitCode:
+def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _Stop, began: float) -> ExitCode:
     with quiet.importing():
         from trainer import roles
         from trainer.engine.job import job
@@ -99,17 +99,6 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: "_Reporter", stop:
         at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
         error_file.write(error_line(error) + at, user_errors.fingerprint(error, frames, report.start))
         return ExitCode.FAILURE
-
-
-class _Reporter(Reporter):
-    """Remembers the step that this attempt goes on from."""
-
-    start = 0
-
-    def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
-        if kind == "restored":
-            self.start = int(fields["step"])
-        super().__call__(kind, task=task, **fields)
 
 
 def _tell(line: str) -> None:

@@ -32,7 +32,7 @@ class AsynchronousSession:
             self._state = ServerState(self.model, self.optimizer, connection.servers)
         except LOST as error:
             raise lost(error) from error
-        self._step = self._told = self._scheduled = self._start = 0
+        self._step = self._told = self._scheduled = 0
         self._settled: list[Result] = []  # what came while settling, which took `_settling` seconds
         self._settling = 0.0
         self._data = worker_data(workload, job, connection.workers)
@@ -51,7 +51,6 @@ class AsynchronousSession:
         except LOST as error:
             raise lost(error) from error
         self._step = self._scheduled = self._told = step
-        self._start = step
 
     def settle(self) -> None:
         """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
@@ -130,7 +129,7 @@ class AsynchronousSession:
 
     def _iterator(self, worker: int) -> Any:
         # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
-        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._start // self._workers.count, tf.int64)))
+        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._step // self._workers.count, tf.int64)))
 
     def _run(self, iterator: Any, steps: int, _: Seat) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
         *totals, done, global_step = self._call(iterator, tf.constant(steps)).numpy()

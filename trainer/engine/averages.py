@@ -7,9 +7,14 @@ import keras
 import tensorflow as tf
 
 
+def are_kept(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tell whether the optimizer keeps averages; one that scales the loss leaves that to the one inside."""
+    return bool(getattr(optimizer, "inner_optimizer", optimizer).use_ema)
+
+
 def kept(optimizer: keras.optimizers.Optimizer) -> bool:
     """Tell whether the optimizer keeps averages, and has taken a step, before which they say nothing."""
-    return bool(optimizer.use_ema) and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
+    return are_kept(optimizer) and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
 
 
 def take(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:

@@ -1,5 +1,6 @@
 """When a run ends before its last step: it gets no better, or has trained for as long as it may."""
 
+import difflib
 import math
 import time
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from trainer.engine import evaluations, record
 from trainer.engine.evaluations import Evaluated
 from trainer.settings import EarlyStopping, Train, direction
+from trainer.workloads.errors import WorkloadError
 
 
 class Enough:
@@ -35,6 +37,14 @@ class Enough:
                 self._stamp = stamp
                 self._reason = no_better(evaluations.read(self._run_dir), self._train.early_stopping)
         return self._reason
+
+
+def check_metric(rule: EarlyStopping, names: Sequence[str]) -> None:
+    """Raise WorkloadError where evaluations have no such metric: `names` are what they have."""
+    if rule.metric not in names:
+        near = difflib.get_close_matches(rule.metric, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "name one of these"
+        raise WorkloadError(f"train.early_stopping.metric is {rule.metric!r}; the evaluations have {', '.join(names)}; {hint}")
 
 
 def no_better(done: Sequence[Evaluated], rule: EarlyStopping) -> str | None:

@@ -73,15 +73,15 @@ class _Chief:
     def is_done(self) -> bool:
         """Look, and tell whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
         facts = record.read(self._job.run_dir)
-        if facts.get("updated") != self._updated:
-            self._heard, self._updated = time.monotonic(), facts.get("updated")
-        elif time.monotonic() - self._heard > self._job.orphan_timeout:
-            place = self._job.run_dir / "run.json"
-            raise PeerLostError(f"the chief has written nothing to {place} for {self._job.orphan_timeout:.0f} s; see its log")
         self._step = facts.get("step", 0)
         # What an earlier run of fewer steps, or of another spec, has left is no end of this one.
         mine = (facts.get("steps"), facts.get("spec_digest")) == (self._job.steps, self._job.spec_digest)
         over = mine and facts.get("state") == "succeeded"
+        if facts.get("updated") != self._updated:
+            self._heard, self._updated = time.monotonic(), facts.get("updated")
+        elif not over and time.monotonic() - self._heard > self._job.orphan_timeout:
+            place = self._job.run_dir / "run.json"
+            raise PeerLostError(f"the chief has written nothing to {place} for {self._job.orphan_timeout:.0f} s; see its log")
         if not over:
             self._over_since = None
         elif self._over_since is None:
@@ -151,7 +151,7 @@ class _Evaluator:
         self._evaluate = Evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
         # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
-        kept = {"optimizer": self._optimizer} if self._optimizer.use_ema else {}
+        kept = {"optimizer": self._optimizer} if averages.are_kept(self._optimizer) else {}
         self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **kept)
         self._logs = Logs(job.run_dir)
         self._best: BestModel | None = None

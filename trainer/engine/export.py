@@ -96,6 +96,7 @@ class BestModel:
         try:
             self._write(candidate)
         except OSError as error:
+            self._waiting = candidate  # the disk may have room again
             self._tell(f"the best model, of step {candidate.step}, could not be exported to {self._root}: {error}")
         ended = time.monotonic()
         self._not_before = ended + (ended - began) * (1 / self._share - 1)

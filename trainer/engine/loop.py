@@ -9,7 +9,7 @@ from typing import Any
 from trainer.engine import averages, compute, evaluations, pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.compute import Evaluator
-from trainer.engine.enough import Enough
+from trainer.engine.enough import Enough, check_metric
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
@@ -42,6 +42,7 @@ def run(session: Session, workload: Workload, job: Job, report: Reporter, stoppe
     """
     chief = _Chief(session, workload, job, report) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
+    report.start = session.step
     speaker = Speaker(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
@@ -81,6 +82,8 @@ class _Chief:
             spec_digest=job.spec_digest,
         )
         self.enough = Enough(job.train, job.run_dir)
+        if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
+            check_metric(job.train.early_stopping, ("loss", *compute.metric_names(workload, session.model)))
         self._evaluator: Evaluator | None = None
         self._best: BestModel | None = None
         if job.export and not job.has_evaluator:
@@ -122,6 +125,8 @@ class _Chief:
         self._steps_since += progress.steps
         if self._report_due(step) or last or progress.stop or not self._told:
             self._tell(progress)
+        if time.monotonic() - self._recorded >= _RECORD_EVERY:
+            self._keep("running", step)
         pulled = False
         if self._summaries_due(step):
             self._session.pull()
@@ -172,8 +177,6 @@ class _Chief:
         )
         self._examples = self._steps_since = 0
         self._since, self._told = now, True
-        if now - self._recorded >= _RECORD_EVERY:
-            self._keep("running", progress.step)
         for worker in progress.workers:
             self._report(
                 "progress",

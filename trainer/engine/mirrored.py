@@ -37,6 +37,8 @@ class MirroredSession:
             built = compute.build(workload, job, self.replicas)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
+        inner = getattr(built.optimizer, "inner_optimizer", built.optimizer)
+        inner._all_reduce_sum_gradients = lambda pairs: pairs  # noqa: SLF001 - they are reduced already
         self._replica = Replica(workload, self.model, self.optimizer, job)
         self._batches = job.train.gradients.accumulate
         self._step = 0
@@ -99,8 +101,9 @@ class MirroredSession:
 
         def step(batches: Any, waited: tf.Tensor) -> tf.Tensor:
             measured, gradients = replica.step_of(batches, waited)
-            mean = [g / tf.cast(self.replicas, g.dtype) for g in map(tf.convert_to_tensor, gradients)]
-            optimizer.apply(mean, model.trainable_variables)  # Keras adds the replicas' gradients up
+            # Keras would add the replicas' gradients up only after it has clipped each, or found one of them not finite.
+            dense = [tf.convert_to_tensor(g) for g in gradients]
+            optimizer.apply(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, dense), model.trainable_variables)
             return measured
 
         @tf.function(autograph=False)

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class _Call:
     """Steps for a worker. Once `over`, whoever is given it does nothing: it was lost with its worker, or is not wanted any more."""
 
     steps: int
+    begun: bool = False
     over: bool = False
 
 
@@ -113,23 +115,24 @@ class Workers:
         self._make_iterator, self._run, self._replica, self._width = make_iterator, run, replica, replica.width
         self._iterators: dict[int, Any] = {}
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _Call] = {}  # that have not ended
+        self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
         self._greeted: set[int] = set()
         self._lost: set[int] = set()
         self.local_steps = [0] * self.count
         self.in_flight = 0
-        self.means = np.zeros(self._width, np.float32)  # as last known
+        self.means = np.full(self._width, np.nan, np.float32)  # as last known
 
     def schedule(self, steps: int) -> None:
         """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
         call = _Call(steps)
+        self._calls[id(call)] = call
+        self.in_flight += 1
         try:
             # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
             self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
         except LOST as error:
             raise lost(error) from error
-        self._calls[id(call)] = call
-        self.in_flight += 1
 
     def take(self) -> Result:
         """Wait for a call to end and return what it did; no steps when its worker was lost."""
@@ -161,9 +164,10 @@ class Workers:
         return results
 
     def drop_waiting(self) -> None:
-        """Let calls that no worker has begun do nothing."""
-        for call in self._calls.values():
-            call.over = True
+        """Let calls that no worker has begun do nothing, and count as ended: there may be no worker left to take them."""
+        with self._lock:
+            for call in [one for one in self._calls.values() if not one.begun]:
+                self._end(call, self._nothing(0))
 
     @property
     def alive(self) -> int:
@@ -208,29 +212,37 @@ class Workers:
 
     def _work(self, call: _Call) -> None:
         """Run one call on a worker; the coordinator's thread of that worker executes this, under its device."""
-        if call.over:
-            if self._calls.pop(id(call), None) is not None:
-                self._results.put(self._nothing(0))
-            return
+        with self._lock:
+            if call.over:
+                return
+            call.begun = True
         worker = tf.DeviceSpec.from_string(tf.constant(0).device).task
         began = time.perf_counter()
         try:
             if worker not in self._iterators:
                 self._iterators[worker] = self._make_iterator(worker)
             self._lost.discard(worker)
-            seat = Seat(worker, first=worker not in self._greeted)
-            self._greeted.add(worker)
-            totals, steps, told = self._run(self._iterators[worker], call.steps, seat) if call.steps else self._nothing_done()
+            totals, steps, told = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done()
         except tf.errors.OpError:
             self._iterators.pop(worker, None)  # it lived on that worker
             self._greeted.discard(worker)
             self._lost.add(worker)
-            call.over = True
-            if self._calls.pop(id(call), None) is not None:
-                self._results.put(self._nothing(worker))
+            with self._lock:
+                self._end(call, self._nothing(worker))
             raise
-        self._calls.pop(id(call), None)
-        self._results.put(Result(worker, steps, time.perf_counter() - began, totals, told))
+        with self._lock:
+            self._end(call, Result(worker, steps, time.perf_counter() - began, totals, told))
+
+    def _seat(self, worker: int) -> Seat:
+        first = worker not in self._greeted
+        self._greeted.add(worker)
+        return Seat(worker, first)
+
+    def _end(self, call: _Call, result: Result) -> None:
+        """Tell of a call, once; under the lock."""
+        call.over = True
+        if self._calls.pop(id(call), None) is not None:
+            self._results.put(result)
 
     def _nothing_done(self) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
         return np.zeros(self._width, np.float32), 0, 0

@@ -16,7 +16,9 @@ from trainer.engine import wire
 from trainer.engine.ps_state import Group, device
 
 _HELLO = -1  # in the place of the step: a worker's first request, without a gradient
+LAST = -2  # in the place of the step: after the end, nothing that wants an answer
 _ENDED = -1  # in the place of the step of a reply: there is nothing more to compute
+_NEVER = -3  # a step that no gradient is of
 _ASKED, _REPLIED = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
 
 
@@ -69,7 +71,7 @@ class Server:
     # What the chief runs.
 
     def interrupt(self) -> None:
-        """Let `rounds` return before it has done all of them."""
+        """Let `rounds` return before it has done all of them, and `answering` at once."""
         self._ask([wire.write([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._types])
 
     def end(self, worker: int) -> None:
@@ -77,11 +79,35 @@ class Server:
         with tf.device(self._device):
             self._replies[worker].enqueue(self._reply(tf.constant(_ENDED)))
 
+    def clear(self) -> None:
+        """Throw away what waits in the queues; for when no worker computes."""
+        with tf.device(self._device):
+            for queue in (self._requests, *self._replies):
+                for _ in range(int(queue.size().numpy())):
+                    queue.dequeue()
+
+    def answering(self) -> Any:
+        """Return a TensorFlow function that answers with the current values until `interrupt`, and returns the gradients dropped.
+
+        For a server that has done its rounds while another one still needs gradients of workers that wait for both.
+        """
+
+        @tf.function(autograph=False)
+        def run() -> tf.Tensor:
+            with tf.device(self._device):
+                # No step is the current one, and no number of gradients enough.
+                reply = self._reply(tf.cast(self._group.step.read_value(), tf.int32))
+                _, _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))
+                return late
+
+        return run
+
     def rounds(self, needed: int) -> Any:
         """Return a TensorFlow function that does so many rounds, an int32 scalar, and returns those done and the gradients dropped."""
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
-            sums, asked, late, ended = self._gather(reply, needed)
+            (now,) = wire.numbers(reply[0], _REPLIED)
+            sums, asked, late, ended = self._gather(reply, needed, now)
 
             def update() -> list[tf.Tensor]:
                 self._apply(sums, needed)
@@ -104,9 +130,8 @@ class Server:
 
         return run
 
-    def _gather(self, reply: list[tf.Tensor], needed: int) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Take requests until `needed` gradients are of the current step; return sums, who sent them, the late ones, whether ended."""
-        (now,) = wire.numbers(reply[0], _REPLIED)
+    def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Take requests until `needed` gradients are of step `now`; return sums, who sent them, the late ones, whether ended."""
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
             parts = _listed(self._requests.dequeue())
@@ -127,8 +152,11 @@ class Server:
             def end() -> tuple[Any, ...]:
                 return count, late, tf.constant(True), asked, sums
 
-            kind = tf.where(worker < 0, 2, tf.where(step == now, 0, 1))
-            return tf.switch_case(kind, [accept, answer, end])
+            def pass_over() -> tuple[Any, ...]:
+                return count, late, tf.constant(False), asked, sums
+
+            kind = tf.where(worker < 0, 2, tf.where(step == LAST, 3, tf.where(step == now, 0, 1)))
+            return tf.switch_case(kind, [accept, answer, end, pass_over])
 
         zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
         start = (tf.constant(0), tf.constant(0), tf.constant(False), tf.zeros([self._workers], tf.bool), zeros)

@@ -1,8 +1,9 @@
 """Synchronous training on parameter servers with back-up workers: a step is the mean of the first so many gradients."""
 
+import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -15,11 +16,12 @@ from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
 from trainer.engine.ps_workers import IN_FLIGHT, LOST, Connection, Result, Seat, Workers, lost
 from trainer.engine.replica import Replica
-from trainer.engine.rounds import Server
+from trainer.engine.rounds import LAST, Server
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
 
 _LOOK_EVERY = 0.25  # seconds between looks at a stop, and at servers that may be gone, while rounds are under way
+_PATIENCE = 2.0  # seconds that rounds may go on after a stop; so long, too, until an interruption is repeated
 _GONE = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
 
 
@@ -51,12 +53,13 @@ class SynchronousSession:
         except LOST as error:
             raise lost(error) from error
         self._rounds = [server.rounds(needed) for server in self._servers]
-        self._step = self._start = self._dropped = 0
+        self._answering = [server.answering() for server in self._servers]
+        self._step = self._dropped = 0
         self._results: list[Result] = []  # what `run` has not told of yet
         self._data = worker_data(workload, job, connection.workers)
         self._call = self._make_call()
         self._workers = Workers(connection, self._iterator, self._run, self._replica)
-        self._threads = ThreadPoolExecutor(len(self._servers), thread_name_prefix="rounds")
+        self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
 
     @property
     def step(self) -> int:
@@ -69,7 +72,7 @@ class SynchronousSession:
             self._state.push(step)
         except LOST as error:
             raise lost(error) from error
-        self._step = self._start = step
+        self._step = step
 
     def settle(self) -> None:
         """Do nothing: no round outlasts `run`."""
@@ -86,10 +89,10 @@ class SynchronousSession:
         began = time.perf_counter()
         before = self._step
         left = [steps] * len(self._servers)  # of each server
-        while any(left) and self._enough_workers():
+        while any(left) and not self._stopped() and self._enough_workers():
             done = self._rounds_of(left)
             left = [one - of for one, of in zip(left, done, strict=True)]
-        # Servers differ only when a stop came while a worker was lost in the middle of a round; that one is lost, too.
+        # A stop may come in the middle of a round, which is then lost; of several servers, some may have done it.
         self._step += steps - max(left)
         stop = stop or self._stopped()
         if stop or finish or self._step >= self._target:
@@ -136,23 +139,31 @@ class SynchronousSession:
         under_way = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
         for one in under_way:
             one.add_done_callback(lambda _: self._workers.wake())
-        asked = False
+        answering: dict[int, Future[int]] = {}
+        patience, moving = math.inf, time.monotonic()
         while not all(one.done() for one in under_way):
+            if not any(one.done() for one in under_way):
+                moving = time.monotonic()
+            if time.monotonic() - moving > _LOOK_EVERY:
+                # Workers wait for every server: who is done goes on answering them.
+                for place in self._starving(under_way, counts) - answering.keys():
+                    answering[place] = self._threads.submit(_late, self._answering[place])
             # A call's gradients may all come too late, so there is always another one.
             while self._workers.in_flight < self._workers.count * IN_FLIGHT:
                 self._workers.schedule(max(counts))
             result = self._workers.take_within(_LOOK_EVERY)
-            if result is not None:
-                self._results.append(result)
-                continue
+            self._results += [result] if result else []
             if any(one.done() and one.exception() for one in under_way):
                 break
             self._workers.look_for_errors()
-            if not asked and (self._stopped() or self._workers.alive < self._needed):
-                asked = True
-                for server in self._servers:
-                    server.interrupt()
+            patience = self._interrupted(under_way, patience)
+        return self._done(under_way, answering)
+
+    def _done(self, under_way: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
+        for place in answering:
+            self._servers[place].interrupt()
         try:
+            self._dropped += sum(one.result(_GONE) for one in answering.values())
             results = [one.result(_GONE) for one in under_way]
         except LOST as error:
             raise lost(error) from error
@@ -161,6 +172,25 @@ class SynchronousSession:
         self._dropped += results[0][1]
         return [done for done, _ in results]
 
+    def _starving(self, under_way: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:
+        """Return the servers that have done their rounds and may keep workers from others that need their gradients.
+
+        Where every worker is needed each sends to all servers in each round; so only a server that had none to do does.
+        """
+        done = [place for place, one in enumerate(under_way) if one.done()]
+        return {place for place in done if self._needed < self._workers.count or counts[place] == 0}
+
+    def _interrupted(self, under_way: list[Future[tuple[int, int]]], patience: float) -> float:
+        """Interrupt rounds that lack workers, or that a stop has waited for until `patience`; return until when to wait now."""
+        if self._stopped():
+            patience = min(patience, time.monotonic() + _PATIENCE)
+        if self._workers.alive >= self._needed and time.monotonic() < patience:
+            return patience
+        for server, one in zip(self._servers, under_way, strict=True):
+            if not one.done():
+                server.interrupt()
+        return time.monotonic() + _PATIENCE  # until it is repeated, should it not be heard
+
     def _quiet(self) -> None:
         """Let every worker end its call, and greet the servers anew with its next one."""
         self._workers.drop_waiting()
@@ -168,10 +198,12 @@ class SynchronousSession:
             for worker in range(self._workers.count):
                 server.end(worker)
         self._results += self._workers.take_all(wait=True)
+        for server in self._servers:
+            server.clear()
         self._workers.start_over()
 
     def _iterator(self, worker: int) -> Any:
-        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._start, tf.int64)))
+        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._step, tf.int64)))
 
     def _run(self, iterator: Any, steps: int, seat: Seat) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
         *totals, done = self._call(iterator, tf.constant(steps), tf.constant(seat.worker), tf.constant(seat.first)).numpy()
@@ -199,7 +231,7 @@ class SynchronousSession:
                 measured, gradients, after = replica.stateless_step(iterator, values, averages)
                 changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
                 for server, (step, _), packs, extra in zip(servers, received, state.packed(gradients), changes, strict=True):
-                    server.send(worker, tf.where(ended, -2, step), [*packs, *extra])
+                    server.send(worker, tf.where(ended, LAST, step), [*packs, *extra])
                 counts = tf.cast(~ended, tf.float32)
                 return done + tf.cast(~ended, tf.int32), ended, totals + counts * measured
 
@@ -215,3 +247,7 @@ def _counts(run: Any, count: int) -> tuple[int, int]:
     # else the chief asks of it, the functions that workers are about to call among it.
     done, dropped = run(tf.constant(count)).numpy()
     return int(done), int(dropped)
+
+
+def _late(answering: Any) -> int:
+    return int(answering().numpy())

@@ -30,6 +30,8 @@ def optimizer(workload: Workload, job: Job, examples_per_step: int) -> keras.opt
     """
     scheduled = getattr(workload, "optimizer_for", None)
     made = scheduled(examples_per_step) if scheduled else workload.optimizer()
+    if job.train.precision == "mixed_float16":
+        made = getattr(made, "inner_optimizer", made)  # Keras's compile may have wrapped it already
     changes: dict[str, object] = {}
     for ours, keras_name in _CLIPS.items():
         limit = getattr(job.train.gradients, ours)
@@ -39,7 +41,7 @@ def optimizer(workload: Workload, job: Job, examples_per_step: int) -> keras.opt
         changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(made, job), job.steps)
     if changes:
         made = type(made).from_config({**made.get_config(), **changes})
-    if job.train.precision == "mixed_float16" and not isinstance(made, keras.optimizers.LossScaleOptimizer):
+    if job.train.precision == "mixed_float16":
         made = keras.optimizers.LossScaleOptimizer(made)
     return made
 

@@ -6,8 +6,10 @@ Usage: drive_synchronous.py SCRATCH. It is a process of its own because a chief'
 import json
 import os
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adam": ({}, {}),
     "sgd-momentum-accumulated": ({"optimizer": "SGD", "arguments": {"momentum": 0.9}}, {"accumulate": 2}),
     "global-clipnorm": ({}, {"clip_global_norm": 0.01}),
+    "bfloat16": ({"optimizer": "SGD"}, {"wire": "bfloat16"}),
 }
 
 alive: list[Any] = []  # sessions must not be torn down while their servers are gone
@@ -40,7 +43,7 @@ def main(scratch: str) -> None:
         os._exit(0)
 
 
-def compare(here: Any) -> dict[str, Any]:
+def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the other, on one cluster
     import numpy as np
 
     from tests.trainer.engine.small import Delayed, Small, small_job
@@ -52,9 +55,10 @@ def compare(here: Any) -> dict[str, Any]:
 
     connection = connect(parse(here.tf_config))
 
-    def session(workload: Any, needed: int, steps: int, **train: Any) -> Any:
+    def session(workload: Any, needed: int, steps: int, stopped: Callable[[], bool] = lambda: False, **train: Any) -> Any:
         job = small_job(steps=steps, batch_size=BATCH, sync={"replicas_to_aggregate": needed}, **train)
-        made = SynchronousSession(workload, job, connection, lambda: False)
+        print(f"{time.monotonic():.0f} s: {len(alive)} sessions before", file=sys.stderr, flush=True)
+        made = SynchronousSession(workload, job, connection, stopped)
         alive.append(made)
         made.push(0)
         return made
@@ -69,7 +73,7 @@ def compare(here: Any) -> dict[str, Any]:
         remote.pull()
         remote.close()
         batches = gradients.get("accumulate", 1)
-        whole = {**gradients, "accumulate": 1}
+        whole = {**gradients, "accumulate": 1, "wire": "float32"}
         local = LocalSession(Small(params), small_job(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), Ring())
         local.push(0)
         local.run(ROUNDS)
@@ -87,6 +91,30 @@ def compare(here: Any) -> dict[str, Any]:
         timed.close()
         report[f"dropped {name}"] = last.dropped
         report[f"workers {name}"] = {w.task: w.examples_per_second for w in (*progress.workers, *last.workers)}
+
+    # Two servers that may differ about which two of four gradients came first.
+    half = session(Small({}), WORKERS // 2, 400)
+    while half.step < 400:
+        half.run(20)
+    half.close()
+    report["half step"] = half.step
+
+    # A stop in the middle of a long call, and the rest of it by another session.
+    asked: list[bool] = []
+    stopping = session(Delayed({"seconds": STEP_SECONDS, "slower": 1}), WORKERS, 40, stopped=lambda: bool(asked))
+    threading.Timer(1.0, lambda: asked.append(True)).start()
+    began = time.perf_counter()
+    progress = stopping.run(40)
+    if not progress.stop:
+        progress = stopping.run(40)
+    report["stopped"] = {"after": time.perf_counter() - began, "step": stopping.step, "stop": progress.stop}
+    stopping.pull()
+    stopping.close()
+    rest = session(Small({}), WORKERS, 40)
+    rest.push(stopping.step)
+    rest.run(40 - stopping.step)
+    rest.close()
+    report["rest step"] = rest.step
 
     # A worker that is killed and comes back takes part again.
     killed = session(Small({}), WORKERS, 400)

@@ -11,6 +11,7 @@ from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.enough import no_better
 from trainer.engine.evaluations import Evaluated
 from trainer.settings import EarlyStopping
+from trainer.workloads.errors import WorkloadError
 
 
 def evaluated(*losses: float) -> list[Evaluated]:
@@ -47,6 +48,11 @@ def test_a_run_that_gets_no_better_ends_as_done_after_a_checkpoint(tmp_path: Pat
     assert any("train.early_stopping" in event["message"] for event in output.events("notice"))
     assert output.events("checkpoint")[-1]["step"] == session.step
     assert Checkpoints(tmp_path / "checkpoints", session.model, session.optimizer, 1).latest is not None
+
+
+def test_a_metric_that_evaluations_do_not_have_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"'acuracy'; the evaluations have loss, accuracy; did you mean 'accuracy'"):
+        train(tmp_path, 10, early_stopping={"metric": "acuracy", "mode": "max"})
 
 
 def test_a_run_ends_when_its_time_is_up_and_stays_ended(tmp_path: Path) -> None:
