@@ -1,0 +1,48 @@
+"""Trains on two logical CPU devices and prints, as JSON, how that compares with one process and the double batch.
+
+It is a process of its own because devices are divided before TensorFlow starts.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+STEPS, BATCH = 20, 8
+
+# name -> the workload's parameters, and what is set in `train`.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "clipped": ({"optimizer": "SGD", "arguments": {"learning_rate": 1.0}}, {"gradients": {"clip_global_norm": 0.05}}),
+    "accumulated": ({}, {"gradients": {"accumulate": 2}}),
+    "float16": ({}, {"precision": "mixed_float16"}),
+    "compiled": ({}, {"jit_compile": True}),
+}
+
+
+def main() -> None:
+    import numpy as np
+
+    from tests.trainer.engine.small import Small, small_job
+    from trainer.engine.local import LocalSession
+    from trainer.engine.mirrored import MirroredSession, devices
+    from trainer.engine.ring import Ring
+
+    names = devices(2)
+    report = {}
+    for name, (params, train) in CASES.items():
+        sessions: list[Any] = [
+            MirroredSession(Small(params), small_job(steps=STEPS, batch_size=BATCH, **train), names),
+            LocalSession(Small(params), small_job(steps=STEPS, batch_size=2 * BATCH, **train), Ring()),
+        ]
+        for session in sessions:
+            session.push(0)
+            session.run(STEPS)
+        weights = [[np.asarray(v.value) for v in session.model.trainable_variables] for session in sessions]
+        report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()
