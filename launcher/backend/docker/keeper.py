@@ -152,7 +152,8 @@ class Keeper:
                     self._give_up(kept, code)
             case Asked(number) if number != signal.SIGHUP:
                 reason = "asked to stop" if number else "the launcher that ran it in the foreground is gone"
-                self._stop(reason, now=number == signal.SIGQUIT or self._requests > 0)
+                # A terminal that closes during a stop is no second request.
+                self._stop(reason, now=number == signal.SIGQUIT or (number is not None and self._requests > 0))
 
     def _read(self, kept: Kept, written: str) -> None:
         kept.log.feed(written.encode() + b"\n")

@@ -36,7 +36,15 @@ class Engine:
         (self.directory / "daemon.json").write_text("{}")
         command = ["dockerd", "--config-file", str(self.directory / "daemon.json"), "--host", f"unix://{self.socket}"]
         command += ["--data-root", str(self.directory / "data"), "--exec-root", str(self.directory / "exec")]
-        command += ["--pidfile", str(self.directory / "pid"), "--bip", "10.213.77.1/24"]
+        # No bridge of its own and no rules for forwarding: both are the machine's, and another engine may be using them.
+        command += [
+            "--pidfile",
+            str(self.directory / "pid"),
+            "--bridge=none",
+            "--iptables=false",
+            "--ip6tables=false",
+            "--ip-forward=false",
+        ]
         command += ["--default-address-pool", "base=10.214.0.0/16,size=24"]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -51,7 +59,7 @@ class Engine:
             else:
                 return
 
-    def stop(self, within: float = 60) -> None:
+    def stop(self, within: float = 120) -> None:
         """Stop it as a service manager does: its containers are asked to end first."""
         if self._process is not None:
             self._process.terminate()
