@@ -71,7 +71,8 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         "x-task": task,
         "services": services,
         "networks": _networks(spec, common),
-        "volumes": {VOLUME: {"labels": common}},
+        # Nothing that another spec may change: newer Compose offers to make a volume anew whose labels are others.
+        "volumes": {VOLUME: {"labels": {labels.RUN: plan.name}}},
     }
     return document, anchors
 

@@ -62,6 +62,12 @@ def test_each_task_has_its_own_explicit_tf_config(rendered: Render) -> None:
     }
 
 
+def test_no_change_of_a_spec_changes_the_volume_that_holds_its_checkpoints(rendered: Render) -> None:
+    """Newer Compose offers to delete a volume whose definition has changed."""
+    other = CLUSTER + "train: {workload: mnist_mlp, steps: 5}\nlimits: {grace_period: 5m}\n"
+    assert rendered()["volumes"] == rendered(other)["volumes"]
+
+
 def test_only_those_that_need_the_run_directory_mount_it(rendered: Render) -> None:
     services = rendered()["services"]
     mounted = {name: service["volumes"][0] for name, service in services.items() if "volumes" in service}
