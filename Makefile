@@ -38,7 +38,7 @@ demo: env ## train on 1 chief, 1 parameter server and 2 workers, here, to at lea
 	sys.exit(accuracy < 0.97)'
 	@echo "See its curves, graph and images: $(BIN)/launcher tensorboard mnist-ps"
 
-test: env ## run the tests that take less than five minutes together
+test: env ## run the tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow and not docker and not kubernetes" $(TESTS)
 
 lint: env ## check formatting, ruff's rules and types

@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.engine.drive_synchronous import CASES, ROUNDS, WORKERS
 
-pytestmark = pytest.mark.timeout(400)  # the driver starts seven processes and traces a dozen functions
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the driver starts seven processes and traces a dozen functions
 
 DRIVER = Path(__file__).with_name("drive_synchronous.py")
 

@@ -13,6 +13,8 @@ import pytest
 from tests.trainer.workloads.drive_forms import EXACT, STEPS, forms
 from trainer.settings import Strategy
 
+pytestmark = pytest.mark.slow
+
 DRIVER = Path(__file__).with_name("drive_forms.py")
 TOLD = {
     "compiled:model": {"loss", "accuracy", "auc"},
