@@ -3,54 +3,33 @@
 import time
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from trainer.engine import compute
 from trainer.engine.job import Job
-from trainer.engine.ps_state import ServerState, device
-from trainer.engine.ps_workers import IN_FLIGHT, LOST, Connection, Result, Seat, Workers, lost
-from trainer.engine.replica import Replica
+from trainer.engine.ps_session import ServerSession
+from trainer.engine.ps_state import device
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, watching
 from trainer.engine.session import Progress
-from trainer.workloads.protocol import Shard, Workload
+from trainer.workloads.protocol import Workload
 
 
-class AsynchronousSession:
+class AsynchronousSession(ServerSession):
     """The chief's session. Workers run `steps` small steps a call; each reads once and sends one gradient."""
 
-    is_chief = True
-
     def __init__(self, workload: Workload, job: Job, connection: Connection) -> None:
-        self._workload, self._job, self._target = workload, job, job.steps
-        try:
-            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-                built = compute.build(workload, job)
-                self._replica = Replica(workload, built.model, built.optimizer, job)
-            self.model: keras.Model = built.model
-            self.optimizer: keras.optimizers.Optimizer = built.optimizer
-            self._state = ServerState(self.model, self.optimizer, connection.servers)
-        except LOST as error:
-            raise lost(error) from error
-        self._step = self._told = self._scheduled = 0
+        super().__init__(workload, job, connection, replicas=1, apart=False)
+        self._wire = tf.as_dtype(job.train.gradients.wire)
+        self._told = self._scheduled = 0
         self._settled: list[Result] = []  # what came while settling, which took `_settling` seconds
         self._settling = 0.0
-        self._data = worker_data(workload, job, connection.workers)
         self._call = self._make_call()
-        self._workers = Workers(connection, self._iterator, self._run, self._replica)
-
-    @property
-    def step(self) -> int:
-        """Return the global step as of the last result."""
-        return self._step
 
     def push(self, step: int) -> None:
         """See Session.push."""
-        try:
-            self._state.push(step)
-        except LOST as error:
-            raise lost(error) from error
-        self._step = self._scheduled = self._told = step
+        super().push(step)
+        self._scheduled = self._told = step
 
     def settle(self) -> None:
         """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
@@ -58,13 +37,6 @@ class AsynchronousSession:
         self._settled += self._take_all()
         self._step = self._read_step()
         self._settling += time.perf_counter() - began
-
-    def pull(self) -> None:
-        """See Session.pull. Workers go on meanwhile."""
-        try:
-            self._state.pull()
-        except LOST as error:
-            raise lost(error) from error
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Return when at least `steps` more global steps are done than the last call told of; see Session.run.
@@ -103,10 +75,8 @@ class AsynchronousSession:
         self._workers.join()
 
     def _read_step(self) -> int:
-        try:
+        with watching():
             return int(self._state.step.numpy())
-        except LOST as error:
-            raise lost(error) from error
 
     def _fill(self, share: int) -> None:
         if not self._workers.in_flight:  # how many steps a lost call has done, the servers alone know
@@ -118,7 +88,7 @@ class AsynchronousSession:
 
     def _take(self) -> Result:
         result = self._workers.take()
-        self._step = max(self._step, result.told)
+        self._step = max(self._step, result.global_step)
         return result
 
     def _take_all(self) -> list[Result]:
@@ -127,16 +97,16 @@ class AsynchronousSession:
             results.append(self._take())
         return results
 
-    def _iterator(self, worker: int) -> Any:
+    def _worker_step(self) -> int:
         # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
-        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._step // self._workers.count, tf.int64)))
+        return self._step // self._workers.count
 
-    def _run(self, iterator: Any, steps: int, _: Seat) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
+    def _run(self, iterator: Any, steps: int, _: Seat) -> Done:
         *totals, done, global_step = self._call(iterator, tf.constant(steps)).numpy()
-        return np.array(totals, np.float32), round(done), round(global_step)
+        return Done(totals=np.array(totals, np.float32), steps=round(done), global_step=round(global_step))
 
     def _make_call(self) -> Any:
-        state, replica, target, wire = self._state, self._replica, self._target, tf.as_dtype(self._job.train.gradients.wire)
+        state, replica, target, wire = self._state, self._replica, self._target, self._wire
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
@@ -166,14 +136,3 @@ def _over_wire(gradient: tf.Tensor, wire: tf.DType, server: int) -> tf.Tensor:
     short = tf.cast(gradient, wire)
     with tf.device(device(server)):
         return tf.cast(short, tf.float32)
-
-
-def worker_data(workload: Workload, job: Job, workers: int) -> Any:
-    """Return a TensorFlow function of (worker, step it starts from), both int64, that makes the worker's dataset."""
-    batches = job.train.gradients.accumulate
-
-    def data(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        return workload.train_data(Shard(job.batch_size, job.seed, index=worker, count=workers, start=start * batches))
-
-    scalar = tf.TensorSpec([], tf.int64)
-    return tf.function(data, autograph=False).get_concrete_function(scalar, scalar)

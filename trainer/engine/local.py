@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import compute, updates
+from trainer.engine import clock, compute, updates
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica
 from trainer.engine.ring import Ring
@@ -71,7 +71,7 @@ class LocalSession:
         seconds = time.perf_counter() - began
         self._step += steps
         loss, *metrics = totals[:-1] / (steps * self._ring.size)
-        input_wait, peer_wait = waits / seconds
+        input_wait, peer_wait = (clock.part(waited, seconds) for waited in waits)
         return Progress(
             step=self._step,
             steps=steps,
@@ -82,8 +82,8 @@ class LocalSession:
             stop=bool(told[0] > 0),
             finish=bool(told[1] > 0),
             next_steps=int(told[2]) or None,
-            input_wait=float(input_wait),
-            peer_wait=float(peer_wait) if self._ring.size > 1 else None,
+            input_wait=input_wait,
+            peer_wait=peer_wait if self._ring.size > 1 else None,
         )
 
     def close(self) -> None:

@@ -188,7 +188,7 @@ class _Chief:
                 metrics=worker.metrics,
                 examples_per_second=worker.examples_per_second,
                 seconds_per_step=self._job.examples_per_step / worker.examples_per_second,
-                input_wait=worker.input_wait,
+                **waits(worker),
             )
 
     def _keep(self, state: RunState, step: int, **facts: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import compute
+from trainer.engine import clock, compute
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import Progress
@@ -86,7 +86,7 @@ class MirroredSession:
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,
-            input_wait=float(totals[-1] / seconds),
+            input_wait=clock.part(totals[-1], seconds),
         )
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
 _SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone
 
 # A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
-LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 # What the coordinator logs of each worker's error, several times over: the error itself is raised, or told as a notice.
 _REPEATED = (
@@ -56,18 +57,19 @@ def connect(task: TaskConfig) -> Connection:
     tf.get_logger().addFilter(_Repeated())
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
-    try:
-        with closed_to_others(task.address):
-            strategy = tf.distribute.ParameterServerStrategy(resolver)
-            coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    except LOST as error:
-        raise lost(error) from error
+    with watching(), closed_to_others(task.address):
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     return Connection(coordinator, len(task.cluster["ps"]), len(task.cluster["worker"]))
 
 
-def lost(error: tf.errors.OpError) -> PeerLostError:
-    """Return TensorFlow's error about a lost server as the engine's."""
-    return PeerLostError(cause(error))
+@contextmanager
+def watching() -> Iterator[None]:
+    """Turn TensorFlow's errors about lost servers into PeerLostError."""
+    try:
+        yield
+    except _LOST as error:
+        raise PeerLostError(cause(error)) from error
 
 
 @dataclass
@@ -79,15 +81,25 @@ class _Call:
     over: bool = False
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a worker did in a call: `totals` are sums over its `steps`, `told` what else the call returned."""
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a call returned: `totals`, float32 [Replica.width], are sums over its `steps`.
+
+    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells.
+    """
+
+    totals: np.ndarray[Any, np.dtype[np.float32]]
+    steps: int
+    global_step: int = 0
+    waited: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Done):
+    """What a worker did in a call of so many seconds."""
 
     worker: int
-    steps: int
     seconds: float
-    totals: np.ndarray[Any, np.dtype[np.float32]]
-    told: int
 
 
 @dataclass(frozen=True)
@@ -100,8 +112,8 @@ class Seat:
 
 # Makes a worker's iterator, under its device.
 MakeIterator = Callable[[int], Any]
-# Runs so many steps there: returns the totals, the steps that were done, and a number of the session's own.
-Run = Callable[[Any, int, Seat], tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]]
+# Runs so many steps there.
+Run = Callable[[Any, int, Seat], Done]
 
 
 class Workers:
@@ -112,7 +124,8 @@ class Workers:
 
     def __init__(self, connection: Connection, make_iterator: MakeIterator, run: Run, replica: Replica) -> None:
         self._coordinator, self.count = connection.coordinator, connection.workers
-        self._make_iterator, self._run, self._replica, self._width = make_iterator, run, replica, replica.width
+        self._make_iterator, self._run, self._replica = make_iterator, run, replica
+        self._nothing_done = Done(totals=np.zeros(replica.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
         self._calls: dict[int, _Call] = {}  # that have not ended
@@ -121,18 +134,16 @@ class Workers:
         self._lost: set[int] = set()
         self.local_steps = [0] * self.count
         self.in_flight = 0
-        self.means = np.full(self._width, np.nan, np.float32)  # as last known
+        self.means = np.full(replica.width, np.nan, np.float32)  # as last known
 
     def schedule(self, steps: int) -> None:
         """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
         call = _Call(steps)
         self._calls[id(call)] = call
         self.in_flight += 1
-        try:
+        with watching():
             # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
             self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
-        except LOST as error:
-            raise lost(error) from error
 
     def take(self) -> Result:
         """Wait for a call to end and return what it did; no steps when its worker was lost."""
@@ -180,17 +191,13 @@ class Workers:
 
     def look_for_errors(self) -> None:
         """Raise what went wrong for good, if anything did."""
-        try:
+        with watching():
             self._coordinator.done()
-        except LOST as error:
-            raise lost(error) from error
 
     def join(self) -> None:
         """Wait until the coordinator has nothing left to do."""
-        try:
+        with watching():
             self._coordinator.join()
-        except LOST as error:
-            raise lost(error) from error
 
     def summarise(self, results: list[Result]) -> tuple[np.ndarray[Any, np.dtype[np.float32]], list[WorkerProgress]]:
         """Return the means over the steps of `results`, the last known ones where there are none, and each worker's progress."""
@@ -208,6 +215,7 @@ class Workers:
             metrics=compute.named(self._replica.metrics, [total / result.steps for total in metrics]),
             examples_per_second=result.steps * self._replica.examples / result.seconds,
             input_wait=float(waited / result.seconds),
+            peer_wait=None if result.waited is None else result.waited / result.seconds,
         )
 
     def _work(self, call: _Call) -> None:
@@ -222,7 +230,7 @@ class Workers:
             if worker not in self._iterators:
                 self._iterators[worker] = self._make_iterator(worker)
             self._lost.discard(worker)
-            totals, steps, told = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done()
+            done = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done
         except tf.errors.OpError:
             self._iterators.pop(worker, None)  # it lived on that worker
             self._greeted.discard(worker)
@@ -231,7 +239,7 @@ class Workers:
                 self._end(call, self._nothing(worker))
             raise
         with self._lock:
-            self._end(call, Result(worker, steps, time.perf_counter() - began, totals, told))
+            self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))
 
     def _seat(self, worker: int) -> Seat:
         first = worker not in self._greeted
@@ -244,8 +252,5 @@ class Workers:
         if self._calls.pop(id(call), None) is not None:
             self._results.put(result)
 
-    def _nothing_done(self) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
-        return np.zeros(self._width, np.float32), 0, 0
-
     def _nothing(self, worker: int) -> Result:
-        return Result(worker, 0, 0.0, np.zeros(self._width, np.float32), 0)
+        return Result(**vars(self._nothing_done), worker=worker, seconds=0.0)

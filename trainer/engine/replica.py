@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import compute
+from trainer.engine import clock, compute
 from trainer.engine.job import Job
 from trainer.workloads.protocol import Workload
 
@@ -127,12 +127,12 @@ def _sums(steps: Iterator[tuple[tf.Tensor, list[Any], list[tf.Tensor]]]) -> tupl
 
 
 def timed_next(iterator: Any) -> tuple[Any, tf.Tensor]:
-    """Return the next batch and the seconds it took, a float32 scalar."""
-    began = tf.timestamp()
+    """Return the next batch and the seconds it took, a float32 scalar; see clock."""
+    began = clock.now()
     with tf.control_dependencies([began]):
         batch = next(iterator)
     with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-        return batch, tf.cast(tf.timestamp() - began, tf.float32)
+        return batch, clock.since(began)
 
 
 def _stateless(

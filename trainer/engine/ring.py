@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
+from trainer.engine import clock
 from trainer.engine.session import PeerLostError, cause
 
 _GROUP = 1
@@ -71,10 +72,10 @@ class Ring:
             places = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
             packs.append((places, tf.concat([tf.reshape(dense[i], [-1]) for i in places], 0)))
         with tf.control_dependencies([packed for _, packed in packs]):
-            began = tf.timestamp()
+            began = clock.now()
         sums = [self._sent(packed, _GRADIENTS * 10 + offset) for offset, (_, packed) in enumerate(packs)]
         with tf.control_dependencies(sums):
-            waited = tf.cast(tf.timestamp() - began, tf.float32)
+            waited = clock.since(began)
         for (places, packed), total in zip(packs, sums, strict=True):
             mean = total / tf.cast(self.size, packed.dtype)
             for i, part in zip(places, tf.split(mean, [int(np.prod(dense[i].shape)) for i in places]), strict=True):

@@ -4,14 +4,15 @@ from typing import Any
 
 from trainer.engine.job import Job
 from trainer.engine.pace import REPORT_EVERY, Due
-from trainer.engine.session import Progress
+from trainer.engine.session import Progress, WorkerProgress
 from trainer.events import Reporter
 
+_WAITS = ("input_wait", "peer_wait", "dropped")
 
-def waits(progress: Progress) -> dict[str, Any]:
+
+def waits(progress: Progress | WorkerProgress) -> dict[str, Any]:
     """Return the fields of a progress event that say who is slow and why; those that the strategy has."""
-    fields = {"input_wait": progress.input_wait, "peer_wait": progress.peer_wait, "dropped": progress.dropped}
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name in _WAITS if (value := getattr(progress, name, None)) is not None}
 
 
 class Speaker:

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import compute
-from trainer.engine.asynchronous import worker_data
+from trainer.engine import clock, compute
 from trainer.engine.job import Job
-from trainer.engine.ps_state import ServerState
-from trainer.engine.ps_workers import IN_FLIGHT, LOST, Connection, Result, Seat, Workers, lost
-from trainer.engine.replica import Replica
+from trainer.engine.ps_session import ServerSession
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, watching
 from trainer.engine.rounds import LAST, Server
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
@@ -25,64 +22,32 @@ _PATIENCE = 2.0  # seconds that rounds may go on after a stop; so long, too, unt
 _GONE = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
 
 
-class SynchronousSession:
+class SynchronousSession(ServerSession):
     """The chief's session. Servers gather gradients and update, see rounds.py; workers answer them with gradients.
 
     What is read between calls of `run` is the state after exactly `step` rounds: servers move in `run` alone.
     """
 
-    is_chief = True
-
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
-        self._target, self._stopped = job.steps, stopped
-        needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
-        self._needed = needed
-        try:
-            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-                built = compute.build(workload, job, needed)
-                self._replica = Replica(workload, built.model, built.optimizer, job)
-            self.model: keras.Model = built.model
-            self.optimizer: keras.optimizers.Optimizer = built.optimizer
-            self._state = ServerState(self.model, self.optimizer, connection.servers, apart=True)
-            short = tf.as_dtype(job.train.gradients.wire)
-            # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
-            averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
+        self._stopped = stopped
+        self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
+        super().__init__(workload, job, connection, replicas=self._needed, apart=True)
+        short = tf.as_dtype(job.train.gradients.wire)
+        # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
+        averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
+        with watching():
             self._servers = [
                 Server(group, mine, connection.workers, short) for group, mine in zip(self._state.groups, averages, strict=True)
             ]
-        except LOST as error:
-            raise lost(error) from error
-        self._rounds = [server.rounds(needed) for server in self._servers]
+        self._rounds = [server.rounds(self._needed) for server in self._servers]
         self._answering = [server.answering() for server in self._servers]
-        self._step = self._dropped = 0
+        self._dropped = 0
         self._results: list[Result] = []  # what `run` has not told of yet
-        self._data = worker_data(workload, job, connection.workers)
         self._call = self._make_call()
-        self._workers = Workers(connection, self._iterator, self._run, self._replica)
         self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
-
-    @property
-    def step(self) -> int:
-        """Return the global step, the number of rounds."""
-        return self._step
-
-    def push(self, step: int) -> None:
-        """See Session.push."""
-        try:
-            self._state.push(step)
-        except LOST as error:
-            raise lost(error) from error
-        self._step = step
 
     def settle(self) -> None:
         """Do nothing: no round outlasts `run`."""
-
-    def pull(self) -> None:
-        """See Session.pull."""
-        try:
-            self._state.pull()
-        except LOST as error:
-            raise lost(error) from error
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Do `steps` rounds; see Session.run. Fewer when the task is asked to stop meanwhile: too few workers may be left."""
@@ -160,13 +125,12 @@ class SynchronousSession:
         return self._done(under_way, answering)
 
     def _done(self, under_way: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
-        for place in answering:
-            self._servers[place].interrupt()
         try:
-            self._dropped += sum(one.result(_GONE) for one in answering.values())
-            results = [one.result(_GONE) for one in under_way]
-        except LOST as error:
-            raise lost(error) from error
+            with watching():
+                for place in answering:
+                    self._servers[place].interrupt()
+                self._dropped += sum(one.result(_GONE) for one in answering.values())
+                results = [one.result(_GONE) for one in under_way]
         except TimeoutError:
             raise PeerLostError(f"a parameter server did not end its round within {_GONE:.0f} s of being told to") from None
         self._dropped += results[0][1]
@@ -186,28 +150,30 @@ class SynchronousSession:
             patience = min(patience, time.monotonic() + _PATIENCE)
         if self._workers.alive >= self._needed and time.monotonic() < patience:
             return patience
-        for server, one in zip(self._servers, under_way, strict=True):
-            if not one.done():
-                server.interrupt()
+        with watching():
+            for server, one in zip(self._servers, under_way, strict=True):
+                if not one.done():
+                    server.interrupt()
         return time.monotonic() + _PATIENCE  # until it is repeated, should it not be heard
 
     def _quiet(self) -> None:
         """Let every worker end its call, and greet the servers anew with its next one."""
         self._workers.drop_waiting()
-        for server in self._servers:
-            for worker in range(self._workers.count):
-                server.end(worker)
-        self._results += self._workers.take_all(wait=True)
-        for server in self._servers:
-            server.clear()
+        with watching():
+            for server in self._servers:
+                for worker in range(self._workers.count):
+                    server.end(worker)
+            self._results += self._workers.take_all(wait=True)
+            for server in self._servers:
+                server.clear()
         self._workers.start_over()
 
-    def _iterator(self, worker: int) -> Any:
-        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._step, tf.int64)))
+    def _worker_step(self) -> int:
+        return self._step  # each worker takes about one batch a round
 
-    def _run(self, iterator: Any, steps: int, seat: Seat) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int, int]:
-        *totals, done = self._call(iterator, tf.constant(steps), tf.constant(seat.worker), tf.constant(seat.first)).numpy()
-        return np.array(totals, np.float32), round(float(done)), 0
+    def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
+        *totals, waited, done = self._call(iterator, tf.constant(steps), tf.constant(seat.worker), tf.constant(seat.first)).numpy()
+        return Done(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited))
 
     def _make_call(self) -> Any:
         state, servers, replica = self._state, self._servers, self._replica
@@ -223,19 +189,25 @@ class SynchronousSession:
             queues = [server.replies_to(worker) for server in servers]
 
             def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+                with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way
+                    began = clock.now()
                 received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
+                with tf.control_dependencies([tensors[0] for _, tensors in received]):
+                    waited = clock.since(began)
                 ended = tf.reduce_any([step < 0 for step, _ in received])
                 averages = received[0][1][len(state.groups[0].packs) :]
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
                 # After the end this computes once more, in vain: cheaper than a condition around every step.
                 measured, gradients, after = replica.stateless_step(iterator, values, averages)
                 changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
-                for server, (step, _), packs, extra in zip(servers, received, state.packed(gradients), changes, strict=True):
+                joined = state.packed(gradients)
+                for server, (step, _), packs, extra in zip(servers, received, joined, changes, strict=True):
                     server.send(worker, tf.where(ended, LAST, step), [*packs, *extra])
-                counts = tf.cast(~ended, tf.float32)
-                return done + tf.cast(~ended, tf.int32), ended, totals + counts * measured
+                with tf.control_dependencies([pack for packs in joined for pack in packs]):
+                    counts = tf.cast(~ended, tf.float32)
+                return done + tf.cast(~ended, tf.int32), ended, totals + counts * tf.concat([measured, [waited]], 0)
 
-            start = (tf.constant(0), tf.constant(False), tf.zeros([replica.width]))
+            start = (tf.constant(0), tf.constant(False), tf.zeros([replica.width + 1]))
             done, _, totals = tf.while_loop(lambda done, ended, _: (done < steps) & ~ended, body, start)
             return tf.concat([totals, [tf.cast(done, tf.float32)]], 0)
 

@@ -18,6 +18,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "accumulated": ({}, {"gradients": {"accumulate": 2}}),
     "float16": ({}, {"precision": "mixed_float16"}),
     "compiled": ({}, {"jit_compile": True}),
+    "compiled-accumulated": ({}, {"jit_compile": True, "gradients": {"accumulate": 2}}),
 }
 
 

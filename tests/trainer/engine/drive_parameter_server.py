@@ -5,8 +5,6 @@ Usage: drive_parameter_server.py SCRATCH. It is a process of its own because a c
 
 import json
 import os
-import socket
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -35,41 +33,24 @@ CASES: dict[str, dict[str, Any]] = {
     "averaged-sgd": {"optimizer": "AveragedSGD", "arguments": {"ema_momentum": 0.8}},
     "lamb": {"optimizer": "Lamb"},
     "batch-normalisation": {"normalised": True},
+    "compiled": {"normalised": True},
 }
 
-
-def free_ports(count: int) -> tuple[list[socket.socket], list[str]]:
-    held = []
-    for _ in range(count):
-        one = socket.socket()
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        one.bind(("127.0.0.1", 0))
-        held.append(one)
-    return held, [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
+# What is set in `train` for some of them.
+SETTINGS: dict[str, dict[str, Any]] = {"compiled": {"jit_compile": True, "gradients": {"accumulate": 2}}}
 
 
 def main(scratch: str) -> None:
-    os.environ |= {"TF_GRPC_REUSE_PORT": "1", "GRPC_FAIL_FAST": "use_caller", "TF_NUM_INTRAOP_THREADS": "1", "KERAS_BACKEND": "tensorflow"}
-    held, addresses = free_ports(4)
-    cluster = {"chief": addresses[:1], "ps": addresses[1:3], "worker": addresses[3:]}
-    settings = {"run": "drive", "strategy": "parameter_server", "run_dir": scratch, "scratch_dir": scratch}
-    settings["train"] = {"workload": "mnist_mlp"}  # type: ignore[assignment]
-    servers = []
-    for role, index in (("ps", 0), ("ps", 1), ("worker", 0)):
-        config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-        environment = {**os.environ, "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
-        servers.append(subprocess.Popen([sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL))
+    from tests.trainer.engine.servers_here import servers
+
     try:
-        report = compare(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
-        report["exit_codes"] = [server.wait(timeout=30) for server in servers]
-        print(json.dumps(report), flush=True)
+        with servers(scratch, ps=2, workers=1) as here:
+            report = compare(here.tf_config, scratch)
+            report["exit_codes"] = [process.wait(timeout=30) for process in here.processes.values()]
+            print(json.dumps(report), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
     finally:
-        for server in servers:
-            server.kill()
-        for one in held:
-            one.close()
         os._exit(0)
 
 
@@ -89,8 +70,8 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     task = parse(tf_config)
     connection = connect(task)
 
-    def job_of(steps: int) -> Job:
-        train = Train(workload="small:Small", batch_size=16, steps=steps)
+    def job_of(steps: int, **settings: Any) -> Job:
+        train = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": steps, **settings})
         return job(TrainerSettings(run="drive", run_dir=scratch, scratch_dir=scratch, train=train))
 
     report: dict[str, Any] = {"cases": {}}
@@ -99,11 +80,12 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         return [np.asarray(v.value).astype(float) for v in (*session.model.variables, *session.optimizer.variables)]
 
     for name, params in CASES.items():
-        local = LocalSession(Small(params), job_of(STEPS), Ring())
+        settings = SETTINGS.get(name, {})
+        local = LocalSession(Small(params), job_of(STEPS, **settings), Ring())
         local.push(0)
         for _ in range(3):
             local.run(STEPS // 3)
-        remote = AsynchronousSession(Small(params), job_of(STEPS), connection)
+        remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection)
         alive.append(remote)
         remote.push(0)
         before = values(remote)
@@ -116,15 +98,17 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         remote.close()
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
         report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
-    # Randomness is drawn on the worker: this one is only asked to learn.
-    dropout = AsynchronousSession(Small({"dropout": True}), job_of(200), connection)
-    alive.append(dropout)
-    dropout.push(0)
-    losses = []
-    while dropout.step < 200:
-        losses.append(dropout.run(50).loss)
-    dropout.close()
-    report["dropout_losses"] = losses
+    # Randomness is drawn on the worker: these are only asked to learn.
+    report["dropout_losses"] = {}
+    for compiled in (False, True):
+        dropout = AsynchronousSession(Small({"dropout": True}), job_of(200, jit_compile=compiled), connection)
+        alive.append(dropout)
+        dropout.push(0)
+        losses = []
+        while dropout.step < 200:
+            losses.append(dropout.run(50).loss)
+        dropout.close()
+        report["dropout_losses"]["compiled" if compiled else "plain"] = losses
     report["missed"] = servers.stop_all(task, scratch)
     return report
 

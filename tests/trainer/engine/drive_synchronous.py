@@ -92,6 +92,11 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         report[f"dropped {name}"] = last.dropped
         report[f"workers {name}"] = {w.task: w.examples_per_second for w in (*progress.workers, *last.workers)}
 
+    # All four needed: the others wait for the slow one.
+    held_up = session(Delayed({"seconds": STEP_SECONDS, "slower": SLOWER}), WORKERS, 12)
+    report["peer_wait"] = {w.task: w.peer_wait for w in held_up.run(12, finish=True).workers}
+    held_up.close()
+
     # Two servers that may differ about which two of four gradients came first.
     half = session(Small({}), WORKERS // 2, 400)
     while half.step < 400:

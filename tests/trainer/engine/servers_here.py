@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer import lifeline
+
 ROOT = Path(__file__).resolve().parents[3]
 
 ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "1", "GRPC_FAIL_FAST": "use_caller", "TF_NUM_INTRAOP_THREADS": "1", "KERAS_BACKEND": "tensorflow"}
@@ -30,7 +32,7 @@ class Servers:
         settings: dict[str, Any] = {"run": "drive", "strategy": "parameter_server", "run_dir": self.scratch, "scratch_dir": self.scratch}
         settings["train"] = {"workload": "mnist_mlp"}
         config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-        environment = {**os.environ, "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
+        environment = {**os.environ, **lifeline.child_environment(), "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
         self.processes[f"{role}-{index}"] = subprocess.Popen(
             [sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
         )
@@ -38,9 +40,9 @@ class Servers:
 
 @contextmanager
 def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
-    """Start them on ports that are held meanwhile; kill them at the end."""
+    """Start them on ports that are held meanwhile; kill them at the end. Sets the environment that they and the chief need."""
     os.environ |= ENVIRONMENT
-    held, addresses = _free_ports(1 + ps + workers)
+    held, addresses = free_ports(1 + ps + workers)
     cluster = {"chief": addresses[:1], "ps": addresses[1 : 1 + ps], "worker": addresses[1 + ps :]}
     here = Servers(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
     try:
@@ -56,7 +58,8 @@ def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
             one.close()
 
 
-def _free_ports(count: int) -> tuple[list[socket.socket], list[str]]:
+def free_ports(count: int) -> tuple[list[socket.socket], list[str]]:
+    """Return so many addresses on this machine, and the sockets that hold them for who sets TF_GRPC_REUSE_PORT."""
     held = []
     for _ in range(count):
         one = socket.socket()

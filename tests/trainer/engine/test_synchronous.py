@@ -68,6 +68,14 @@ def test_progress_shows_who_is_slow(report: dict[str, Any]) -> None:
     assert speeds["worker-3"] < min(speed for task, speed in speeds.items() if task != "worker-3")
 
 
+def test_progress_shows_who_waits_for_whom(report: dict[str, Any]) -> None:
+    """Nine tenths of a round here; the first call of a worker takes its tracing, too."""
+    waits = report["peer_wait"]
+    assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
+    assert waits["worker-3"] < 0.3
+    assert all(0.4 < wait <= 1 for task, wait in waits.items() if task != "worker-3"), waits
+
+
 def test_a_worker_that_every_round_needs_may_be_killed(report: dict[str, Any]) -> None:
     assert report["killed step"] == 120
 

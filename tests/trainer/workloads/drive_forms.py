@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(Path(__file__).with_name("own_code"))]
 
-from tests.trainer.engine.drive_parameter_server import free_ports  # noqa: E402
+from tests.trainer.engine.servers_here import ENVIRONMENT, free_ports, servers  # noqa: E402
 from trainer import lifeline  # noqa: E402
 
 STEPS = 150
@@ -44,52 +46,41 @@ def forms(strategy: str) -> list[str]:
 
 def main(strategy: str, scratch: str, tf_config: str = "") -> None:
     lifeline.die_with_parent()
-    os.environ |= {"TF_GRPC_REUSE_PORT": "1", "GRPC_FAIL_FAST": "use_caller", "TF_NUM_INTRAOP_THREADS": "1", "KERAS_BACKEND": "tensorflow"}
+    os.environ |= ENVIRONMENT
     # As few as the launcher plans, to see that no pipeline waits for a thread that waits for it.
     os.environ["TF_NUM_INTEROP_THREADS"] = {"mirrored": "2", "parameter_server": "4"}.get(strategy, "1")
-    held, addresses = free_ports(4)
-    others: list[subprocess.Popen[bytes]] = []
     try:
-        if strategy == "multi_worker_mirrored" and not tf_config:
-            cluster = {"worker": addresses[:2]}
-            tf_config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
-            other = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
-            command = [sys.executable, __file__, strategy, scratch, other]
-            environment = {**os.environ, **lifeline.child_environment()}
-            others.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-        if strategy == "parameter_server":
-            cluster = {"chief": addresses[:1], "ps": addresses[1:3], "worker": addresses[3:]}
-            tf_config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
-            others += _servers(cluster, scratch)
-        if tf_config:
-            os.environ["TF_CONFIG"] = tf_config
-        print(json.dumps(train_all(strategy, scratch, tf_config)), flush=True)
-        for process in others:
-            process.wait(timeout=30)
+        with _others(strategy, scratch, tf_config) as (own, processes):
+            if own:
+                os.environ["TF_CONFIG"] = own
+            print(json.dumps(train_all(strategy, scratch, own)), flush=True)
+            for process in processes:
+                process.wait(timeout=30)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
     finally:
-        for process in others:
-            process.kill()
-        for one in held:
-            one.close()
         os._exit(0)
 
 
-def _servers(cluster: dict[str, list[str]], scratch: str) -> list[subprocess.Popen[bytes]]:
-    settings = {
-        "run": "drive",
-        "strategy": "parameter_server",
-        "run_dir": scratch,
-        "scratch_dir": scratch,
-        "train": {"workload": "mnist_mlp"},
-    }
-    started = []
-    for role, index in (("ps", 0), ("ps", 1), ("worker", 0)):
-        config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-        environment = {**os.environ, **lifeline.child_environment(), "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
-        started.append(subprocess.Popen([sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL))
-    return started
+@contextmanager
+def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, Collection["subprocess.Popen[bytes]"]]]:
+    """Start the tasks that this one trains with; give its TF_CONFIG, empty where it is alone, and their processes."""
+    if strategy == "parameter_server":
+        with servers(scratch, ps=2, workers=1) as here:
+            yield here.tf_config, here.processes.values()
+    elif strategy == "multi_worker_mirrored" and not tf_config:
+        held, addresses = free_ports(2)
+        own, others = (json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}) for i in range(2))
+        environment = {**os.environ, **lifeline.child_environment()}
+        other = subprocess.Popen([sys.executable, __file__, strategy, scratch, others], env=environment, stdout=subprocess.DEVNULL)
+        try:
+            yield own, [other]
+        finally:
+            other.kill()
+            for one in held:
+                one.close()
+    else:
+        yield tf_config, []
 
 
 def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:

@@ -1,0 +1,23 @@
+"""The time inside of TensorFlow's functions, and what a task waited by it."""
+
+import math
+
+import tensorflow as tf
+from tensorflow.python.framework import config
+
+
+def now() -> tf.Tensor:
+    """Return the time in seconds, a float64 scalar; NaN where operations must be deterministic, as a clock is not."""
+    if config.is_op_determinism_enabled():
+        return tf.constant(math.nan, tf.float64)
+    return tf.timestamp()
+
+
+def since(began: tf.Tensor) -> tf.Tensor:
+    """Return the seconds since `began`, a float32 scalar."""
+    return tf.cast(now() - began, tf.float32)
+
+
+def part(waited: float, seconds: float) -> float | None:
+    """Return which part of `seconds` was waited, 0 to 1; None where there was no clock."""
+    return None if math.isnan(waited) else float(waited / seconds)

@@ -1,0 +1,71 @@
+"""What the chief's two sessions on parameter servers share: the model, its state on the servers, the workers and their data."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.engine import compute
+from trainer.engine.job import Job
+from trainer.engine.ps_state import ServerState
+from trainer.engine.ps_workers import Connection, Done, Seat, Workers, watching
+from trainer.engine.replica import Replica
+from trainer.workloads.protocol import Shard, Workload
+
+
+class ServerSession(ABC):
+    """The chief's part; see Session. `replicas` make a step together; `apart` is ServerState's."""
+
+    is_chief = True
+
+    def __init__(self, workload: Workload, job: Job, connection: Connection, *, replicas: int, apart: bool) -> None:
+        self._target = job.steps
+        with watching():
+            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+                built = compute.build(workload, job, replicas)
+                self._replica = Replica(workload, built.model, built.optimizer, job)
+            self.model: keras.Model = built.model
+            self.optimizer: keras.optimizers.Optimizer = built.optimizer
+            self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
+        self._step = 0
+        self._data = _worker_data(workload, job, connection.workers)
+        self._workers = Workers(connection, self._iterator, self._run, self._replica)
+
+    @property
+    def step(self) -> int:
+        """Return the global step as of the last result."""
+        return self._step
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        with watching():
+            self._state.push(step)
+        self._step = step
+
+    def pull(self) -> None:
+        """See Session.pull."""
+        with watching():
+            self._state.pull()
+
+    @abstractmethod
+    def _worker_step(self) -> int:
+        """Return the step of its own stream of batches from which a worker that starts now goes on."""
+
+    @abstractmethod
+    def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
+        """Run a call on a worker; see ps_workers.Run."""
+
+    def _iterator(self, worker: int) -> Any:
+        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._worker_step(), tf.int64)))
+
+
+def _worker_data(workload: Workload, job: Job, workers: int) -> Any:
+    """Return a TensorFlow function of (worker, step it starts from), both int64, that makes the worker's dataset."""
+    batches = job.train.gradients.accumulate
+
+    def data(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        return workload.train_data(Shard(job.batch_size, job.seed, index=worker, count=workers, start=start * batches))
+
+    scalar = tf.TensorSpec([], tf.int64)
+    return tf.function(data, autograph=False).get_concrete_function(scalar, scalar)
