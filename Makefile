@@ -58,7 +58,7 @@ lock: env ## write the locks in requirements/ anew from pyproject.toml
 	$(COMPILE) --group image --constraint requirements/trainer.txt -o requirements/image.txt
 	$(COMPILE) --group image-gpu --constraint requirements/gpu.txt -o requirements/image-gpu.txt
 	$(COMPILE) --extra trainer --group dev pyproject.toml -o requirements/dev.txt
-	$(COMPILE) --group bench pyproject.toml -o requirements/bench.txt
+	$(COMPILE) --group bench -o requirements/bench.txt
 
 golden: env ## write the generated files anew: the JSON Schema, docs/spec.md, the examples in compose/ and k8s/
 	$(BIN)/python -m launcher.spec.schema --write

@@ -5,12 +5,11 @@ from the digits held as a constant, which is the least that feeding can cost.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from benchmarks import task
+from benchmarks import loop_by_hand, task
 
 STEPS_PER_CALL = 50
 
@@ -60,30 +59,7 @@ def main() -> None:
     keras.config.set_dtype_policy(options.precision)
     batch = {"pipeline": pipeline, "resident": resident}[options.data]()
     model, optimizer = build()
-    if options.precision == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-        optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def train(steps: Any) -> tf.Tensor:
-        loss = tf.constant(0.0)
-        for _ in tf.range(steps):
-            images, labels = batch()
-            with tf.GradientTape() as tape:
-                logits = tf.cast(model(images, training=True), tf.float32)
-                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-                scaled = optimizer.scale_loss(loss)
-            optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
-        return loss
-
-    step = 0
-    while step < options.steps:
-        # The first call is one step, so that the time to the first step is just that.
-        count = 1 if step == 0 else min(STEPS_PER_CALL, options.steps - step)
-        loss = float(train(tf.constant(count)))
-        step += count
-        stopwatch.mark(step, loss)
-    stopwatch.print()
+    loop_by_hand.train(model, optimizer, batch, stopwatch, precision=options.precision, steps_per_call=STEPS_PER_CALL)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks import task
+from benchmarks import loop_by_hand, task
 from trainer.workloads import cifar10_data
 
 STEPS_PER_CALL = 10
@@ -88,31 +88,7 @@ def main() -> None:
     keras.config.set_dtype_policy(options.precision)
     iterator = pipeline(options.batch)
     model, optimizer = build()
-    if options.precision == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-        optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def train(steps: Any) -> tf.Tensor:
-        loss = tf.constant(0.0)
-        for _ in tf.range(steps):
-            images, labels = next(iterator)
-            with tf.GradientTape() as tape:
-                logits = tf.cast(model(images, training=True), tf.float32)
-                cross_entropy = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-                loss = tf.add_n([cross_entropy, *(tf.cast(decay, tf.float32) for decay in model.losses)])
-                scaled = optimizer.scale_loss(loss)
-            optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
-        return loss
-
-    step = 0
-    while step < options.steps:
-        # The first call is one step, so that the time to the first step is just that.
-        count = 1 if step == 0 else min(STEPS_PER_CALL, options.steps - step)
-        loss = float(train(tf.constant(count)))
-        step += count
-        stopwatch.mark(step, loss)
-    stopwatch.print()
+    loop_by_hand.train(model, optimizer, lambda: next(iterator), stopwatch, precision=options.precision, steps_per_call=STEPS_PER_CALL)
 
 
 if __name__ == "__main__":
