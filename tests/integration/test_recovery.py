@@ -11,7 +11,13 @@ STEPS = 4000
 SAVE_EVERY = 250
 RECOVERY = 60  # seconds; a deadline, not a measure
 
-TRAIN = {"workload": "mnist_mlp", "steps": STEPS, "checkpoint": {"every_steps": SAVE_EVERY}, "evaluate": {"every_steps": 0}}
+TRAIN = {
+    "workload": "mnist_mlp",
+    "steps": STEPS,
+    "learning_rate": {"schedule": "cosine"},  # as in examples/mnist-ps.yaml: the last steps are small
+    "checkpoint": {"every_steps": SAVE_EVERY},
+    "evaluate": {"every_steps": 0},
+}
 
 
 def spec(strategy: str, roles: dict[str, Any]) -> dict[str, Any]:

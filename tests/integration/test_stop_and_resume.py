@@ -26,7 +26,12 @@ ROLES: dict[str, dict[str, Any]] = {
 }
 CHIEF = {"single": "chief", "parameter_server": "chief", "multi_worker_mirrored": "worker-0"}
 # Nothing is saved but at a stop and at the end.
-TRAIN = {"workload": "mnist_mlp", "checkpoint": {"every_steps": 1_000_000}, "evaluate": {"every_steps": 0}}
+TRAIN = {
+    "workload": "mnist_mlp",
+    "learning_rate": {"schedule": "cosine"},  # as in examples/mnist-ps.yaml: the last steps are small
+    "checkpoint": {"every_steps": 1_000_000},
+    "evaluate": {"every_steps": 0},
+}
 
 pytestmark = pytest.mark.timeout(240)
 
