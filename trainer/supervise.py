@@ -161,6 +161,9 @@ class _Supervisor:
         environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(self._attempt)}
         if self._error_file:
             environment[error_file.VARIABLE] = str(self._error_file)
+            if self._job.built_in:
+                # TensorFlow writes a file for each function it converts, which no process takes away that is killed.
+                environment["TMPDIR"] = str(self._error_file.parent)
         environment.pop("TRAINER_LIFELINE", None)
         return spawn(self._job.command, environment, bound=self._job.built_in)
 

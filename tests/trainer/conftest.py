@@ -172,3 +172,15 @@ def alive() -> Callable[[int], bool]:
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     return wait_until
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Two ends of a pipe, closed at the end of the test."""
+    reading, writing = os.pipe()
+    yield reading, writing
+    for fd in (reading, writing):
+        try:
+            os.close(fd)
+        except OSError:
+            continue

@@ -5,30 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# Says when it is ready, notes a SIGTERM and leaves with 143, as a training process does that saved its checkpoint.
-GRACEFUL = ("sh", "-c", 'trap "echo saved; exit 143" TERM; echo ready $$; while :; do sleep 0.05; done')
-DEAF = ("sh", "-c", 'trap "" TERM; echo ready $$; while :; do sleep 0.05; done')
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    reading, writing = os.pipe()
-    yield reading, writing
-    for fd in (reading, writing):
-        try:
-            os.close(fd)
-        except OSError:
-            continue
-
-
-def shell(script: str) -> tuple[str, ...]:
-    return ("sh", "-c", script)
+from tests.trainer.programs import DEAF, GRACEFUL, shell
 
 
 class TestEnds:
@@ -40,6 +22,13 @@ class TestEnds:
         assert "worked" in run.lines
         assert len(run.events("started")) == 1
         assert not run.events("failed")
+
+    def test_what_training_writes_for_the_moment_does_not_stay(self, trainers: Any) -> None:
+        run = trainers.supervise(*shell('echo in $TMPDIR; touch "$TMPDIR/converted.py"'))
+        assert run.code() == 0
+        directory = Path(run.line("in").split()[-1])
+        assert directory.name.startswith("trainer-")
+        assert not directory.exists()
 
     def test_started_names_the_process_that_runs(self, trainers: Any) -> None:
         run = trainers.supervise(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", built_in=False)
@@ -270,106 +259,6 @@ class TestLifelines:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
         assert saved.exists()
-
-
-class TestPeers:
-    """Peers that are not there, late or lost."""
-
-    def test_waiting_names_who_is_missing_until_they_are_there(self, trainers: Any, ports: Any) -> None:
-        late, there = ports.address(), ports.address()
-        ports.listen(there)
-        run = trainers.supervise(
-            *GRACEFUL, awaited={"worker-1": late, "ps-0": there}, patience={"first_waiting": 0.2, "waiting_every": 0.3}
-        )
-        waiting = run.event("waiting")
-        assert waiting["missing"] == [{"task": "worker-1", "address": late, "reason": "connection refused"}]
-        assert waiting["timeout"] == 600
-        run.event("waiting", 2)
-        ports.listen(late)
-        assert "every peer was reached" in run.event("notice")["message"]
-        told = len(run.events("waiting"))
-        ports.close(there)
-        ports.close(late)
-        time.sleep(1)
-        assert len(run.events("waiting")) == told
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
-        assert len(run.events("started")) == 1
-
-    def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, alive: Any) -> None:
-        address = ports.address()
-        run = trainers.supervise(*DEAF, awaited={"ps-1": address}, patience={"start": 0.5, "giving_up": 0.2})
-        child = int(run.line("ready"))
-        assert run.code() == 75
-        failed = run.event("failed")
-        assert failed["exit_code"] == 75
-        assert failed["cause"] == "peers were not there after 0.5 s"
-        assert failed["detail"] == f"missing: ps-1 ({address}: connection refused)"
-        assert not alive(child)
-        assert not run.events("restarting")
-
-    def test_the_training_process_does_not_wait_for_peers(self, trainers: Any, ports: Any) -> None:
-        run = trainers.supervise(*shell("exit 0"), awaited={"ps-0": ports.address()})
-        assert run.code() == 0
-
-    def test_a_thousand_missing_peers_fit_in_a_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
-        address = ports.address()
-        awaited = {f"worker-{index}": address for index in range(1000)}
-        run = trainers.supervise(*GRACEFUL, awaited=awaited, patience={"first_waiting": 1.5})
-        waiting = run.event("waiting")
-        assert len(waiting["missing"]) + waiting["more"] == 1000
-        assert all(peer["reason"] == "connection refused" for peer in waiting["missing"])
-        assert max(map(len, run.lines)) < 4096
-        ports.listen(address)
-        run.event("notice")
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
-
-    def test_a_server_ends_when_its_chief_is_gone(self, trainers: Any, ports: Any) -> None:
-        address = ports.address()
-        ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", patience={"orphan": 1})
-        run.line("ready")
-        time.sleep(1.5)
-        assert run.process.poll() is None
-        ports.close(address)
-        assert run.code() == 75
-        failed = run.event("failed")
-        assert failed["cause"] == "the chief was gone for 1 s"
-        assert address in failed["detail"]
-        assert "does not answer" in run.event("notice")["message"]
-
-    def test_a_server_serves_on_until_its_chief_has_saved(self, trainers: Any, ports: Any) -> None:
-        address = ports.address()
-        ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps")
-        run.line("ready")
-        run.send(signal.SIGTERM)
-        assert "until the chief has saved" in run.event("stopping")["reason"]
-        time.sleep(1.5)
-        assert run.process.poll() is None
-        assert "saved" not in run.lines
-        ports.close(address)
-        assert run.code() == 143
-
-    def test_a_server_that_stops_alone_serves_on_for_a_while_only(self, trainers: Any, ports: Any) -> None:
-        address = ports.address()
-        ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", patience={"serve_on": 0.3})
-        run.line("ready")
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
-
-    def test_a_chief_that_comes_back_in_time_is_no_loss(self, trainers: Any, ports: Any) -> None:
-        address = ports.address()
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="worker", patience={"orphan": 4, "serve_on": 0.1})
-        run.event("notice")
-        ports.listen(address)
-        assert run.event("notice", 2)["message"] == "the chief answers again"
-        time.sleep(4)
-        assert run.process.poll() is None
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
 
 
 def _process_one() -> list[str]:
