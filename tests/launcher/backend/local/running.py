@@ -1,5 +1,6 @@
 """Plans of small programs run for a test, and waits with a deadline."""
 
+import json
 import os
 import sys
 import time
@@ -12,6 +13,23 @@ from launcher.backend.local.backend import LocalBackend
 from launcher.backend.local.layout import Layout
 from launcher.backend.model import ENDED, RunStatus
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Scope, Task
+
+FOREVER = "print('up'); time.sleep(60)"
+# Ends as the trainer does: saves when asked, says when, and exits 143.
+SAVES = """
+def save(*_):
+    print(f'saved {time.time()}', flush=True)
+    os._exit(143)
+signal.signal(signal.SIGTERM, save)
+print('up', flush=True)
+time.sleep(60)
+"""
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
+
+def event(kind: str, **fields: object) -> str:
+    """Return a line of a program that prints such an event."""
+    return f"print({json.dumps(json.dumps({'event': kind, **fields}, separators=(',', ':')))}, flush=True)\n"
 
 
 class Runs:

@@ -1,0 +1,114 @@
+"""What is left when a supervisor, a launcher or a task is killed, and how a run goes on after it."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.backend.local import processes
+from launcher.backend.model import State
+from launcher.errors import LauncherError
+from launcher.plan.models import Plan
+from tests.launcher.backend.local.running import FOREVER, SAVES, STUBBORN, Runs, event, until
+
+
+def test_what_a_task_leaves_behind_is_gone_before_it_is_started_again(runs: Runs) -> None:
+    child = "import time; time.sleep(60)"
+    runs.start({"chief": f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid); sys.exit(1)"}, max_restarts=1)
+    until(lambda: runs.backend.status("run").tasks[0].state == State.RESTARTING)
+    assert processes.identify(int(runs.lines()[0])) is None
+    runs.backend.stop("run")
+
+
+def test_a_killed_supervisor_leaves_nothing_and_the_run_can_be_started_again(runs: Runs, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saves = SAVES.replace("os._exit", f"open({str(saved)!r}, 'w').close(); os._exit")
+    runs.start({"chief": saves, "ps-0": STUBBORN}, supervised=True, env={"TRAINER_EVENTS": "json"}, grace_period=2.0)
+    runs.until_line("up")
+    runs.until_line("up", task="ps-0")
+    assert len(runs.processes()) >= 4
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    assert "supervisor was killed" in runs.backend.status("run").reason
+    runs.backend.stop("run")  # waits for those that save, kills the stubborn
+    assert runs.processes() == []
+    assert saved.exists()
+    assert [status.state for status in runs.backend.runs()] == [State.INTERRUPTED]
+    runs.start({"chief": "print('second life')"})
+    assert runs.wait().state == State.SUCCEEDED
+    assert runs.lines()[-1] == "second life"
+
+
+def test_without_its_supervisor_every_task_leaves_by_itself_those_that_save_first(runs: Runs, tmp_path: Path) -> None:
+    def saves(task: str, seconds: float) -> str:
+        return SAVES.replace("os._exit", f"time.sleep({seconds}); open({str(tmp_path / task)!r}, 'w').write(str(time.time())); os._exit")
+
+    programs = {"chief": saves("chief", 0.5), "worker-0": saves("worker-0", 0), "ps-0": saves("ps-0", 0)}
+    runs.start(programs, supervised=True, env={"TRAINER_EVENTS": "json"})
+    for task in programs:
+        runs.until_line("up", task=task)
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    until(lambda: not runs.processes(), 5)
+    assert runs.backend.status("run").reason == "the launcher's supervisor was killed"
+    saved = {task: float((tmp_path / task).read_text()) for task in programs}
+    assert saved["chief"] < min(saved["worker-0"], saved["ps-0"])
+
+
+def test_starting_again_first_ends_what_a_killed_supervisor_left(runs: Runs) -> None:
+    runs.start({"chief": STUBBORN}, grace_period=0.3)
+    runs.until_line("up")
+    (pid,) = runs.processes()
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    assert f"chief (pid {pid})" in runs.backend.status("run").reason
+    runs.start({"chief": FOREVER})
+    assert pid not in runs.processes()
+    assert runs.backend.status("run").state == State.RUNNING
+    runs.backend.stop("run")
+
+
+def test_what_cannot_be_ended_is_told_and_not_forgotten(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.start({"chief": STUBBORN}, grace_period=0.1)
+    runs.until_line("up")
+    (pid,) = runs.processes()
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "kill_session", lambda _leader: False)  # as for a process that another user owns
+        with pytest.raises(LauncherError, match=rf"cannot be ended: chief \(pid {pid}\)"):
+            runs.backend.stop("run")
+    runs.backend.stop("run")
+    assert runs.processes() == []
+
+
+def test_a_run_in_the_foreground_ends_with_the_launcher_that_waits(runs: Runs, foreground: Callable[[Plan], subprocess.Popen[str]]) -> None:
+    launcher = foreground(runs.plan({"chief": SAVES, "ps-0": FOREVER}))
+    runs.until_line("up")
+    launcher.kill()
+    ended = runs.wait(seconds=5)
+    assert (ended.state, ended.reason) == (State.STOPPED, "the launcher that ran it in the foreground is gone")
+    assert any(line.startswith("saved") for line in runs.lines())
+    assert runs.processes() == []
+
+
+def test_a_detached_run_outlives_the_launcher_and_its_terminal(runs: Runs) -> None:
+    runs.start({"chief": "print(os.getsid(0) == os.getpid()); time.sleep(0.5)"})
+    until(lambda: runs.lines() == ["True"])
+    assert os.getsid(runs.supervisor()) != os.getsid(0)
+    assert runs.wait().state == State.SUCCEEDED
+
+
+def test_an_interrupted_run_tells_the_checkpoint_that_its_chief_saved_after_all(runs: Runs) -> None:
+    runs.start({"chief": event("progress", step=40, steps=100) + "print('up'); time.sleep(60)"}, grace_period=0.1)
+    runs.until_line("up")
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    summary = {"step": 47, "steps": 100, "metrics": {"accuracy": 0.5}, "checkpoint": "checkpoints/ckpt-47"}
+    runs.layout().summary.write_text(json.dumps(summary))
+    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    status = runs.backend.status("run")
+    assert (status.step, status.checkpoint_step, status.metrics) == (47, 47, {"accuracy": 0.5})
+    runs.backend.stop("run", now=True)

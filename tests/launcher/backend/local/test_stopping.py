@@ -1,0 +1,53 @@
+"""How runs on this machine are stopped, and what ends with them."""
+
+import os
+import signal
+import time
+
+from launcher.backend.model import State
+from tests.launcher.backend.local.running import SAVES, STUBBORN, Runs, until
+
+
+def test_a_stop_lets_the_chief_save_before_the_servers_are_asked(runs: Runs) -> None:
+    slow = SAVES.replace("os._exit", "time.sleep(0.5); os._exit")
+    runs.start({"chief": slow, "ps-0": SAVES, "worker-0": SAVES})
+    for task in ("chief", "ps-0", "worker-0"):
+        runs.until_line("up", task=task)
+    runs.backend.stop("run")
+    status = runs.backend.status("run")
+    assert (status.state, status.reason) == (State.STOPPED, "asked to stop")
+    saved = {task: float(runs.lines(task=task)[-1].removeprefix("saved ")) for task in ("chief", "ps-0", "worker-0")}
+    assert min(saved["ps-0"], saved["worker-0"]) >= saved["chief"] + 0.4
+    assert runs.processes() == []
+    runs.backend.stop("run")  # again: nothing happens
+
+
+def test_who_does_not_stop_is_killed_with_all_it_started_after_the_grace_period(runs: Runs) -> None:
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], process_group=0)\n"
+    runs.start({"chief": child + STUBBORN}, grace_period=0.6)
+    runs.until_line("up")
+    assert len(runs.processes()) == 2
+    began = time.time()
+    runs.backend.stop("run")
+    assert 0.5 < time.time() - began < 4
+    assert runs.processes() == []
+    assert "did not stop within 0.6 s" in runs.backend.status("run").tasks[0].reason
+
+
+def test_stopping_at_once_kills(runs: Runs) -> None:
+    runs.start({"chief": STUBBORN, "ps-0": STUBBORN}, grace_period=30.0)
+    runs.until_line("up")
+    began = time.time()
+    runs.backend.stop("run", now=True)
+    assert time.time() - began < 3
+    assert runs.backend.status("run").state == State.STOPPED
+    assert runs.processes() == []
+
+
+def test_a_second_sigterm_to_the_supervisor_kills(runs: Runs) -> None:
+    runs.start({"chief": STUBBORN}, grace_period=30.0)
+    runs.until_line("up")
+    os.kill(runs.supervisor(), signal.SIGTERM)
+    until(lambda: runs.backend.status("run").reason == "asked to stop")
+    os.kill(runs.supervisor(), signal.SIGTERM)
+    assert runs.wait(seconds=5).state == State.STOPPED

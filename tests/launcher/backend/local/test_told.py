@@ -1,0 +1,114 @@
+"""What runs on this machine tell: their status, logs, data, and what was wrong about a command."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.backend.local import locks
+from launcher.backend.model import State
+from launcher.errors import LauncherError, UsageError
+from tests.launcher.backend.local.running import FOREVER, Runs, event, until
+
+
+def test_progress_events_show_in_the_status(runs: Runs) -> None:
+    metrics = {"accuracy": 0.5}
+    chief = (
+        event("progress", task="chief", step=40, steps=100, loss=0.5, metrics=metrics, examples_per_second=200.0, seconds_per_step=0.1)
+        + event("progress", task="worker-0", step=40, steps=100, local_step=19, examples_per_second=90.0)
+        + event("checkpoint", task="chief", step=30, path="checkpoints/ckpt-30", seconds=0.1)
+        + event("evaluated", task="chief", step=30, metrics={"accuracy": 0.9}, seconds=1)
+        + "time.sleep(60)"
+    )
+    runs.start({"chief": chief, "worker-0": FOREVER})
+    until(lambda: runs.backend.status("run").metrics == {"accuracy": 0.9})
+    status = runs.backend.status("run")
+    assert (status.step, status.steps, status.loss) == (40, 100, 0.5)
+    assert status.eta == pytest.approx(6)
+    assert (status.checkpoint, status.checkpoint_step) == ("checkpoints/ckpt-30", 30)
+    worker = status.tasks[1]
+    assert (worker.step, worker.local_step, worker.examples_per_second) == (40, 19, 90.0)
+    runs.backend.stop("run")
+    stopped = runs.backend.status("run")
+    assert stopped.reason == "asked to stop; the last checkpoint is of step 30"
+    assert stopped.eta is None
+
+
+def test_output_that_only_looks_like_events_does_no_harm(runs: Runs) -> None:
+    runs.start({"chief": 'print(\'{"event":"progress","step":"x","metrics":3}\'); print(\'{"event":"progress"\')'})
+    ended = runs.wait()
+    assert (ended.state, ended.step) == (State.SUCCEEDED, None)
+    assert len(runs.lines()) == 2
+
+
+def test_much_output_is_kept_whole_while_the_run_answers(runs: Runs) -> None:
+    runs.start({"chief": "for i in range(200000): print('line', i)"})
+    runs.wait(seconds=30)
+    lines = runs.lines()
+    assert len(lines) == 200_000
+    assert lines[-1] == "line 199999"
+
+
+def test_logs_are_followed_to_the_end_in_order_of_time(runs: Runs) -> None:
+    runs.start(
+        {"chief": "print('a'); time.sleep(0.6); print('c')", "worker-0": "time.sleep(0.3); print('b'); time.sleep(60)"}, grace_period=0.2
+    )
+    followed = [(line.task, line.text) for line in runs.backend.logs("run", tasks=[], follow=True) if "---" not in line.text]
+    assert followed == [("chief", "a"), ("worker-0", "b"), ("chief", "c")]
+    assert runs.backend.status("run").state == State.SUCCEEDED
+
+
+def test_logs_are_kept_when_a_run_is_started_again(runs: Runs) -> None:
+    for text in ("first", "second"):
+        runs.start({"chief": f"print('{text}')"})
+        runs.wait()
+        locks.wait_released(runs.layout().lock, timeout=5)
+    every = [line.text for line in runs.backend.logs("run", tasks=[], follow=False)]
+    assert every == ["--- launcher: run run starts", "first", "--- launcher: run run starts", "second"]
+
+
+def test_wrong_names_are_told(runs: Runs) -> None:
+    with pytest.raises(UsageError, match="there is no run mnist"):
+        runs.backend.status("mnist")
+    with pytest.raises(UsageError, match="is no name of a run"):
+        runs.backend.delete("../mnist")
+    runs.start({"chief": "pass"})
+    with pytest.raises(UsageError) as error:
+        runs.backend.logs("run", tasks=["worker-3"], follow=False)
+    assert "its tasks are chief" in error.value.remedy
+    runs.wait()
+
+
+def test_data_is_deleted_once_the_run_has_ended(runs: Runs) -> None:
+    runs.start({"chief": "pass"})
+    runs.wait()
+    locks.wait_released(runs.layout().lock, timeout=5)
+    runs.backend.delete("run")
+    assert not (runs.directory / "run").exists()
+    assert runs.backend.runs() == []
+
+
+def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
+    plan = runs.plan({"chief": "pass", "worker-0": "pass"})
+    broken = dataclasses.replace(plan, tasks=(plan.tasks[0], dataclasses.replace(plan.tasks[1], command=("/no/such/program",))))
+    with pytest.raises(LauncherError, match="/no/such/program") as error:
+        runs.backend.start(broken, {}, detach=True)
+    assert error.value.remedy
+    assert runs.backend.status("run").state == State.FAILED
+    assert runs.processes() == []
+    assert not runs.layout().spec.exists()
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    stuck = Runs(tmp_path / "runs")
+    with pytest.raises(LauncherError, match="Not a directory") as error:
+        stuck.start({"chief": "pass"})
+    assert "choose another directory" in error.value.remedy
+
+
+def test_the_spec_is_stored_as_it_was_started(runs: Runs) -> None:
+    runs.start({"chief": "pass"})
+    assert json.loads(runs.layout().spec.read_text()) == {"name": "run"}
+    runs.wait()
