@@ -1,0 +1,45 @@
+"""Labelled pictures in memory, some to train on and some held out, and where to get published ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.workloads.errors import DataError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pictures and their labels: `images` uint8 [examples, ...], of a shape that the data set tells; `labels` int32 [examples]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A training set and a held-out test set."""
+
+    train: Split
+    test: Split
+
+
+def split(images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...]) -> Split:
+    """Return a split of `images`, each brought into `shape`, and of as many `labels`."""
+    return Split(np.ascontiguousarray(images.reshape(-1, *shape)), labels.reshape(-1).astype(np.int32))
+
+
+def download(name: str, load_data: Callable[[], Any], files: str) -> Any:
+    """Return ((images, labels), (images, labels)), training and test, from Keras's `load_data`.
+
+    `name` is the data set's and `files` the kind of its published files. Raises DataError if the download fails.
+    """
+    try:
+        return load_data()
+    except Exception as error:
+        message = (
+            f"train.data download: {name} could not be fetched ({type(error).__name__}: {error}). "
+            f"Where there is no network, set train.data to `synthetic` or to a directory with the {files} files."
+        )
+        raise DataError(message) from error
