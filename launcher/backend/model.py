@@ -1,6 +1,6 @@
 """What every backend tells about a run: states, statuses, and the calls behind the CLI's verbs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -89,6 +89,23 @@ class LogLine:
     text: str
 
 
+@dataclass(frozen=True)
+class Board:
+    """Where TensorBoard answers; `serve`, where there is one, has to be called and serves it until the process is interrupted."""
+
+    url: str
+    serve: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which cluster and namespace of it, for a backend that has several; the user's own choice where left out."""
+
+    context: str | None = None
+    namespace: str | None = None
+    remembered: bool = True  # else where the run was started last; a new start goes where the user points now
+
+
 class Backend(Protocol):
     """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
 
@@ -100,6 +117,12 @@ class Backend(Protocol):
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Never blocks on the run itself."""
+
+    def spec(self, name: str) -> dict[str, Any] | None:
+        """Return the spec, as dumped, that the run was started with last; None where that is not known."""
+
+    def tend(self, name: str) -> list[str]:
+        """Do for a run what is left to whoever watches it, called again and again while it is watched; tell people what was done."""
 
     def runs(self) -> list[RunStatus]:
         """Tell of every run that is known, newest first."""
@@ -116,5 +139,5 @@ class Backend(Protocol):
     def set_aside(self, name: str, aside: str) -> str:
         """Keep what the run stored under the name `aside`, out of a new run's way; return where it is now. Nothing of it runs."""
 
-    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> str | None:
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board | None:
         """Have TensorBoard serve the run's logs and say where; None where the logs are in a directory of this machine."""

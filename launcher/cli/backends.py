@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import cast, get_args
 
-from launcher.backend.model import Backend
+from launcher.backend.model import Backend, Where
 from launcher.errors import UsageError
 from launcher.plan.models import Target
 
@@ -12,7 +12,10 @@ from launcher.plan.models import Target
 BACKENDS: dict[Target, str] = {
     "local": "launcher.backend.local.backend:LocalBackend",
     "docker": "launcher.backend.docker.backend:DockerBackend",
+    "kubernetes": "launcher.backend.kubernetes.backend:KubernetesBackend",
 }
+# Of which there are several places to run: these take the place too.
+_PLACED = frozenset({"kubernetes"})
 
 
 def check_backend(name: str) -> Target:
@@ -31,7 +34,15 @@ def check_target(name: str) -> Target:
     raise UsageError(f"there is nothing called {name!r} to plan for", f"use one of: {', '.join(get_args(Target))}")
 
 
-def open_backend(name: str, runs: Path) -> Backend:
-    """Return the backend called `name`, which keeps its runs under `runs`. Raises UsageError for a name that is none."""
+def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
+    """Return the backend called `name`, which keeps its runs under `runs`; `where` says which cluster.
+
+    Raises UsageError for a name that is none, and for a cluster where there is none.
+    """
     module, _, attribute = BACKENDS[check_backend(name)].partition(":")
-    return cast("Backend", getattr(importlib.import_module(module), attribute)(runs))
+    make = getattr(importlib.import_module(module), attribute)
+    if name in _PLACED:
+        return cast("Backend", make(runs, where or Where()))
+    if where is not None and (where.context or where.namespace):
+        raise UsageError(f"--context and --namespace are for clusters; {name} is none", "leave them out, or say --on kubernetes")
+    return cast("Backend", make(runs))

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import ENDED, Backend
-from launcher.cli.options import Name, On, Runs
+from launcher.backend.model import ENDED, Backend, Where
+from launcher.cli.options import Context, Name, Namespace, On, Runs
 from launcher.cli.runs import DEFAULT_RUNS, find_run
 from launcher.errors import UsageError
 
@@ -25,12 +25,14 @@ def down(
     delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the run directory too: checkpoints, logs, results.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Stop a run after a last checkpoint."""
     from launcher.cli.backends import open_backend
 
-    backend = open_backend(on, runs)
+    backend = open_backend(on, runs, Where(context, namespace))
     run = find_run(name, backend, runs)
     status = backend.status(run)
     if delete_data and not yes:

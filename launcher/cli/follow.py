@@ -57,9 +57,13 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: L
         if now < next_status and not pump.ended:
             continue
         next_status = now + STATUS_EVERY
+        # Asked before the status: while something stops the run, the status is not its last.
+        stopping = stopper.busy()
         status = backend.status(name)
         view.status(status)
-        if status.state not in ENDED or stopper.busy():
+        for note in () if stopping else backend.tend(name):
+            view.event({"event": "notice", "time": round(time.time(), 3), "task": "launcher", "message": note})
+        if status.state not in ENDED or stopping or stopper.busy():
             over_since = 0.0
             continue
         over_since = over_since or now

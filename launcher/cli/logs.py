@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import LogLine, TaskStatus
-from launcher.cli.options import ROLES, Json, Name, On, Runs, complete_index, complete_role
+from launcher.backend.model import LogLine, TaskStatus, Where
+from launcher.cli.options import ROLES, Context, Json, Name, Namespace, On, Runs, complete_index, complete_role
 from launcher.cli.runs import DEFAULT_RUNS, find_run
 from launcher.errors import UsageError
 
@@ -38,6 +38,8 @@ def logs(
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Show progress events as they were written, not as readable lines.")] = False,
     on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
@@ -46,7 +48,7 @@ def logs(
     from launcher.cli.backends import open_backend
 
     started_after = formats.moment(since) if since else None
-    backend = open_backend(on, runs)
+    backend = open_backend(on, runs, Where(context, namespace))
     run = find_run(name, backend, runs)
     tasks = _chosen(run, backend.status(run).tasks, role or [], index or [])
     write = _json if as_json else _writer(tasks, timestamps=timestamps, raw=raw)

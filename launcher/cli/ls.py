@@ -3,8 +3,8 @@
 import json
 from dataclasses import asdict
 
-from launcher.backend.model import ENDED, RunStatus
-from launcher.cli.options import Json, On, Runs
+from launcher.backend.model import ENDED, RunStatus, Where
+from launcher.cli.options import Context, Json, Namespace, On, Runs
 from launcher.cli.runs import DEFAULT_RUNS
 
 EXAMPLES = (
@@ -14,11 +14,18 @@ EXAMPLES = (
 _HEADERS = ("NAME", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK")
 
 
-def ls(*, on: On = "local", runs: Runs = DEFAULT_RUNS, as_json: Json = False) -> None:
+def ls(
+    *,
+    on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> None:
     """List the runs."""
     from launcher.cli.backends import open_backend
 
-    known = open_backend(on, runs).runs()
+    known = open_backend(on, runs, Where(context, namespace)).runs()
     if as_json:
         print(json.dumps([asdict(status) for status in known]))
         return

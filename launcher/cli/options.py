@@ -84,6 +84,18 @@ Name = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="LAUNCHER_RUNS", metavar="DIR", help="The directory that holds the runs.")]
 On = Annotated[str, typer.Option("--on", metavar="BACKEND", help="Where the run is.", autocompletion=complete_backend)]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        "--context", envvar="LAUNCHER_CONTEXT", metavar="NAME", help="On Kubernetes: the context of the kubeconfig.", show_default=False
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", "-n", envvar="LAUNCHER_NAMESPACE", metavar="NAME", help="On Kubernetes: the namespace.", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 Set = Annotated[
     list[str] | None,

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from launcher.backend.model import ENDED, Backend, RunStatus
+from launcher.backend.model import ENDED, Backend, RunStatus, Where
 from launcher.cli import formats, task_rows
-from launcher.cli.options import Json, Name, On, Runs
+from launcher.cli.options import Context, Json, Name, Namespace, On, Runs
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.runs import DEFAULT_RUNS, find_run, near
 from launcher.cli.tables import grid, plain
@@ -29,13 +29,15 @@ def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second until the run has ended.")] = False,
     on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
     """Show how a run and each of its tasks are."""
     from launcher.cli.backends import open_backend
 
-    backend = open_backend(on, runs)
+    backend = open_backend(on, runs, Where(context, namespace))
     run = find_run(name, backend, runs)
     console = Console(highlight=False)
     if watch and console.is_terminal and not as_json:

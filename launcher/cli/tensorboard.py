@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Name, On, Runs
+from launcher.backend.model import Where
+from launcher.cli.options import Context, Name, Namespace, On, Runs
 from launcher.cli.runs import DEFAULT_RUNS, find_run, stored
 from launcher.errors import LauncherError, UsageError
 
@@ -31,6 +32,8 @@ def tensorboard(
         str | None, typer.Option(help="The address to listen on; the spec's when left out: loopback.", show_default=False)
     ] = None,
     on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Open TensorBoard on a run's logs."""
@@ -38,10 +41,12 @@ def tensorboard(
 
     if on == "local" and not _is_installed():
         raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
-    backend = open_backend(on, runs)
+    backend = open_backend(on, runs, Where(context, namespace))
     run = find_run(name, backend, runs)
     if (served := backend.tensorboard(run, host=host, port=port)) is not None:
-        print(served)
+        print(served.url, flush=True)
+        if served.serve is not None:
+            served.serve()
         return
     directory = Path(backend.status(run).run_dir) / "logs"
     if not directory.is_dir():

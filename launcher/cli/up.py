@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, RunStatus, State
+from launcher.backend.model import Backend, RunStatus, State, Where
 from launcher.cli.errors import INTERRUPTED
-from launcher.cli.options import Json, On, Runs, Set, SpecFile
-from launcher.cli.runs import DEFAULT_RUNS, command, stored
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, SpecFile
+from launcher.cli.runs import DEFAULT_RUNS, command
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
@@ -36,6 +36,8 @@ def up(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what the run stored is moved aside.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
     on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> int:
@@ -47,19 +49,21 @@ def up(
 
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
-    spec, plan = planned(file, overrides or [], check_backend(on), runs)
-    backend = open_backend(on, runs)
+    # A namespace on the command line stands for the spec's own: manifests and status name the same.
+    given = [*(overrides or []), *([f"kubernetes.namespace={namespace}"] if namespace else [])]
+    spec, plan = planned(file, given, check_backend(on), runs)
+    backend = open_backend(on, runs, Where(context, spec.kubernetes.namespace if on == "kubernetes" else namespace, remembered=False))
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     say = _sayer(as_json=as_json)
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
         starting.enter_context(alone(runs, spec.name))
         old = before(backend, spec.name)
-        decision = decide(old, _changes(runs, spec), Asked(fresh, resume, may_prompt), runs)
+        decision = decide(old, _changes(backend, spec), Asked(fresh, resume, may_prompt), runs)
         if decision == "complete" and old is not None:
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, None, as_json=as_json, code=0)
-        if decision == "fresh" and (old is not None or is_there(runs, spec.name)):
+        if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(runs, spec.name))):
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {_where(old)}")
@@ -71,10 +75,10 @@ def up(
         return _foreground(backend, plan, dump(spec), runs, file, as_json=as_json, started=starting.close)
 
 
-def _changes(runs: Path, spec: ClusterSpec) -> list[tuple[str, Any, Any]] | None:
+def _changes(backend: Backend, spec: ClusterSpec) -> list[tuple[str, Any, Any]] | None:
     from launcher.spec.loader import changes, dump
 
-    old = stored(runs, spec.name, "spec")
+    old = backend.spec(spec.name)
     return None if old is None else changes(old, dump(spec))
 
 

@@ -1,13 +1,14 @@
 """`launcher wait`: wait until a run has ended."""
 
 import json
+import sys
 import time
 from typing import Annotated
 
 import typer
 
-from launcher.backend.model import ENDED
-from launcher.cli.options import Json, Name, On, Runs
+from launcher.backend.model import ENDED, Where
+from launcher.cli.options import Context, Json, Name, Namespace, On, Runs
 from launcher.cli.runs import DEFAULT_RUNS, find_run
 from launcher.errors import LauncherError
 
@@ -31,6 +32,8 @@ def wait(
         str | None, typer.Option(metavar="DURATION", help="How long to wait, such as 10m; for ever when left out.", show_default=False)
     ] = None,
     on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> int:
@@ -42,15 +45,19 @@ def wait(
     from launcher.cli.results import EXIT_CODES, show_summary, summary
 
     seconds = formats.timeout(timeout) if timeout else None
-    backend = open_backend(on, runs)
+    backend = open_backend(on, runs, Where(context, namespace))
     run = find_run(name, backend, runs)
     deadline = None if seconds is None else time.monotonic() + seconds
     while (status := backend.status(run)).state not in ENDED:
+        for note in backend.tend(run):
+            print(note, file=sys.stderr, flush=True)
         if deadline is not None and time.monotonic() >= deadline:
             raise WaitedTooLongError(
                 f"{run} has not ended within {timeout}: it is {status.state}", "it goes on; wait again, or stop it with `launcher down`"
             )
         time.sleep(LOOK_EVERY)
+    for note in backend.tend(run):
+        print(note, file=sys.stderr, flush=True)
     code = EXIT_CODES[status.state]
     if as_json:
         print(json.dumps(summary(status, code)))

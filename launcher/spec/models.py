@@ -71,6 +71,9 @@ class Limits(Section):
     start_timeout: Duration = Field("10m", description="How long tasks wait for their peers.")
     deadline: Duration | None = Field(None, description="The run fails when it takes longer than this. No limit when left out.")
     orphan_timeout: Duration = Field("10m", description="How long a ps or worker serves while its chief is unreachable.")
+    node_lost: Duration = Field(
+        "60s", description="On Kubernetes: how long after it gave up a lost node's pod the launcher lets the Job replace that."
+    )
     grace_period: Duration = Field("30s", description="How long a task may take to save its checkpoint when asked to stop.")
 
 

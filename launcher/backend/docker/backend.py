@@ -25,7 +25,7 @@ from launcher.backend.local import home, locks, starting, state
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.trouble import explain
-from launcher.backend.model import ENDED, LogLine, RunStatus, State
+from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State
 from launcher.errors import UsageError
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
@@ -93,6 +93,15 @@ class DockerBackend:
         there = f"the runs on this engine are {', '.join(known)}" if known else "there are no runs on this engine"
         raise UsageError(f"there is no run {name}", f"{there}; start one with `launcher up --on docker`")
 
+    def spec(self, name: str) -> dict[str, Any] | None:
+        """Return the spec that the run was started with last, or None."""
+        return self._kept.spec(name)
+
+    def tend(self, name: str) -> list[str]:
+        """Do nothing: the run's keeper does it."""
+        del name
+        return []
+
     def runs(self) -> list[RunStatus]:
         """Tell of every run that this directory or the engine knows, newest first."""
         with asking("listing the runs"):
@@ -159,13 +168,13 @@ class DockerBackend:
         directory = str(home.rename(layout, aside)) if layout.run_dir.exists() else ""
         return " and ".join(filter(None, [kept, directory])) or "gone"
 
-    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> str:
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
         """Have TensorBoard serve the run's logs, at `host` and `port` where given, and say where."""
         status = self.status(name)
         layout = self._layout(name)
         file = layout.directory / COMPOSE_FILE
         if status.tensorboard and host is None and port is None:
-            return status.tensorboard
+            return Board(status.tensorboard)
         if not file.is_file():
             raise UsageError(
                 f"{layout.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
@@ -175,7 +184,7 @@ class DockerBackend:
             self._publish(layout, host, port)
         compose(name, file, "up", "--detach", "--no-deps", TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with asking(f"starting TensorBoard of {name}"):
-            return look.board(self._engine.containers(name))
+            return Board(look.board(self._engine.containers(name)))
 
     def _publish(self, layout: Layout, host: str | None, port: int | None) -> None:
         spec = state.read_json(layout.spec) or {}

@@ -47,7 +47,7 @@ def status(seen: Seen, now: float) -> RunStatus:
     roles = sorted(seen.jobs, key=lambda job: _order(_label(job, COMPONENT)))
     tasks = tuple(task for job in roles for task in _tasks(seen, job, now))
     state, reason = _run_state(seen, roles, tasks)
-    started = [time for job in seen.jobs if (time := _seconds(job.get("status", {}).get("startTime"))) is not None]
+    started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in seen.jobs]
     annotations = roles[0]["metadata"].get("annotations", {}) if roles else {}
     return RunStatus(
@@ -115,8 +115,8 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
         address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
         restarts=restarts,
         exit_code=_terminated(pod).get("exitCode"),
-        started=_seconds(pod.get("status", {}).get("startTime")),
-        ended=_seconds(_terminated(pod).get("finishedAt")),
+        started=seconds(pod.get("status", {}).get("startTime")),
+        ended=seconds(_terminated(pod).get("finishedAt")),
     )
     if made.state is State.RESTARTING:
         return dataclasses.replace(made, restarts=(*restarts, _restart(pod, len(attempts))))
@@ -148,7 +148,7 @@ _STATES: dict[str, Callable[[Object, Object], State]] = {
 def _reason(pod: Object, phase: str, found: Trouble | None, now: float) -> str:
     if found is None:
         return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
-    created = _seconds(pod["metadata"].get("creationTimestamp"))
+    created = seconds(pod["metadata"].get("creationTimestamp"))
     waited = f"{age(now - created)}: " if phase == "Pending" and created is not None else ""
     return f"{waited}{found.words}"
 
@@ -168,8 +168,18 @@ def _without_pod(seen: Seen, job: Object) -> tuple[State, str]:
 def _restart(pod: Object, attempt: int) -> Restart:
     ended = _terminated(pod)
     found = trouble.of_pod(pod)
-    time = _seconds(ended.get("finishedAt")) or _seconds(pod["metadata"].get("deletionTimestamp")) or 0.0
+    time = seconds(ended.get("finishedAt")) or seconds(pod["metadata"].get("deletionTimestamp")) or 0.0
     return Restart(time, attempt, ended.get("exitCode"), found.words if found else "its pod was deleted")
+
+
+def is_role(job: Object) -> bool:
+    """Tell whether a Job is that of a role, and none of another purpose."""
+    return _label(job, COMPONENT) in rules.ROLE_ORDER
+
+
+def task_of(pod: Object) -> str:
+    """Return the task that a pod is an attempt of."""
+    return rules.task_name(_label(pod, COMPONENT), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
 
 
 def condition(thing: Object, kind: str) -> Object | None:
@@ -207,10 +217,11 @@ def _order(role: str) -> int:
 def _ended(job: Object) -> float | None:
     last = job.get("status", {}).get("completionTime")
     failed = condition(job, "Failed")
-    return _seconds(last or (failed or {}).get("lastTransitionTime"))
+    return seconds(last or (failed or {}).get("lastTransitionTime"))
 
 
-def _seconds(time: object) -> float | None:
+def seconds(time: object) -> float | None:
+    """Return seconds since the epoch from a time of the API's; None for what is no such time."""
     if not isinstance(time, str):
         return None
     return datetime.fromisoformat(time).timestamp()

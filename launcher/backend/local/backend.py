@@ -66,6 +66,15 @@ class LocalBackend:
         """Tell how the run is. Raises UsageError when there is none of that name."""
         return self._status(self._known(name))
 
+    def spec(self, name: str) -> dict[str, Any] | None:
+        """Return the spec that the run was started with last, or None."""
+        return state.read_json(self.layout(name).spec)
+
+    def tend(self, name: str) -> list[str]:
+        """Do nothing: the run's supervisor does it."""
+        del name
+        return []
+
     def runs(self) -> list[RunStatus]:
         """Tell of every run below the directory, newest first."""
         try:

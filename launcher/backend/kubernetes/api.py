@@ -1,0 +1,188 @@
+"""One namespace of the cluster that the user's kubeconfig names, through the official client: objects are plain JSON."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from kubernetes import config, dynamic
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import OpenApiException
+from kubernetes.config import ConfigException
+
+from launcher.backend.kubernetes.problems import explain
+from launcher.errors import LauncherError, UsageError
+
+Object = dict[str, Any]
+
+# Who the API server notes as the owner of the fields that `up` sets.
+MANAGER = "launcher"
+# What every call of the client may raise: the API server's own errors, and those of the way to it.
+ERRORS = (OpenApiException, ConfigException, urllib3.exceptions.HTTPError, OSError)
+# Seconds to connect, and for one answer.
+TIMEOUT = (5, 30)
+
+# Where the API has the kinds that a run consists of or is told by.
+_CORE = "api/v1"
+KINDS: dict[str, tuple[str, str]] = {
+    "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),
+    "ConfigMap": (_CORE, "configmaps"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "Service": (_CORE, "services"),
+    "Job": ("apis/batch/v1", "jobs"),
+    "Deployment": ("apis/apps/v1", "deployments"),
+    "Pod": (_CORE, "pods"),
+    "Event": (_CORE, "events"),
+}
+_IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Cluster:
+    """One namespace. Calls raise LauncherError with a remedy: UnreachableError where asking again may help."""
+
+    def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
+        with asking("reading the kubeconfig"):
+            self.context, own = _context(context)
+            self.client = _client(self.context)
+        self.namespace = namespace or own
+        # Paths are ours, so nothing has to be discovered first.
+        self._dynamic = dynamic.DynamicClient(self.client, discoverer=lambda _client, _cache: None)
+
+    def words(self) -> str:
+        """Say which cluster and namespace this is."""
+        return f"namespace {self.namespace}" + (f" of {self.context}" if self.context else "")
+
+    def request(self, method: str, path: str, *, doing: str, **options: Any) -> Any:
+        """Ask the API server for a path; the answer is what its JSON says."""
+        options = {"serializer": lambda _client, data: data, "_request_timeout": TIMEOUT, **options}
+        with asking(doing):
+            return self._dynamic.request(method, path, **options)
+
+    def path(self, kind: str, name: str = "") -> str:
+        """Return where the API has an object, or all of its kind."""
+        root, plural = KINDS[kind]
+        return "/".join(filter(None, ["", root, "namespaces", self.namespace, plural, name]))
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """Return an object, or None when there is none."""
+        try:
+            found: Object = self.request("get", self.path(kind, name), doing=f"looking for {kind} {name}")
+        except LauncherError as error:
+            if status_of(error) == 404:
+                return None
+            raise
+        return found
+
+    def listed(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
+        """Return the objects of a kind that have all the labels."""
+        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+        answer = self.request("get", self.path(kind), doing=f"listing {KINDS[kind][1]}", label_selector=selector or None)
+        return list(answer.get("items") or ())
+
+    def apply(self, made: Object, *, dry_run: bool = False) -> Object:
+        """Make an object as given, or change what is there to it; fields that others set are theirs."""
+        name = str(made["metadata"]["name"])
+        options: dict[str, Any] = {"content_type": "application/apply-patch+yaml", "field_manager": MANAGER, **_dry(dry_run)}
+        doing = f"checking {made['kind']} {name}" if dry_run else f"applying {made['kind']} {name}"
+        applied: Object = self.request("patch", self.path(made["kind"], name), doing=doing, body=as_json(made), **options)
+        return applied
+
+    def create(self, made: Object, *, dry_run: bool = False) -> Object:
+        """Make an object that is not there."""
+        name = made["metadata"].get("name") or made["metadata"]["generateName"]
+        doing = f"checking {made['kind']} {name}" if dry_run else f"making {made['kind']} {name}"
+        created: Object = self.request("post", self.path(made["kind"]), doing=doing, body=made, field_manager=MANAGER, **_dry(dry_run))
+        return created
+
+    def replace(self, made: Object) -> Object:
+        """Replace an object; with its `resourceVersion` only if nobody has changed it since."""
+        name = str(made["metadata"]["name"])
+        replaced: Object = self.request(
+            "put", self.path(made["kind"], name), doing=f"changing {made['kind']} {name}", body=made, field_manager=MANAGER
+        )
+        return replaced
+
+    def patch(self, kind: str, name: str, patch: Object, *, subresource: str = "") -> None:
+        """Merge a patch into an object."""
+        path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
+        doing = f"changing {kind} {name}"
+        self.request("patch", path, doing=doing, body=patch, content_type="application/merge-patch+json", field_manager=MANAGER)
+
+    def delete(self, kind: str, name: str, *, grace: int | None = None) -> None:
+        """Delete an object and what it owns; nothing happens when it is gone."""
+        body: Object = {"propagationPolicy": "Background"} | ({} if grace is None else {"gracePeriodSeconds": grace})
+        try:
+            self.request("delete", self.path(kind, name), doing=f"deleting {kind} {name}", body=body)
+        except LauncherError as error:
+            if status_of(error) != 404:
+                raise
+
+    def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
+        """Return what a container of a pod wrote, as `query` asks for it."""
+        answer = self.request(
+            "get",
+            f"{self.path('Pod', pod)}/log",
+            doing=f"reading the log of {pod}",
+            query_params=[("container", container), *query],
+            header_params={"Accept": "*/*"},
+            serialize=False,
+            _request_timeout=(TIMEOUT[0], timeout),
+        )
+        with asking(f"reading the log of {pod}"):
+            content: bytes = answer.data
+        return content
+
+
+@contextlib.contextmanager
+def asking(doing: str) -> Iterator[None]:
+    """Turn what the client raises in a `with` block into a LauncherError with a remedy."""
+    try:
+        yield
+    except ConfigException as error:
+        remedy = "set KUBECONFIG to the file that names your cluster; `kubectl config get-contexts` lists what it has"
+        raise LauncherError(f"{doing}: {error}", remedy) from error
+    except ERRORS as error:
+        raise explain(error, doing) from error
+
+
+def status_of(error: LauncherError) -> int | None:
+    """Return the HTTP status behind an error, or None when the API server has not answered."""
+    status = getattr(error.__cause__, "status", None)
+    return status if isinstance(status, int) else None
+
+
+def _dry(dry_run: bool) -> dict[str, Any]:
+    return {"dry_run": "All"} if dry_run else {}
+
+
+def _context(wanted: str | None) -> tuple[str | None, str]:
+    """Return the context in use and its namespace; no context inside a cluster that gave its pod an account."""
+    configured = wanted or "KUBECONFIG" in os.environ or Path("~/.kube/config").expanduser().is_file()
+    if not configured and _IN_CLUSTER_NAMESPACE.is_file():
+        return None, _IN_CLUSTER_NAMESPACE.read_text(encoding="utf-8").strip()
+    contexts, active = config.list_kube_config_contexts(config_file=os.environ.get("KUBECONFIG"))
+    if wanted is not None:
+        active = next((one for one in contexts if one["name"] == wanted), None)
+        if active is None:
+            names = ", ".join(one["name"] for one in contexts)
+            raise UsageError(f"the kubeconfig has no context {wanted}", f"choose one of: {names}")
+    return str(active["name"]), str(active["context"].get("namespace") or "default")
+
+
+def _client(context: str | None) -> ApiClient:
+    if context is None:
+        settings = Configuration()
+        config.load_incluster_config(client_configuration=settings)
+    else:
+        settings = Configuration()
+        config.load_kube_config(config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings)
+    settings.retries = 1
+    return ApiClient(configuration=settings)
+
+
+def as_json(document: Any) -> str:
+    """Return a document as compact JSON text."""
+    return json.dumps(document, separators=(",", ":"))

@@ -1,0 +1,274 @@
+"""The Kubernetes backend: the calls behind the CLI's verbs.
+
+It keeps nothing that matters: the cluster's Jobs restart tasks, its API tells how they are, and a record there (record.py) has
+the spec. Below `runs`/.kubernetes/<name> is only where a run was started and the output of pods that are gone since.
+"""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.backend.kubernetes import applying, differences, ending, forward, lines, look, record, tending, volume
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE
+from launcher.backend.kubernetes.podlogs import PodLogs
+from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.local import state
+from launcher.backend.local.trouble import explain
+from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, Where
+from launcher.errors import LauncherError, UsageError
+from launcher.images import image_for
+from launcher.plan import places, planner
+from launcher.plan.models import Plan
+from launcher.render.kubernetes import manifests
+from launcher.render.kubernetes.objects import Run
+from launcher.render.targets import Source
+from launcher.spec.models import ClusterSpec
+from launcher.spec.quantities import parse_duration
+
+BACKEND = "kubernetes"
+# Seconds for which a cluster that has answered may be away: its API server is replaced, say. The run goes on meanwhile.
+PATIENCE = 600.0
+
+
+@dataclasses.dataclass
+class _Known:
+    """What is known of one run while this process looks at it."""
+
+    cluster: Cluster
+    watcher: look.Watcher
+    spec: dict[str, Any] | None = None
+    last: RunStatus | None = None
+    answered: float = 0.0  # when the cluster answered last, of time.monotonic
+    tender: tending.Tender | None = None
+    tended: object = None  # what was seen when it was tended last
+    lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
+
+
+class KubernetesBackend:
+    """Runs plans as Jobs of a cluster. See launcher.backend.model.Backend."""
+
+    def __init__(self, runs: Path, where: Where) -> None:
+        self._runs, self._where = runs.absolute(), where
+        self._clusters: dict[tuple[str | None, str | None], Cluster] = {}
+        self._known: dict[str, _Known] = {}
+        self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
+
+    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+        """Let the API server check every object before one is made; yield what a person should know."""
+        yield from applying.check(self._cluster(plan.name), self._run(plan, spec))
+
+    def differences(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+        """Yield the lines of a unified diff between what is there and what `start` would make of it."""
+        yield from differences.differences(self._cluster(plan.name), self._run(plan, spec))
+
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
+        """Apply the run's objects. Detached or not, the cluster keeps the run. Raises UsageError when it runs already."""
+        del detach
+        cluster = self._cluster(plan.name)
+        self._forget(plan.name)
+        self._ended.pop(plan.name, None)
+        applying.start(cluster, self._run(plan, spec), spec)
+        self._remember(plan.name, cluster)
+
+    def status(self, name: str) -> RunStatus:
+        """Tell how the run is. Raises UsageError when there is none of that name."""
+        return self._status(self._look_at(name), name)
+
+    def _status(self, known: _Known, name: str) -> RunStatus:
+        with known.lock:
+            try:
+                known.last = known.watcher.status() or self._without_jobs(known.cluster, name)
+            except UnreachableError:
+                away = time.monotonic() - known.answered
+                if known.last is None or away > PATIENCE:
+                    raise
+                return dataclasses.replace(known.last, reason=f"the cluster has not answered for {away:.0f} s")
+            known.answered = time.monotonic()
+            return known.last
+
+    def _without_jobs(self, cluster: Cluster, name: str) -> RunStatus:
+        kept = cluster.get("ConfigMap", record.name_of(name))
+        told = record.final(kept)
+        if told is not None:
+            return told
+        claim = cluster.get("PersistentVolumeClaim", name)
+        ours = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) == name
+        place = look.claim_words(name, cluster, name)
+        if look.pods_of(cluster, name):
+            return RunStatus(name, BACKEND, State.RUNNING, "it is being stopped", run_dir=place)
+        if kept is None and name in self._ended:
+            return self._ended[name]
+        if kept is None and not ours:
+            known = ", ".join(self._names(cluster))
+            raise UsageError(
+                f"there is no run {name} in {cluster.words()}",
+                f"the runs there are {known}" if known else "start one with `launcher up FILE --on kubernetes`",
+            )
+        spec = record.spec(kept) or {}
+        reason = "its Jobs were deleted; `up` goes on from its last checkpoint"
+        return RunStatus(name, BACKEND, State.STOPPED, reason, run_dir=place, strategy=str(spec.get("strategy", "")))
+
+    def spec(self, name: str) -> dict[str, Any] | None:
+        """Return the spec that the run was started with last, as the cluster has it."""
+        return record.spec(self._cluster(name).get("ConfigMap", record.name_of(name)))
+
+    def tend(self, name: str) -> list[str]:
+        """Give up pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
+        known = self._look_at(name)
+        with known.lock:
+            seen, status = known.watcher.seen, known.last
+            if status is None or seen is known.tended or not seen.jobs:
+                return []
+            known.tended = seen
+        if known.tender is None:
+            known.spec = self.spec(name) or {}
+            known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")))
+        said: list[str] = []
+        with contextlib.suppress(UnreachableError):  # it is asked again
+            said += known.tender.tend(seen, status)
+            late = tending.too_late(status, seen, time.time(), parse_duration(self._limit(known, "start_timeout", "10m")))
+            if late:
+                said.append(late)
+                failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
+                ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(name)), now=False)
+                self._forget(name)
+            elif status.state in ENDED:
+                record.note(known.cluster, status)
+        return said
+
+    def _limit(self, known: _Known, limit: str, default: str) -> str:
+        return str(((known.spec or {}).get("limits") or {}).get(limit, default))
+
+    def runs(self) -> list[RunStatus]:
+        """Tell of every run of the namespace, newest first."""
+        cluster = self._place(self._where.context, self._where.namespace)
+        known = []
+        for name in self._names(cluster):
+            with contextlib.suppress(UsageError):  # removed meanwhile
+                known.append(self._status(_Known(cluster, look.Watcher(cluster, name)), name))
+        return sorted(known, key=lambda status: status.started or 0, reverse=True)
+
+    def _names(self, cluster: Cluster) -> list[str]:
+        found = [*cluster.listed("Job", look.OURS), *cluster.listed("ConfigMap", {**look.OURS, COMPONENT: record.COMPONENT})]
+        found += cluster.listed("PersistentVolumeClaim", look.OURS)
+        return sorted({one["metadata"]["labels"].get(INSTANCE, "") for one in found} - {""})
+
+    def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
+        """Yield the lines of `tasks` (all when empty) in order of time, of earlier attempts too; `tail` counts for each task."""
+        known = self._look_at(name)
+        names = [task.name for task in self._status(known, name).tasks]
+        unknown = [task for task in tasks if task not in names]
+        if unknown:
+            raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(names)}")
+        chosen = lines.Chosen(tuple(tasks), since, tail)
+        if not follow:
+            return lines.there(known.cluster, name, self._kept(name), chosen)
+        return lines.follow(known.cluster, name, self._kept(name), chosen, lambda: self.status(name).state in ENDED, PATIENCE)
+
+    def stop(self, name: str, *, now: bool = False) -> None:
+        """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
+        known = self._look_at(name)
+        before: RunStatus | None = self._status(known, name)
+        with known.lock:
+            before = before if known.watcher.seen.jobs else None
+        ended = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(name)), now=now)
+        self._forget(name)
+        if ended is not None:
+            self._ended[name] = ended
+
+    def delete(self, name: str) -> None:
+        """Delete the run's data and its record. Raises UsageError while the run is running."""
+        if self.status(name).state not in ENDED:
+            raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on {BACKEND}")
+        cluster = self._cluster(name)
+        applying.remove(cluster, name)
+        run = self._of_record(name)
+        if run is not None and not run.own_claim:
+            volume.remove(cluster, run)
+        else:
+            cluster.delete("PersistentVolumeClaim", name)
+        cluster.delete("ConfigMap", record.name_of(name))
+        self._forget(name)
+        try:
+            if look.directory(self._runs, name).exists():
+                shutil.rmtree(look.directory(self._runs, name))
+        except OSError as error:
+            raise explain(error, f"deleting what is kept of {name}") from error
+
+    def set_aside(self, name: str, aside: str) -> str:
+        """Rename the run's directory on its volume, and what is kept of it here."""
+        cluster, run = self._cluster(name), self._of_record(name)
+        applying.remove(cluster, name)
+        if run is None:
+            raise LauncherError(
+                f"{name} was not started by `launcher up`: its spec is not known",
+                f"delete its data: launcher down {name} --delete-data --on {BACKEND}",
+            )
+        if cluster.get("PersistentVolumeClaim", run.claim) is not None:
+            volume.move_aside(cluster, run, aside)
+        kept = look.directory(self._runs, name)
+        if kept.exists():
+            kept.rename(kept.with_name(aside))
+        self._forget(name)
+        return look.claim_words(run.claim, cluster, aside)
+
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
+        """Forward a port of this machine to the run's TensorBoard in the cluster."""
+        opened = forward.Forward(self._cluster(name), name, host or "127.0.0.1", port)
+        return Board(opened.url, opened.serve)
+
+    def _run(self, plan: Plan, spec: dict[str, Any]) -> Run:
+        return manifests.run_of(Source(_spec(spec), plan, Path.cwd()))
+
+    def _of_record(self, name: str) -> Run | None:
+        """Return the run as its record tells of it."""
+        stored = self.spec(name)
+        if stored is None:
+            return None
+        spec = _spec(stored)
+        plan = planner.plan(spec, "kubernetes", run_dir=places.run_dir("kubernetes", self._runs, name))
+        return Run(spec, plan, image_for(spec))
+
+    def _look_at(self, name: str) -> _Known:
+        if name not in self._known:
+            cluster = self._cluster(name)
+            self._known[name] = _Known(cluster, look.Watcher(cluster, name))
+        return self._known[name]
+
+    def _forget(self, name: str) -> None:
+        self._known.pop(name, None)
+
+    def _cluster(self, name: str) -> Cluster:
+        """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
+        there = (state.read_json(look.directory(self._runs, name) / "place.json") or {}) if self._where.remembered else {}
+        context = self._where.context or there.get("context")
+        namespace = self._where.namespace or (there.get("namespace") if context == there.get("context") else None)
+        return self._place(context, namespace)
+
+    def _place(self, context: str | None, namespace: str | None) -> Cluster:
+        if (context, namespace) not in self._clusters:
+            self._clusters[context, namespace] = Cluster(context, namespace)
+        return self._clusters[context, namespace]
+
+    def _remember(self, name: str, cluster: Cluster) -> None:
+        place = look.directory(self._runs, name) / "place.json"
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            state.write_json(place, {"context": cluster.context, "namespace": cluster.namespace})
+        except OSError as error:
+            raise explain(error, f"noting where {name} is") from error
+
+    def _kept(self, name: str) -> Path:
+        return look.directory(self._runs, name) / "logs"
+
+
+def _spec(dumped: dict[str, Any]) -> ClusterSpec:
+    """Return the spec that was dumped as JSON."""
+    return ClusterSpec.model_validate_json(json.dumps(dumped))

@@ -1,0 +1,77 @@
+"""A run's end by its user: its tasks save and stop, its objects are deleted, and how it was is noted; its data on request."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from launcher.backend.kubernetes import applying, look, record
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.podlogs import PodLogs
+from launcher.backend.kubernetes.tending import given_up
+from launcher.backend.kubernetes.told import Story
+from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
+
+_GONE_WITHIN = 10.0  # seconds in which the API forgets a pod
+_SLACK = 60.0  # seconds beyond the grace period in which pods are gone
+_LOOK_EVERY = 0.5
+
+
+def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool) -> RunStatus | None:
+    """Stop a run and delete all of it but its record and its data; `before` is how it was, None where it has no Jobs.
+
+    Returns how it has ended. Raises LauncherError when pods stay.
+    """
+    pods = look.pods_of(cluster, run)
+    story = Story(before.tasks[0].name if before and before.tasks else "")
+    story.take(logs.news(pods))  # what has ended is gone in a moment
+    for job in cluster.listed("Job", look.labels_of(run)):
+        cluster.delete("Job", job["metadata"]["name"])
+    grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
+    for pod in pods:
+        # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
+        if not pod["metadata"].get("deletionTimestamp") or now:
+            cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
+    _read_on(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
+    applying.remove(cluster, run)
+    if before is None:
+        return None
+    ended = _ended(before, story)
+    record.note(cluster, ended)
+    return ended
+
+
+def _read_on(cluster: Cluster, run: str, within: float, read: Callable[[], None]) -> None:
+    """Read what the tasks write to the last, while they end."""
+    deadline = time.monotonic() + within
+    while look.pods_of(cluster, run) and time.monotonic() < deadline:
+        read()
+        time.sleep(_LOOK_EVERY)
+    for pod in look.pods_of(cluster, run):
+        if given_up(pod) is not None:  # nobody is there to end it; its Job, which would hold on to it, is gone
+            cluster.delete("Pod", pod["metadata"]["name"], grace=0)
+    applying.await_gone(cluster, run, _GONE_WITHIN)
+
+
+def _ended(before: RunStatus, story: Story) -> RunStatus:
+    """Return how the run is to be remembered: as it ended, or stopped now, after a last checkpoint perhaps."""
+    if before.state in ENDED:
+        return before
+    last = story.progress
+    tasks = tuple(_stopped(task) for task in before.tasks)
+    return dataclasses.replace(
+        before,
+        state=State.STOPPED,
+        reason="asked to stop",
+        ended=time.time(),
+        eta=None,
+        tasks=tasks,
+        step=last.step if last.step is not None else before.step,
+        checkpoint=last.checkpoint or before.checkpoint,
+        checkpoint_step=last.checkpoint_step if last.checkpoint else before.checkpoint_step,
+    )
+
+
+def _stopped(task: TaskStatus) -> TaskStatus:
+    if task.state in ENDED:
+        return task
+    return dataclasses.replace(task, state=State.STOPPED, reason="", ended=time.time())

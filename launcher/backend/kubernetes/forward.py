@@ -1,0 +1,90 @@
+"""A port of this machine that leads to a pod's, through the API server: what `kubectl port-forward` does."""
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+from kubernetes.client import CoreV1Api
+from kubernetes.stream import portforward
+
+from launcher.backend.kubernetes import look, trouble
+from launcher.backend.kubernetes.api import ERRORS, Cluster, Object
+from launcher.backend.kubernetes.observe import COMPONENT
+from launcher.errors import LauncherError, UsageError
+from launcher.render.kubernetes.network import TENSORBOARD_PORT
+from launcher.render.kubernetes.objects import TENSORBOARD
+
+FIRST_PORT = 6006
+_PORTS_TRIED = 10
+_CHUNK = 65536
+
+
+def board(cluster: Cluster, run: str) -> Object:
+    """Return the pod in which a run's TensorBoard answers.
+
+    Raises UsageError where the run has none, LauncherError with the reason where it is not ready.
+    """
+    pods = cluster.listed("Pod", {**look.labels_of(run), COMPONENT: TENSORBOARD})
+    for pod in pods:
+        if any(one["type"] == "Ready" and one["status"] == "True" for one in pod.get("status", {}).get("conditions") or ()):
+            return pod
+    if not pods:
+        raise UsageError(
+            f"{run} has no TensorBoard in {cluster.words()}",
+            "it runs from `launcher up` to `launcher down`, unless the spec says kubernetes.tensorboard: false",
+        )
+    found = next((found for pod in pods if (found := trouble.of_pod(pod))), None)
+    why, remedy = (found.words, found.remedy) if found else ("it starts", "try again in a moment")
+    raise LauncherError(f"TensorBoard of {run} is not ready: {why}", remedy)
+
+
+class Forward:
+    """Listens on this machine. `url` says where; `serve` carries connections until the process is interrupted."""
+
+    def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
+        board(cluster, run)  # fails now and aloud rather than with the first connection
+        self._cluster, self._run = cluster, run
+        self._api = CoreV1Api(cluster.client)
+        self._server = _listen(host, port)
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
+
+    def serve(self) -> None:
+        """Carry each connection by a thread of its own, for ever."""
+        with self._server:
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._carry, args=(connection,), name="forward", daemon=True).start()
+
+    def _carry(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(LauncherError, *ERRORS):
+            # Asked each time: the pod may have been replaced.
+            pod = board(self._cluster, self._run)["metadata"]["name"]
+            opened = portforward(
+                self._api.connect_get_namespaced_pod_portforward, pod, self._cluster.namespace, ports=str(TENSORBOARD_PORT)
+            )
+            far = opened.socket(TENSORBOARD_PORT)
+            back = threading.Thread(target=_pump, args=(far, connection), name="forward-back", daemon=True)
+            back.start()
+            _pump(connection, far)
+            back.join()
+
+
+def _pump(source: Any, sink: Any) -> None:
+    """Carry bytes one way until an end closes, and tell the other."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    last: OSError | None = None
+    for candidate in [port] if port is not None else range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED):
+        try:
+            return socket.create_server((host, candidate), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            last = error
+    wanted = str(port) if port is not None else f"from {FIRST_PORT} on"
+    raise UsageError(f"no port {wanted} of {host} can be used: {last}", "give another one with --port, or 0 for any that is free")

@@ -1,0 +1,83 @@
+"""A run's output, of pods that are there and of those that are gone: all of it at once, or as it comes."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.backend.kubernetes import look
+from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.backend.kubernetes.observe import task_of
+from launcher.backend.kubernetes.podlogs import PodLogs, kept_lines
+from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.model import LogLine
+
+_POLL = 0.5  # seconds between two looks, at the least
+_PODS_A_SECOND = 32  # whose output is asked for
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which lines are wanted: of these tasks (all when empty), since then, and so many of each task, the last."""
+
+    tasks: tuple[str, ...] = ()
+    since: float | None = None
+    tail: int | None = None
+
+    def pods(self, pods: list[Object]) -> list[Object]:
+        """Return the pods of these tasks."""
+        return [pod for pod in pods if not self.tasks or task_of(pod) in self.tasks]
+
+    def cut(self, lines: list[LogLine]) -> list[LogLine]:
+        """Return the lines that are wanted, in order of time."""
+        wanted = sorted((line for line in lines if self.since is None or line.time >= self.since), key=lambda line: line.time)
+        if self.tail is None:
+            return wanted
+        left = dict.fromkeys({line.task for line in wanted}, self.tail)
+        last = []
+        for line in reversed(wanted):
+            if left[line.task] > 0:
+                left[line.task] -= 1
+                last.append(line)
+        return last[::-1]
+
+
+def there(cluster: Cluster, run: str, kept: Path, chosen: Chosen) -> Iterator[LogLine]:
+    """Yield the lines there are."""
+    pods = look.pods_of(cluster, run)
+    yield from chosen.cut(_all(pods, _reader(cluster, kept, chosen), kept, chosen))
+
+
+def follow(cluster: Cluster, run: str, kept: Path, chosen: Chosen, ended: Callable[[], bool], patience: float) -> Iterator[LogLine]:
+    """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds."""
+    reader = _reader(cluster, kept, chosen)
+    first = True
+    answered = time.monotonic()
+    while True:
+        try:
+            # Asked before reading: what was written until the end is read after it.
+            over = ended()
+            pods = look.pods_of(cluster, run)
+        except UnreachableError:
+            if time.monotonic() - answered > patience:
+                raise
+            time.sleep(_POLL)
+            continue
+        answered = time.monotonic()
+        if first:
+            yield from chosen.cut(_all(pods, reader, kept, chosen))
+        else:
+            yield from reader.news(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
+        first = False
+        if over:
+            return
+        time.sleep(max(_POLL, len(pods) / _PODS_A_SECOND))
+
+
+def _reader(cluster: Cluster, kept: Path, chosen: Chosen) -> PodLogs:
+    return PodLogs(cluster, kept if chosen.tail is None else None)  # what is kept has no gaps
+
+
+def _all(pods: list[Object], reader: PodLogs, kept: Path, chosen: Chosen) -> list[LogLine]:
+    read = reader.news(chosen.pods(pods), tail=chosen.tail)
+    return [*kept_lines(kept, [pod for pod in pods if not reader.unread(pod)], list(chosen.tasks)), *read]

@@ -1,0 +1,107 @@
+"""What a cluster tells of a run, gathered: its objects, and from its leading tasks' output how far it is."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+from launcher.backend.kubernetes import observe
+from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.backend.kubernetes.observe import Seen, task_of
+from launcher.backend.kubernetes.podlogs import PodLogs
+from launcher.backend.kubernetes.told import Story
+from launcher.backend.model import RunStatus, State
+from launcher.render.kubernetes.objects import CLUSTER_LABEL
+
+NAME_LABEL = "app.kubernetes.io/name"
+OURS = {NAME_LABEL: "tf-launcher"}
+# As many lines of each task tell how it is: an evaluation, a checkpoint and each worker's progress are among them.
+_LINES = 2000
+# The output of so many tasks is read to tell how a run is; a thousand logs a second would be too much for a cluster.
+_MOST_READ = 32
+# So many pods are asked for once a second; more of them less often.
+_PODS_A_SECOND = 200
+_UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
+
+
+def labels_of(run: str) -> dict[str, str]:
+    """Return the labels that everything of a run has."""
+    return {**OURS, observe.INSTANCE: run}
+
+
+def pods_of(cluster: Cluster, run: str) -> list[Object]:
+    """Return the pods of a run's tasks."""
+    return cluster.listed("Pod", {CLUSTER_LABEL: run})
+
+
+def gather(cluster: Cluster, run: str) -> Seen:
+    """Return what the cluster has of a run. Events are asked for only where a pod does not run."""
+    jobs = [job for job in cluster.listed("Job", labels_of(run)) if observe.is_role(job)]
+    pods = pods_of(cluster, run)
+    wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
+    at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} for pod in pods)
+    if at_work >= wanted:
+        return Seen(run, jobs, pods)
+    return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), cluster.listed("Event"))
+
+
+class Watcher:
+    """Looks at one run again and again, not more often than is worth it, and reads only what is new."""
+
+    def __init__(self, cluster: Cluster, run: str) -> None:
+        self.cluster, self.run = cluster, run
+        self.seen = Seen(run, ())
+        self._logs = PodLogs(cluster)
+        self._story: Story | None = None
+        self._next = 0.0
+        self._last: RunStatus | None = None
+
+    def status(self, *, fresh: bool = False) -> RunStatus | None:
+        """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
+        if not fresh and time.monotonic() < self._next:
+            return self._last
+        self.seen = gather(self.cluster, self.run)
+        self._last = self._read() if self.seen.jobs else None
+        self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
+        return self._last
+
+    def _read(self) -> RunStatus:
+        status = observe.status(self.seen, time.time())
+        if self._story is None:
+            self._story = Story(status.tasks[0].name if status.tasks else "")
+        told = {task.name for task in status.tasks[:_MOST_READ]} | {task.name for task in status.tasks if task.name == "evaluator"}
+        self._story.take(self._logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
+        status = self._story.onto(status, ended=status.state not in _UNDERWAY)
+        return dataclasses.replace(_judged(status, ready=self._story.progress.ready), run_dir=place_of(self.seen, self.cluster))
+
+
+def _judged(status: RunStatus, *, ready: bool) -> RunStatus:
+    """Return the status of a run with the state that fits what its tasks told: it runs when it trains, not when a pod does."""
+    if status.state not in _UNDERWAY:
+        return status
+    states = [task.state for task in status.tasks]
+    if State.STOPPED in states and not any(state in _UNDERWAY for state in states):
+        return dataclasses.replace(status, state=State.STOPPED)
+    runs = ready or all(state in {State.RUNNING, State.SUCCEEDED} for state in states)
+    reason = status.reason
+    if not reason and not runs:
+        reason = next((f"{task.name}: {task.reason}" for task in status.tasks if task.state is State.PENDING and task.reason), "")
+    return dataclasses.replace(status, state=State.RUNNING if runs else State.PENDING, reason=reason)
+
+
+def place_of(seen: Seen, cluster: Cluster) -> str:
+    """Return where the run stores what it stores, for people."""
+    for job in seen.jobs:
+        for volume in job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes") or ():
+            if volume.get("name") == "run" and "persistentVolumeClaim" in volume:
+                return claim_words(volume["persistentVolumeClaim"]["claimName"], cluster, seen.name)
+    return ""
+
+
+def claim_words(claim: str, cluster: Cluster, run: str) -> str:
+    """Say where in the cluster a run's directory is."""
+    return f"claim {claim} in {cluster.words()}, {run}/"
+
+
+def directory(runs: Path, run: str) -> Path:
+    """Return where this machine keeps what it knows of a run on a cluster; no run of another backend has that name."""
+    return runs / ".kubernetes" / run

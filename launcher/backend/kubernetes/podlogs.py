@@ -1,0 +1,127 @@
+"""What pods wrote: read from the API line by line, and kept on this machine for when the pods are gone."""
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.observe import Object, task_of
+from launcher.backend.model import LogLine
+from launcher.errors import LauncherError
+from launcher.render.kubernetes.objects import TRAINER
+
+_AT_ONCE = 8  # logs read at the same time
+_ANSWER = 10.0  # seconds; a node that is lost would let us wait for ever
+_MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
+_FIRST = "0"  # sorts before every stamp
+
+
+class PodLogs:
+    """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None."""
+
+    def __init__(self, cluster: Cluster, kept: Path | None = None) -> None:
+        self._cluster, self._kept = cluster, kept
+        self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
+        self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
+        self._done: set[str] = set()
+        self._kept_until: dict[Path, str] = {}
+
+    def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
+        """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
+        asked = [pod for pod in pods if self._may_have_news(pod)]
+        if not asked:
+            return []
+        with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(asked))) as pool:
+            read = list(pool.map(lambda pod: self._read(pod, tail), asked))
+        return sorted((line for lines in read for line in lines), key=lambda line: line.time)
+
+    def unread(self, pod: Object) -> bool:
+        """Tell whether a pod's log could not be read when it was asked for last."""
+        return pod["metadata"]["uid"] in self._muted
+
+    def _may_have_news(self, pod: Object) -> bool:
+        uid = pod["metadata"]["uid"]
+        return _has_written(pod) and uid not in self._done and self._muted.get(uid, (0.0, 0.0))[0] <= time.monotonic()
+
+    def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
+        uid, name, task = pod["metadata"]["uid"], pod["metadata"]["name"], task_of(pod)
+        after = self._after.get(uid)
+        query = [("timestamps", "true")]
+        if after is not None:
+            query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
+        elif tail is not None:
+            query.append(("tailLines", str(tail)))
+        over = pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+        try:
+            content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER)
+        except LauncherError:  # it is gone, or its node does not answer
+            pause = min(2 * self._muted[uid][1], _MUTED[1]) if uid in self._muted else _MUTED[0]
+            self._muted[uid] = (time.monotonic() + pause, pause)
+            return []
+        self._muted.pop(uid, None)
+        pieces = [piece for piece in _pieces(content) if piece[0] > (after or _FIRST)]
+        if pieces:
+            self._after[uid] = pieces[-1][0]
+            self._keep(task, name, pieces)
+        if over:
+            self._done.add(uid)
+        return [line for piece in pieces if (line := _line(task, piece))]
+
+    def _keep(self, task: str, pod: str, pieces: list[tuple[str, str]]) -> None:
+        if self._kept is None:
+            return
+        path = self._kept / task / f"{pod}.log"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            until = self._kept_until.get(path) or _last_stamp(path)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{stamp} {text}\n" for stamp, text in pieces if stamp > until)
+            self._kept_until[path] = max(until, pieces[-1][0])
+        except OSError:  # a full disk must not end a run that is elsewhere; the cluster still has the lines
+            self._kept = None
+
+
+def kept_lines(kept: Path, there: Iterable[Object], tasks: list[str]) -> Iterator[LogLine]:
+    """Yield the lines kept of pods that are not `there` any more, of `tasks` (all when empty)."""
+    known = {pod["metadata"]["name"] for pod in there}
+    for path in sorted(kept.glob("*/*.log")):
+        task = path.parent.name
+        if path.stem in known or (tasks and task not in tasks):
+            continue
+        last = _FIRST
+        for stamp, text in _pieces(path.read_bytes()):
+            if stamp > last:  # two that followed the run at once have both kept the line
+                last = stamp
+                if line := _line(task, (stamp, text)):
+                    yield line
+
+
+def _last_stamp(path: Path) -> str:
+    """Return the stamp of the last line that was kept earlier, one before all others where there is none."""
+    last = _FIRST
+    if path.is_file():
+        for stamp, _ in _pieces(path.read_bytes()):
+            last = stamp
+    return last
+
+
+def _has_written(pod: Object) -> bool:
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    return any("running" in one.get("state", {}) or "terminated" in one.get("state", {}) for one in containers)
+
+
+def _pieces(content: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the stamp and the text of each line."""
+    for raw in content.decode("utf-8", "replace").split("\n"):
+        stamp, _, text = raw.partition(" ")
+        if stamp[:4].isdecimal():
+            yield stamp, text.rstrip("\r").rsplit("\r", 1)[-1]
+
+
+def _line(task: str, piece: tuple[str, str]) -> LogLine | None:
+    try:
+        return LogLine(datetime.fromisoformat(piece[0]).timestamp(), task, piece[1])
+    except ValueError:
+        return None

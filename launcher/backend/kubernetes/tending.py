@@ -1,0 +1,94 @@
+"""What whoever watches a run does for it: pods on lost nodes are given up, a run that never starts or that failed lets its nodes go."""
+
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+from launcher.backend.kubernetes import observe, trouble
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.observe import Object, Seen, task_of
+from launcher.backend.kubernetes.problems import ForbiddenError
+from launcher.backend.model import RunStatus, State
+
+# The task, for how long, and the first words of what is wrong.
+_REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
+GIVE_UP = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; given up by the launcher"}}
+
+
+def lost(seen: Seen, now: float, patience: float) -> list[Object]:
+    """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure."""
+    return [pod for pod in seen.pods if (since := given_up(pod)) is not None and now - since >= patience]
+
+
+def given_up(pod: Object) -> float | None:
+    """Return since when a pod is being deleted while its node does not answer, else None."""
+    head = pod["metadata"]
+    found = trouble.of_pod(pod)
+    if (
+        not head.get("deletionTimestamp")
+        or found is None
+        or found.kind != "node"
+        or pod["status"].get("phase") not in {"Running", "Pending"}
+    ):
+        return None
+    # The time of deletion is the one by which the pod should be gone.
+    return datetime.fromisoformat(head["deletionTimestamp"]).timestamp() - float(head.get("deletionGracePeriodSeconds") or 0)
+
+
+def too_late(status: RunStatus, seen: Seen, now: float, start_timeout: float) -> str:
+    """Return why a run that has not started within `start_timeout` seconds is to be ended, empty while it may go on. Pure.
+
+    Time counts from when a Job was let go by its queue.
+    """
+    started = [time for job in seen.jobs if (time := observe.seconds(job.get("status", {}).get("startTime"))) is not None]
+    if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
+        return ""
+    if not any(pod.get("status", {}).get("phase") == "Pending" for pod in seen.pods) and len(seen.pods) >= len(status.tasks):
+        return ""  # all have started: the tasks themselves wait for each other as long as limits.start_timeout says
+    return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
+
+
+class Tender:
+    """Does it for one run, and says what it does once."""
+
+    def __init__(self, cluster: Cluster, run: str, patience: float) -> None:
+        self._cluster, self._run, self._patience = cluster, run, patience
+        self._done: set[str] = set()
+        self._said: set[str] = set()
+
+    def tend(self, seen: Seen, status: RunStatus) -> Iterator[str]:
+        """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
+        yield from self._trouble(status)
+        for pod in lost(seen, time.time(), self._patience):
+            if pod["metadata"]["uid"] not in self._done:
+                self._done.add(pod["metadata"]["uid"])
+                yield self._give_up(pod)
+        if status.state is State.FAILED:
+            yield from self._let_go(seen)
+
+    def _trouble(self, status: RunStatus) -> Iterator[str]:
+        # By its first words: how long it lasts and what else there is to say changes every second.
+        match = _REASON.match(status.reason) if status.state is State.PENDING else None
+        if match and match[1] + match[2] not in self._said and not match[2].startswith("waiting for"):
+            self._said.add(match[1] + match[2])
+            yield status.reason
+
+    def _give_up(self, pod: Object) -> str:
+        name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "?")
+        command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
+        try:
+            self._cluster.patch("Pod", name, GIVE_UP, subresource="status")
+        except ForbiddenError:
+            return f"{task_of(pod)} waits for ever on the lost node {node}, and you may not give its pod up; who may: {command}"
+        return f"{task_of(pod)}: the node {node} is lost; its pod {name} was given up, and is replaced"
+
+    def _let_go(self, seen: Seen) -> Iterator[str]:
+        """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were."""
+        for job in seen.jobs:
+            name = job["metadata"]["name"]
+            over = observe.condition(job, "Failed") or observe.condition(job, "Complete") or job.get("spec", {}).get("suspend")
+            if not over and name not in self._done:
+                self._done.add(name)
+                self._cluster.patch("Job", name, {"spec": {"suspend": True}})
+                yield f"{name} is ended with the run"

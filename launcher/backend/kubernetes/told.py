@@ -1,0 +1,89 @@
+"""What the tasks of a run tell of themselves in their output: progress, restarts inside their pods, whom they wait for. Pure."""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.backend.local.progress import Progress, number, text, whole
+from launcher.backend.model import LogLine, Restart, RunStatus, State, TaskStatus
+from trainer.events import Event, parse
+
+_LONGEST = 300  # characters of a cause
+
+
+@dataclass
+class Told:
+    """What one task has told."""
+
+    step: int | None = None
+    local_step: int | None = None
+    speed: float | None = None
+    waits: tuple[float | None, float | None] = (None, None)  # for input, for peers
+    restarts: list[Restart] = field(default_factory=list)  # of its process, in its pod
+    state: tuple[State, str] | None = None  # of the process in the pod that runs, and why
+
+    def tell(self, event: Event, *, own: bool) -> None:
+        """Take in an event about the task; `own` when it wrote it itself."""
+        kind = event["event"]
+        if kind == "progress":
+            self.step, self.local_step = whole(event, "step"), whole(event, "local_step")
+            self.speed = number(event, "examples_per_second")
+            self.waits = number(event, "input_wait"), number(event, "peer_wait")
+        if not own:
+            return
+        if kind == "waiting":
+            missing = event.get("missing")
+            names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
+            self.state = (State.PENDING, f"waiting for {', '.join(names) or 'peers'}")
+        elif kind == "restarting":
+            cause = ": ".join(part[:_LONGEST] for part in (text(event, "cause"), text(event, "detail")) if part)
+            self.restarts.append(Restart(number(event, "time") or 0.0, 0, whole(event, "exit_code"), cause))
+            self.state = (State.RESTARTING, cause)
+        elif kind in {"started", "ready", "restored", "progress"}:
+            self.state = None
+
+    def onto(self, task: TaskStatus) -> TaskStatus:
+        """Return the status of a task, known from its pods, with what it told."""
+        both = sorted([*task.restarts, *self.restarts], key=lambda restart: restart.time)
+        restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
+        told: dict[str, Any] = (
+            {"state": self.state[0], "reason": self.state[1]} if self.state and task.state is State.RUNNING and not task.reason else {}
+        )
+        return dataclasses.replace(
+            task,
+            **told,
+            restarts=restarts,
+            step=self.step,
+            local_step=self.local_step,
+            examples_per_second=self.speed,
+            input_wait=self.waits[0],
+            peer_wait=self.waits[1],
+        )
+
+
+class Story:
+    """What all tasks of a run have told so far."""
+
+    def __init__(self, leader: str) -> None:
+        self._leader = leader
+        self._tasks: dict[str, Told] = {}
+        self.progress = Progress()
+
+    def take(self, lines: Iterable[LogLine]) -> None:
+        """Take in lines of output."""
+        for line in lines:
+            event = parse(line.text)
+            if event is None:
+                continue
+            about = event.get("task")
+            about = about if isinstance(about, str) else line.task
+            own = about == line.task
+            self._tasks.setdefault(about, Told()).tell(event, own=own)
+            self.progress.apply(event, leads=own and line.task == self._leader)
+
+    def onto(self, status: RunStatus, *, ended: bool) -> RunStatus:
+        """Return the status of a run, known from its objects, with what its tasks told."""
+        tasks = tuple(self._tasks.get(task.name, Told()).onto(task) for task in status.tasks)
+        fields: dict[str, Any] = self.progress.fields(ended=ended)
+        return dataclasses.replace(status, tasks=tasks, **fields)

@@ -1,0 +1,44 @@
+"""`launcher diff`: what `up` would change in a cluster."""
+
+from typing import Annotated
+
+import typer
+
+from launcher.backend.model import Where
+from launcher.cli.options import Context, Namespace, Runs, Set, SpecFile, complete_backend
+from launcher.cli.runs import DEFAULT_RUNS
+from launcher.errors import UsageError
+
+EXAMPLES = (
+    ("launcher diff cluster.yaml", "what `up --on kubernetes` would make or change; nothing when it would change nothing"),
+    ("launcher diff cluster.yaml --set train.steps=500 && echo same", "the exit code is 1 where there is a difference"),
+)
+DIFFERS = 1
+
+
+def diff(
+    file: SpecFile,
+    *,
+    overrides: Set = None,
+    on: Annotated[str, typer.Option("--on", metavar="BACKEND", help="Where the run is.", autocompletion=complete_backend)] = "kubernetes",
+    context: Context = None,
+    namespace: Namespace = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> int:
+    """Show what `up` would change in a cluster."""
+    from launcher.cli.backends import check_backend
+    from launcher.cli.planning import planned
+    from launcher.spec.loader import dump
+
+    if check_backend(on) != "kubernetes":
+        raise UsageError(f"nothing is applied on {on}, so there is nothing to compare", "`launcher up` shows what has changed in a spec")
+    from launcher.backend.kubernetes.backend import KubernetesBackend
+
+    given = [*(overrides or []), *([f"kubernetes.namespace={namespace}"] if namespace else [])]
+    spec, plan = planned(file, given, "kubernetes", runs)
+    backend = KubernetesBackend(runs, Where(context, spec.kubernetes.namespace, remembered=False))
+    differs = False
+    for line in backend.differences(plan, dump(spec)):
+        differs = True
+        print(line)
+    return DIFFERS if differs else 0

@@ -1,0 +1,268 @@
+"""`launcher up --on kubernetes` and its verbs, as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
+from tests.e2e.kubernetes.relay import Relay
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+
+LONG = """\
+version: 1
+name: long
+strategy: parameter_server
+roles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}
+train: {workload: mnist_mlp, steps: 100000000, checkpoint: {every_seconds: 2}}
+kubernetes: {tensorboard: false}
+"""
+UP = 300.0  # seconds within which a run of mnist has trained, on a machine that does much else
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The command line, in one namespace and with one directory of runs."""
+
+    namespace: Namespace
+    runs: Path
+    env: dict[str, str]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start the launcher; its output goes to a pipe."""
+        return subprocess.Popen(self._words(arguments), cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def __call__(self, *arguments: str, code: int = 0, timeout: float = 120) -> str:
+        """Run the launcher, check its exit code, and return what it wrote."""
+        done = subprocess.run(self._words(arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
+        assert done.returncode == code, f"launcher {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return what `launcher status --json` tells."""
+        told = json.loads(self("status", name, "--json"))
+        assert isinstance(told, dict)
+        return told
+
+    def _words(self, arguments: tuple[str, ...]) -> list[str]:
+        verb, *rest = arguments
+        placed = ["--on", "kubernetes", "--namespace", self.namespace.name, "--runs", str(self.runs)]
+        return [sys.executable, "-m", "launcher", verb, *rest, *placed]
+
+
+@pytest.fixture(scope="module")
+def launcher(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("LAUNCHER_")}
+    return Launcher(namespace, tmp_path_factory.mktemp("runs"), env)
+
+
+@pytest.fixture(scope="module")
+def trained(launcher: Launcher) -> str:
+    """Run the example of the README once for the tests below; return what `up` wrote."""
+    return launcher("up", "examples/mnist-ps.yaml", timeout=UP)
+
+
+def left(namespace: Namespace) -> list[str]:
+    """Return what is left in the namespace of what the launcher makes."""
+    kinds = "jobs,pods,deployments,services,networkpolicies,configmaps,persistentvolumeclaims"
+    names = namespace.kubectl("get", kinds, "-l", "app.kubernetes.io/name=tf-launcher", "-o", "name").split()
+    return sorted(name.partition("/")[2] for name in names if not name.startswith("pod/"))
+
+
+def test_up_follows_the_run_to_its_end(trained: str, launcher: Launcher) -> None:
+    assert "mnist-ps succeeded" in trained
+    assert "chief    | step 2000/2000" in trained
+    told = launcher.status("mnist-ps")
+    assert (told["state"], told["step"], told["backend"]) == ("succeeded", 2000, "kubernetes")
+    assert told["metrics"]["accuracy"] >= 0.97
+    assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(["chief", "worker-0", "worker-1", "ps-0"], "succeeded")
+    assert {task["exit_code"] for task in told["tasks"]} == {0}
+    assert launcher("wait", "mnist-ps", "--timeout", "5s")
+    assert [run["name"] for run in json.loads(launcher("ls", "--json"))] == ["mnist-ps"]
+
+
+def test_logs_of_one_task_and_the_last_lines_of_each(trained: str, launcher: Launcher) -> None:
+    assert trained
+    lines = [json.loads(line) for line in launcher("logs", "mnist-ps", "--json").splitlines()]
+    assert {line["task"] for line in lines} == {"chief", "worker-0", "worker-1", "ps-0"}
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    last = [json.loads(line) for line in launcher("logs", "mnist-ps", "--role", "ps", "--tail", "1", "--json").splitlines()]
+    assert [line["event"]["event"] for line in last] == ["done"]
+
+
+def test_tensorboard_is_reached_through_a_port_of_this_machine(trained: str, launcher: Launcher) -> None:
+    assert trained
+    launcher.namespace.kubectl("rollout", "status", "deployment/mnist-ps-tensorboard", "--timeout=90s", timeout=100)
+    process = launcher.start("tensorboard", "mnist-ps", "--port", "0")
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        for _ in range(3):
+            with urllib.request.urlopen(f"{url}/data/plugin/scalars/tags", timeout=30) as answer:
+                assert {"train", "eval"} <= set(json.load(answer))
+    finally:
+        process.send_signal(2)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+def test_a_run_that_is_complete_is_not_started_again_and_down_leaves_record_and_volume(trained: str, launcher: Launcher) -> None:
+    assert trained
+    assert "is complete at step 2,000" in launcher("up", "examples/mnist-ps.yaml")
+    launcher("down", "mnist-ps")
+    assert left(launcher.namespace) == ["mnist-ps", "mnist-ps-record"]
+    assert launcher.status("mnist-ps")["state"] == "succeeded"
+    # The pods are gone; their lines were kept while `up` followed them.
+    assert '"done"' in launcher("logs", "mnist-ps", "--role", "chief", "--raw")
+    assert "deleted claim mnist-ps" in launcher("down", "mnist-ps", "--delete-data", "--yes")
+    assert left(launcher.namespace) == []
+    assert "there is no run mnist-ps" in launcher("status", "mnist-ps", code=2)
+
+
+@pytest.fixture(scope="module")
+def long(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Start a run in the background that does not end by itself; return its spec."""
+    file = tmp_path_factory.mktemp("long") / "long.yaml"
+    file.write_text(LONG)
+    launcher("up", str(file), "--detach")
+    until(lambda: (launcher.status("long")["step"] or 0) > 0, 240, "the first steps", lambda: launcher.namespace.describe("long"))
+    yield file
+    launcher("down", "long", "--now", "--delete-data", "--yes")
+
+
+def test_a_run_goes_on_without_the_launcher_and_another_up_is_refused(long: Path, launcher: Launcher) -> None:
+    told = launcher.status("long")
+    assert (told["state"], {task["state"] for task in told["tasks"]}) == ("running", {"running"})
+    before = launcher.namespace.objects("jobs", "long")
+    refused = launcher("up", str(long), "--set", "train.steps=5", code=2)
+    assert "long runs already (running)" in refused
+    assert [job["metadata"]["resourceVersion"] for job in before if job["metadata"]["name"] == "long-ps"] == [
+        job["metadata"]["resourceVersion"] for job in launcher.namespace.objects("jobs", "long") if job["metadata"]["name"] == "long-ps"
+    ]
+    assert launcher("diff", str(long)) == ""
+    difference = launcher("diff", str(long), "--set", "limits.deadline=1h", code=1)
+    assert "+  activeDeadlineSeconds: 3600" in difference
+    assert difference.count("+++ Job/") == 3
+    assert "has not ended within 1s" in launcher("wait", "long", "--timeout", "1s", code=124)
+
+
+def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher, tmp_path: Path) -> None:
+    assert long.exists()
+    config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
+    server = urllib.parse.urlsplit(config["clusters"][0]["cluster"]["server"])
+    relay = Relay(str(server.hostname), server.port or 443)
+    config["clusters"][0]["cluster"] |= {"server": f"https://127.0.0.1:{relay.port}", "tls-server-name": server.hostname}
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    far = Launcher(launcher.namespace, launcher.runs, {**launcher.env, "KUBECONFIG": str(tmp_path / "kubeconfig")})
+    watching = [far.start("logs", "-f", "long", "--role", "chief", "--tail", "1", "--json"), far.start("status", "long", "--watch")]
+    try:
+        for process in watching:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+        relay.down()
+        time.sleep(8)
+        assert [process.poll() for process in watching] == [None, None]
+        relay.up()
+        back = time.time() + 5
+        for line in watching[0].stdout or ():
+            if json.loads(line)["time"] > back:
+                break
+        assert watching[0].poll() is None
+    finally:
+        for process in watching:
+            process.kill()
+        said = [process.communicate()[0] for process in watching]
+    assert "the cluster has not answered for" in said[1]
+
+
+def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Launcher) -> None:
+    assert "long is stopped; the last checkpoint is of step" in launcher("down", "long")
+    told = launcher.status("long")
+    assert told["state"] == "stopped"
+    assert told["checkpoint_step"] > 0
+    assert launcher.namespace.objects("jobs", "long") == []
+    up = launcher.start("up", str(long))
+    try:
+        until(
+            lambda: (launcher.status("long")["step"] or 0) > told["checkpoint_step"],
+            180,
+            "steps after the last ones",
+            lambda: str(up.poll()),
+        )
+        up.send_signal(2)
+        written, _ = up.communicate(timeout=120)
+    finally:
+        up.kill()
+    assert up.returncode == 130, written
+    assert f"goes on from the checkpoint of step {told['checkpoint_step']:,}" in written
+    assert f"going on from step {told['checkpoint_step']}" in written
+    assert "long stopped after" in written
+    assert launcher.namespace.pods("long") == []
+
+
+def test_what_cannot_start_in_time_says_why_and_lets_go(launcher: Launcher, tmp_path: Path) -> None:
+    file = tmp_path / "greedy.yaml"
+    file.write_text("version: 1\nname: greedy\nroles: {chief: {gpus: 60}}\ntrain: {workload: mnist_mlp}\nlimits: {start_timeout: 5s}\n")
+    written = launcher("up", str(file), code=1)
+    assert "not started within limits.start_timeout (5 s): chief: " in written
+    assert "insufficient nvidia.com/gpu" in written
+    assert launcher.namespace.objects("jobs", "greedy") == []
+    told = launcher.status("greedy")
+    assert told["state"] == "failed"
+    assert "insufficient nvidia.com/gpu" in told["reason"]
+    launcher("down", "greedy", "--delete-data", "--yes")
+
+
+def test_a_failed_run_names_its_task_and_lets_the_others_go(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    program = "import json, os, sys, time; role = json.loads(os.environ['TF_CONFIG'])['task']['type']; time.sleep(1 if role == 'worker' else 600); print('no such column: label'); sys.exit(2)"
+    file = tmp_path / "broken.yaml"
+    file.write_text(
+        "version: 1\nname: broken\nstrategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
+        f"image: {image}\ncommand: [python, -c, {json.dumps(program)}]\nlimits: {{grace_period: 3s}}\nkubernetes: {{tensorboard: false}}\n"
+    )
+    written = launcher("up", str(file), code=1, timeout=UP)
+    assert "broken failed" in written
+    assert "worker-0, attempt 1: exit code 2" in written
+    assert "no such column: label" in written
+    until(lambda: all(pod["status"]["phase"] != "Running" for pod in launcher.namespace.pods("broken")), 90, "the others to end")
+    assert "no such column: label" in launcher("logs", "broken", "--role", "worker")
+    launcher("down", "broken", "--delete-data", "--yes")
+
+
+def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    namespace = launcher.namespace
+    namespace.kubectl("apply", "-f", str(ROOT / "docs" / "kubernetes-role.yaml"))
+    namespace.kubectl("create", "serviceaccount", "ada")
+    kubeconfig = _kubeconfig_of(namespace, "ada", tmp_path)
+    ada = Launcher(namespace, tmp_path / "runs", {**launcher.env, "KUBECONFIG": str(kubeconfig)})
+    file = tmp_path / "small.yaml"
+    file.write_text("version: 1\nname: small\ntrain: {workload: linear_regression, steps: 20}\nkubernetes: {tensorboard: false}\n")
+    refused = ada("up", str(file), code=1)
+    assert "may not list jobs in the namespace" in refused
+    assert '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["list"]}' in refused
+    namespace.kubectl("create", "rolebinding", "ada", "--role=tf-launcher", f"--serviceaccount={namespace.name}:ada")
+    time.sleep(1)  # the API server learns of it
+    assert "small succeeded" in ada("up", str(file), timeout=UP)
+    assert "small" in ada("ls")
+    ada("down", "small", "--delete-data", "--yes")
+    assert [name for name in left(namespace) if name.startswith("small")] == []
+
+
+def _kubeconfig_of(namespace: Namespace, account: str, directory: Path) -> Path:
+    """Write a kubeconfig of a service account."""
+    token = namespace.kubectl("create", "token", account).strip()
+    config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    path = directory / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path

@@ -1,0 +1,59 @@
+"""Which pods are given up, and which run is ended because it never started."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from launcher.backend.kubernetes.observe import Seen
+from launcher.backend.kubernetes.tending import lost, too_late
+from launcher.backend.model import RunStatus, State, TaskStatus
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
+
+
+def pod(
+    phase: str = "Running", *, ready: str = "NodeNotReady", deleted: str | None = "2026-01-01T00:09:30Z", grace: int = 30
+) -> dict[str, Any]:
+    head: dict[str, Any] = {"name": "digits-worker-0-abc", "uid": "1", "labels": {"app.kubernetes.io/component": "worker"}}
+    if deleted:
+        head |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
+    conditions = [{"type": "Ready", "status": "False", "reason": ready}]
+    return {"metadata": head, "spec": {"nodeName": "node-1"}, "status": {"phase": phase, "conditions": conditions}}
+
+
+def test_a_pod_on_a_lost_node_is_given_up_some_time_after_kubernetes_did() -> None:
+    seen = Seen("digits", (), [pod()])
+    assert lost(seen, NOW, 60) == [pod()]  # deleted at 00:09:00, to be gone by 00:09:30
+    assert lost(seen, NOW, 61) == []
+
+
+def test_other_pods_are_not_touched() -> None:
+    others = [pod(deleted=None), pod("Succeeded"), pod("Failed"), pod(ready="ContainersNotReady")]
+    assert lost(Seen("digits", (), others), NOW, 0) == []
+
+
+def job(start: str | None) -> dict[str, Any]:
+    return {"metadata": {"name": "digits-chief", "labels": {}}, "status": {"startTime": start} if start else {}}
+
+
+def status(state: State, step: int | None = None) -> RunStatus:
+    tasks = (TaskStatus("chief", state),)
+    return RunStatus("digits", "kubernetes", state, "chief: 4m: 0/6 nodes: insufficient nvidia.com/gpu", step=step, tasks=tasks)
+
+
+def test_a_run_that_waits_for_a_node_beyond_the_start_timeout_is_too_late() -> None:
+    seen = Seen("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
+    told = too_late(status(State.PENDING), seen, NOW, 240)
+    assert told == "not started within limits.start_timeout (240 s): chief: 4m: 0/6 nodes: insufficient nvidia.com/gpu"
+    assert too_late(status(State.PENDING), seen, NOW, 241) == ""
+
+
+def test_a_run_that_has_trained_or_waits_in_its_queue_is_not() -> None:
+    seen = Seen("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
+    assert too_late(status(State.PENDING, step=7), seen, NOW, 1) == ""
+    assert too_late(status(State.RUNNING), seen, NOW, 1) == ""
+    assert too_late(status(State.PENDING), Seen("digits", [job(None)]), NOW, 1) == ""
+
+
+def test_tasks_that_have_all_started_wait_for_each_other_by_themselves() -> None:
+    seen = Seen("digits", [job("2026-01-01T00:06:00Z")], [pod(deleted=None)])
+    assert too_late(status(State.PENDING), seen, NOW, 1) == ""
