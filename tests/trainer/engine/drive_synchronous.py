@@ -132,6 +132,21 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     killed.run(50, finish=True)
     killed.close()
     report["killed step"] = killed.step
+
+    # Nobody waits for one that is not needed; it takes part again while rounds go on.
+    backed_up = session(Delayed({"seconds": STEP_SECONDS / 5, "slower": 1}), WORKERS - 1, 100_000)
+    backed_up.run(20)
+    here.processes["worker-2"].kill()
+    here.processes["worker-2"].wait()
+    backed_up.run(20)
+    report["rounds without it"] = backed_up.step
+    here.start("worker", 2)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and "worker-2" not in {w.task for w in backed_up.run(20).workers}:
+        pass
+    report["back-up is back"] = time.monotonic() < end
+    backed_up.run(20, finish=True)
+    backed_up.close()
     return report
 
 

@@ -80,6 +80,11 @@ def test_a_worker_that_every_round_needs_may_be_killed(report: dict[str, Any]) -
     assert report["killed step"] == 120
 
 
+def test_a_back_up_may_be_killed_and_takes_part_again_while_rounds_go_on(report: dict[str, Any]) -> None:
+    assert report["rounds without it"] == 40
+    assert report["back-up is back"]
+
+
 def test_servers_that_differ_about_who_came_first_hold_nobody_up(report: dict[str, Any]) -> None:
     assert report["half step"] == 400
 
