@@ -17,13 +17,13 @@ from trainer.events import finite
 RunState = Literal["running", "succeeded", "stopped", "failed"]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` with `text` in one step: a reader sees the old file or the new one."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace what is in `path` in one step: a reader sees the old file or the new one. Text becomes UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         written = Path(file.name)
         try:
-            file.write(text)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             written.chmod(0o644)  # as other files are; temporary ones are private
             written.replace(path)
@@ -48,9 +48,9 @@ class Record:
         }
         self._facts: dict[str, Any] = {**facts, "versions": versions, "started": time.time()}
 
-    def update(self, state: RunState, step: int, **facts: Any) -> None:
-        """Write the record with what is new."""
-        self._facts.update(facts, state=state, step=step, updated=time.time())
+    def update(self, state: RunState, step: int | None, **facts: Any) -> None:
+        """Write the record with what is new; a program may count no steps."""
+        self._facts.update(facts, state=state, updated=time.time(), **({} if step is None else {"step": step}))
         write_atomically(self._path, json.dumps(finite(self._facts), indent=2, allow_nan=False) + "\n")
 
 

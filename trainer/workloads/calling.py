@@ -1,6 +1,7 @@
 """Calls the functions of a user's module with what they accept: `params`, `data`, `seed`, and each parameter by its name."""
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def check_params(functions: Iterable[Any], given: Given) -> None:
 
 def where(function: Callable[..., Any]) -> str:
     """Return a function's name and place, for messages."""
+    function = function.func if isinstance(function, functools.partial) else function
     code = getattr(inspect.unwrap(function), "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

@@ -25,7 +25,7 @@ def load_workload(train: Train) -> Workload:
     `params`, or methods of the protocol are missing; DataError if its data is missing or wrong.
     """
     entry = CATALOG.get(train.workload)
-    module, found = _find(entry.target if entry else train.workload)
+    module, found = find(entry.target if entry else train.workload)
     if entry:
         return _made(found, entry.target, train)
     from trainer.workloads.module_forms import made_from
@@ -59,7 +59,8 @@ def _made(make: Any, target: str, train: Train) -> Workload:
     return cast("Workload", workload)
 
 
-def _find(target: str) -> tuple[ModuleType, Any]:
+def find(target: str) -> tuple[ModuleType, Any]:
+    """Import `package.module:name` and return the module and what is called so in it. Raises WorkloadError."""
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         message = (
