@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.settings import Settings, Strategy, TrainerSettings
+from trainer.settings import TRAINING, Settings, Strategy, TrainerSettings
 from trainer.settings_rules import misfits
 from trainer.tf_config import TaskConfig
 from trainer.workloads.catalog import CATALOG
@@ -56,8 +56,10 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
         return []
     counts = {role: len(task.cluster.get(role, ())) for role in ("chief", "worker", "ps")}
     problems = [message for wrong, message in _misfits(settings.strategy, counts) if wrong]
+    if settings.strategy == "manual" and task.role == "evaluator":
+        problems.append("strategy manual saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out")
     sync = settings.train.sync
-    if sync is not None and settings.strategy != "parameter_server":
+    if sync is not None and settings.strategy in TRAINING and settings.strategy != "parameter_server":
         problems.append(f"train.sync is for parameter_server; the strategy is {settings.strategy}; remove train.sync")
     elif sync is not None and 0 < counts["worker"] < sync.replicas_to_aggregate:
         problems.append(
@@ -77,6 +79,14 @@ def _misfits(strategy: str, counts: dict[str, int]) -> list[tuple[bool, str]]:
         return [
             (not counts[role], f"strategy parameter_server needs {what} in TF_CONFIG.cluster; there is none; add its address")
             for role, what in (("chief", "a chief"), ("worker", "at least one worker"), ("ps", "at least one ps"))
+        ]
+    if strategy == "manual":
+        return [
+            (not counts["chief"], "strategy manual needs a chief in TF_CONFIG.cluster; there is none; add its address"),
+            (
+                total == counts["chief"],
+                "strategy manual needs at least one worker or ps in TF_CONFIG.cluster; there is none; add its address",
+            ),
         ]
     if strategy == "multi_worker_mirrored":
         return [(counts["ps"] > 0, f"strategy multi_worker_mirrored has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them")]

@@ -20,7 +20,7 @@ _CONNECT_TIMEOUT = 2.0
 _DEAD = frozenset("ZXx")
 _STOPPED = frozenset("Tt")
 # The strategies whose tasks serve others at their address; the others have an address and no server.
-_SERVING = frozenset({"parameter_server", "multi_worker_mirrored"})
+_SERVING = frozenset({"parameter_server", "manual", "multi_worker_mirrored"})
 
 
 @dataclass(frozen=True)

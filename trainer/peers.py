@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from trainer.reactor import Reactor, Timer
-from trainer.settings import Strategy
+from trainer.settings import SERVED, Strategy
 from trainer.tf_config import TaskConfig, split_address
 
 Answer = str | None  # why an address gave no connection; None: it gave one
@@ -34,24 +34,24 @@ _REASONS = {
     errno.EHOSTUNREACH: "no route to the host",
     errno.ENETUNREACH: "no route to the network",
 }
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: no TIME_WAIT left on a port that a task may want
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: no TIME_WAIT left on a port that a task may want
 
 
 def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return the peers that a task needs before it can train: name -> address.
 
-    All-reduce needs everyone. Parameter servers and their workers serve whoever comes; only the chief needs them.
+    All-reduce needs everyone. Servers, those of parameter_server and manual, serve whoever comes; only the chief needs them.
     """
     if task.role == "evaluator" or strategy in {"single", "mirrored"}:
         return {}
-    if strategy == "parameter_server" and not task.is_chief:
+    if strategy in SERVED and not task.is_chief:
         return {}
     return task.peers()
 
 
 def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:
-    """Return the chief's address where a task is of no use without the chief: on ps and workers of parameter_server."""
-    serves = strategy == "parameter_server" and task.role in {"ps", "worker"} and not task.is_chief
+    """Return the chief's address where a task is of no use without the chief: on ps and workers that serve it."""
+    serves = strategy in SERVED and task.role in {"ps", "worker"} and not task.is_chief
     return task.chief_address if serves else None
 
 
@@ -111,7 +111,7 @@ class Prober:
             self._connect(probe, found[1:], _in_words(error.errno or 0))
             return
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         code = connection.connect_ex(place)
         if code not in {0, errno.EINPROGRESS}:
             connection.close()

@@ -129,10 +129,28 @@ def _train(context: Context) -> ExitCode:
         return ExitCode.STOPPED
     session.close()
     if context.job.strategy == "parameter_server":
-        for name in servers.stop_all(context.task, context.job.scratch_dir):
-            context.report("notice", message=f"{name} could not be told that the run is done; it ends by its orphan timeout")
+        _dismiss(context)
     _done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE
+
+
+def _drive(context: Context) -> ExitCode:
+    """Run a program placed by hand on the servers of the cluster."""
+    from trainer.engine import program
+    from trainer.programs.loading import load_program
+
+    placed = load_program(context.job.train)
+    _check_not_started(context)
+    outcome = program.run(placed, context.task, context.job, context.report, context.stopped, context.began)
+    _dismiss(context)
+    _done(context, outcome.step, outcome.metrics)
+    return ExitCode.DONE
+
+
+def _dismiss(context: Context) -> None:
+    """Tell every server that the run is done."""
+    for name in servers.stop_all(context.task, context.job.scratch_dir):
+        context.report("notice", message=f"{name} could not be told that the run is done; it ends by its orphan timeout")
 
 
 def _check_not_started(context: Context) -> None:
@@ -175,5 +193,8 @@ def _done(context: Context, step: int | None, metrics: dict[str, float]) -> None
 _ROLES: dict[tuple[str, str], Callable[[Context], ExitCode]] = {
     ("parameter_server", "ps"): _serve,
     ("parameter_server", "worker"): _serve,
+    ("manual", "ps"): _serve,
+    ("manual", "worker"): _serve,
+    ("manual", "chief"): _drive,
     ("*", "evaluator"): _evaluate,
 }

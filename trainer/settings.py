@@ -9,7 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server"]
+Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
+
+# The strategies that train a model; `manual` runs a program that says itself what runs where.
+TRAINING: tuple[Strategy, ...] = ("single", "mirrored", "multi_worker_mirrored", "parameter_server")
+# The strategies whose ps and workers are TensorFlow servers: they run what the chief sends them, until it tells them to stop.
+SERVED: frozenset[Strategy] = frozenset({"parameter_server", "manual"})
 
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
@@ -142,7 +147,7 @@ class Train(Settings):
 
     workload: str = Field(
         min_length=1,
-        description="A built-in name (mnist, cifar10, ...), or package.module:name of a class, Keras model or model function of one's own.",
+        description="A built-in name (mnist, cifar10, ...), or package.module:name of a class, Keras model, model function or program of one's own.",
     )
     steps: Steps | None = Field(None, description="Global steps to train for.")
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(None, description="Examples a replica takes in one step.")

@@ -6,7 +6,7 @@ Imports no TensorFlow. Each rule is a function of the settings and the strategy;
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainer.settings import LearningRate, Strategy, Train, direction
+from trainer.settings import TRAINING, LearningRate, Strategy, Train, direction
 
 # schedule -> the fields that belong to it, and those of them that it cannot do without.
 _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -19,6 +19,7 @@ _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _SPECIAL = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
 _MOST_MIRRORED = 32  # batches a step
 _CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
+_OF_PROGRAMS = ("workload", "params", "data", "seed")  # all that a program placed by hand is told
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Misfit:
 
 def misfits(train: Train, strategy: Strategy) -> list[Misfit]:
     """Return everything in `train` that does not fit the rest of it, or the strategy."""
-    return [one for rule in RULES for one in rule(train, strategy)]
+    rules = RULES if strategy in TRAINING else RULES_OF_PROGRAMS
+    return [one for rule in rules for one in rule(train, strategy)]
 
 
 def _schedule(train: Train, _: Strategy) -> Iterator[Misfit]:
@@ -106,6 +108,16 @@ def _unrolled(train: Train, strategy: Strategy) -> Iterator[Misfit]:
         yield Misfit(("gradients", "accumulate"), message, f"at most {_MOST_MIRRORED} with mirrored", remedy)
 
 
+def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+    # By the value, not by what is set: the settings that tasks get are complete.
+    plain = Train(workload=train.workload)
+    for name in Train.model_fields:
+        if name not in _OF_PROGRAMS and getattr(train, name) != getattr(plain, name):
+            message = f"`{name}` means nothing to strategy {strategy}, which runs a program and trains no model"
+            remedy = f"remove `{name}`; what the program is to know goes into `params`"
+            yield Misfit((name,), message, f"{', '.join(_OF_PROGRAMS[:-1])} and {_OF_PROGRAMS[-1]} alone", remedy)
+
+
 RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
     _schedule,
     _one_clip,
@@ -115,3 +127,4 @@ RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
     _better,
     _unrolled,
 )
+RULES_OF_PROGRAMS: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (_trains_nothing,)

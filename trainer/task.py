@@ -15,7 +15,7 @@ from trainer import error_file, lifeline, quiet, user_errors
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
-from trainer.settings import TrainerSettings
+from trainer.settings import SERVED, TrainerSettings
 from trainer.tf_config import TaskConfig, parse
 
 
@@ -60,7 +60,7 @@ def main() -> NoReturn:
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
     threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    if settings.strategy == "parameter_server" and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
+    if settings.strategy in SERVED and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
     report = Reporter(task.name)
     code = _run(task, settings, report, stop, began)

@@ -17,13 +17,13 @@ from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Target,
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.quantities import parse_duration, parse_memory
-from trainer.settings import Train, TrainerSettings
+from trainer.settings import Strategy, Train, TrainerSettings
 from trainer.workloads.catalog import with_defaults
 
 # Threads between operations of a task that trains, at the least: the trainer's own loop is fastest with one a core, but on
 # parameter servers a data pipeline and the loop that reads it wait for each other for ever with fewer than four.
 # (trainer/task.py sees to the same four for tasks that were started by something else.)
-LEAST_INTER_OP_THREADS = {"single": 1, "mirrored": 2, "multi_worker_mirrored": 1, "parameter_server": 4}
+LEAST_INTER_OP_THREADS = {"single": 1, "mirrored": 2, "multi_worker_mirrored": 1, "parameter_server": 4, "manual": 4}
 # What a user's program does is not known; with a single one much of TensorFlow can wait for ever.
 LEAST_INTER_OP_THREADS_OF_A_COMMAND = 2
 
@@ -132,12 +132,12 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         max_restarts=limits.max_restarts,
         start_timeout=parse_duration(limits.start_timeout),
         orphan_timeout=parse_duration(limits.orphan_timeout),
-        train=_train(spec.train, target) if spec.train else None,
+        train=_train(spec.train, spec.strategy, target) if spec.train else None,
     )
 
 
-def _train(train: Train, target: Target) -> Train:
-    return with_defaults(train.model_copy(update={"data": data_dir(target, train.data)}))
+def _train(train: Train, strategy: Strategy, target: Target) -> Train:
+    return with_defaults(train.model_copy(update={"data": data_dir(target, train.data)}), strategy)
 
 
 @dataclass(frozen=True)

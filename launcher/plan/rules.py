@@ -18,6 +18,7 @@ RESTART_SCOPE: dict[str, dict[RoleName, Scope]] = {
     "mirrored": {"chief": "alone", "evaluator": "alone"},
     "multi_worker_mirrored": {"chief": "all", "worker": "all", "evaluator": "alone"},
     "parameter_server": {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"},
+    "manual": {"chief": "alone", "worker": "all", "ps": "all"},
 }
 
 

@@ -19,6 +19,7 @@ from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rules import is_directory_name
+from trainer.settings import SERVED
 
 TENSORBOARD = "tensorboard"
 TENSORBOARD_PORT = 6006  # inside its container; outside it is the spec's
@@ -146,7 +147,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
 
 
 def _grace(plan: Plan, task: Task) -> float:
-    serves = plan.strategy == "parameter_server" and task.role in {"ps", "worker"}
+    serves = plan.strategy in SERVED and task.role in {"ps", "worker"}
     return plan.grace_period + (_SERVERS_LEAVE if serves else 0)
 
 

@@ -53,7 +53,7 @@ def dump(spec: ClusterSpec) -> dict[str, Any]:
     """Return the spec as JSON has it, with every default filled in, the workload's own included."""
     dumped = spec.model_dump(mode="json", by_alias=True)
     if spec.train is not None:
-        train = catalog.with_defaults(spec.train).model_dump(mode="json")
+        train = catalog.with_defaults(spec.train, spec.strategy).model_dump(mode="json")
         if entry := catalog.CATALOG.get(spec.train.workload):
             train["params"] = entry.params.model_validate(spec.train.params).model_dump(mode="json")
         dumped["train"] = train

@@ -65,7 +65,7 @@ _WORKLOADS_HEAD = """\
 ## Workloads
 
 What `train.workload` may name, what the workload chooses where `train` says nothing, and its `train.params`.
-A workload of your own is `package.module:Class`, with the module in `code`.
+A workload or program of your own is `package.module:name`, with the module in `code`.
 """
 
 
@@ -127,7 +127,8 @@ def _workload(name: str) -> str:
     entry = CATALOG[name]
     chosen = entry.defaults.model_dump(exclude_unset=True, exclude={"workload"})
     defaults = ", ".join(f"`{path}: {value}`" for path, value in _flat(chosen))
-    return f"### `{name}`\n\n{entry.summary}. Defaults: {defaults}.\n\n{_table(entry.params)}"
+    about = f"Defaults: {defaults}." if defaults else f"A program: strategy {_code(entry.strategies)}."
+    return f"### `{name}`\n\n{entry.summary}. {about}\n\n{_table(entry.params)}"
 
 
 def _flat(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from launcher.spec import kubernetes_rules, names, quantities, wording
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
 from launcher.spec.subject import Subject
-from trainer.settings import Train, direction
+from trainer.settings import TRAINING, Train, direction
 from trainer.settings_rules import misfits
 from trainer.workloads import catalog
 
@@ -49,6 +49,7 @@ SHAPES: dict[str, Shape] = {
     "mirrored": Shape(("chief",), ("evaluator",)),
     "multi_worker_mirrored": Shape(("worker",), ("chief", "evaluator")),
     "parameter_server": Shape(("chief", "worker", "ps"), ("evaluator",)),
+    "manual": Shape(("chief", "worker"), ("ps",)),
 }
 _ONLY_ONE = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
 
@@ -159,7 +160,7 @@ def workload_fits_strategy(subject: Subject) -> Iterator[Finding]:
     train, strategy = subject.spec.train, subject.spec.strategy
     entry = catalog.CATALOG.get(train.workload) if train else None
     if train and entry and strategy not in entry.strategies:
-        message = f"the workload {train.workload} does not train with strategy {strategy}"
+        message = f"the workload {train.workload} does not run with strategy {strategy}"
         fitting = any_of(entry.strategies)
         yield Finding(("train", "workload"), message, f"strategy {fitting}", "change `strategy` or `workload`")
 
@@ -167,24 +168,25 @@ def workload_fits_strategy(subject: Subject) -> Iterator[Finding]:
 def sync_is_possible(subject: Subject) -> Iterator[Finding]:
     """Synchronous updates are an option of parameter servers."""
     train, strategy = subject.spec.train, subject.spec.strategy
-    if train and train.sync and strategy != "parameter_server":
+    if train and train.sync and strategy != "parameter_server" and strategy in TRAINING:
         message = f"`sync` belongs to parameter_server; strategy {strategy} is always synchronous"
         yield Finding(("train", "sync"), message, "strategy parameter_server", "remove `sync`", on="key")
 
 
 def settings_fit(subject: Subject) -> Iterator[Finding]:
-    """The train settings fit one another and the strategy."""
-    train = subject.spec.train
-    for misfit in misfits(train, subject.spec.strategy) if train else ():
+    """The train settings fit one another and the strategy; of a workload that does not run with it, no more is to say."""
+    train, strategy = subject.spec.train, subject.spec.strategy
+    entry = catalog.CATALOG.get(train.workload) if train else None
+    for misfit in misfits(train, strategy) if train and (entry is None or strategy in entry.strategies) else ():
         yield Finding(("train", *misfit.path), misfit.message, misfit.expected, misfit.remedy, on="key")
 
 
 def early_stopping_has_evaluations(subject: Subject) -> Iterator[Finding]:
     """What gets no better is seen by evaluating."""
     train = subject.spec.train
-    if subject.spec.roles.evaluator is not None:
+    if subject.spec.roles.evaluator is not None or subject.spec.strategy not in TRAINING:
         return
-    if train and train.early_stopping and not catalog.with_defaults(train).evaluate.every_steps:
+    if train and train.early_stopping and not catalog.with_defaults(train, subject.spec.strategy).evaluate.every_steps:
         message = "early stopping without evaluations: `train.evaluate.every_steps` is 0"
         remedy = "set `train.evaluate.every_steps` to 500, say"
         yield Finding(("train", "early_stopping"), message, "`train.evaluate.every_steps` of 1 or more", remedy, on="key")
@@ -203,7 +205,7 @@ def enough_workers(subject: Subject) -> Iterator[Finding]:
 def evaluator_has_work(subject: Subject) -> Iterator[Finding]:
     """An evaluator evaluates checkpoints, whatever `train.evaluate.every_steps` says to a chief without one."""
     train = subject.spec.train
-    if train is None or subject.spec.roles.evaluator is None:
+    if train is None or subject.spec.roles.evaluator is None or subject.spec.strategy not in TRAINING:
         return
     merged = catalog.with_defaults(train)
     if merged.checkpoint.every_steps is None and merged.checkpoint.every_seconds is None:

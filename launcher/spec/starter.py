@@ -4,7 +4,7 @@ from launcher.errors import UsageError
 from launcher.spec import names
 from launcher.spec.problems import FieldError
 from launcher.spec.rules import check_workload
-from trainer.settings import Train
+from trainer.settings import TRAINING, Train
 from trainer.workloads.catalog import CATALOG, with_defaults
 
 _HEAD = """\
@@ -14,7 +14,7 @@ _HEAD = """\
 #   launcher up FILE           runs it on this machine
 version: 1
 name: {name}
-# How the tasks work together: single, mirrored, multi_worker_mirrored or parameter_server.
+# How the tasks work together: single, mirrored, multi_worker_mirrored, parameter_server or manual.
 strategy: {strategy}
 
 # Give each role what its tasks need: {{replicas: 2, cpu: 4, memory: 8Gi, gpus: 1}}
@@ -30,6 +30,10 @@ _ROLES = {
         "ps: {replicas: 1}        # hold the model's variables",
         "worker: {replicas: 2}    # compute gradients, each at its own pace",
     ),
+    "manual": (
+        "chief: {}                # connects to the others and runs the program",
+        "worker: {replicas: 2}    # run the operations that the program puts on them",
+    ),
 }
 _EVALUATOR = "# evaluator: {}          # evaluates each checkpoint beside the training"
 
@@ -43,6 +47,13 @@ train:
   # data: ./data             # a directory with the data set; `synthetic` when left out
   # checkpoint: {{every_seconds: 30, keep: 3}}
   # evaluate: {{every_steps: 500}}
+{code}
+"""
+_PROGRAM = """\
+# Which program the chief runs. `command: [python, program.py]` instead runs a program of your own on every task.
+train:
+  workload: {workload}
+  {params}
 {code}
 """
 _CODE = """
@@ -77,8 +88,12 @@ def starter(name: str, workload: str | None, strategy: str) -> str:
         raise UsageError(f"{error.message}{choices}", error.remedy) from None
     if strategy not in _ROLES:
         raise UsageError(f"there is no strategy {strategy!r}", f"use one of: {', '.join(_ROLES)}")
-    roles = "\n".join(f"  {line}" for line in (*_ROLES[strategy], _EVALUATOR))
-    work = _COMMAND if workload is None else _train(workload)
+    entry = CATALOG.get(workload or "")
+    if entry and strategy not in entry.strategies:
+        raise UsageError(f"{workload} does not run with strategy {strategy}", f"use one of: {', '.join(entry.strategies)}")
+    trains = strategy in TRAINING
+    roles = "\n".join(f"  {line}" for line in (*_ROLES[strategy], *[_EVALUATOR] * trains))
+    work = _COMMAND if workload is None else _train(workload, _TRAIN if trains else _PROGRAM)
     return _HEAD.format(name=_word(name), strategy=strategy, roles=roles) + "\n" + work + _TAIL
 
 
@@ -87,11 +102,11 @@ def _word(name: str) -> str:
     return f'"{name}"' if name in {"true", "false", "yes", "no", "on", "off", "null"} else name
 
 
-def _train(workload: str) -> str:
+def _train(workload: str, template: str) -> str:
     entry = CATALOG.get(workload)
     defaults = with_defaults(Train(workload=workload))
     params = ", ".join(f"{key}: {value}" for key, value in entry.params().model_dump().items()) if entry else "units: 100"
-    return _TRAIN.format(
+    return template.format(
         workload=workload,
         steps=defaults.steps,
         batch_size=defaults.batch_size,

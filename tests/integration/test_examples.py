@@ -48,6 +48,17 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
 }
 COMMANDS = ("custom-command", "custom-ps")
 
+# Programs placed by hand: between which bounds each metric ends, and which files the results are.
+PROGRAMS: dict[str, tuple[dict[str, tuple[float, float]], set[str]]] = {
+    "placement": ({"y": (238, 238), "y1": (302, 302), "y2": (-64, -64)}, set()),
+    "map-reduce": ({"mean": (0.499, 0.501), "sum": (4.99e6, 5.01e6), "relative_error": (0, 1e-6)}, {"slices.txt"}),
+    "matmul": (
+        {"relative_error": (0, 1e-5), "worker-0/cpu:0/gflops": (0.01, 1e5), "worker-1/cpu:0/transfer_s": (1e-6, 60)},
+        {"matmul.txt"},
+    ),
+    "life": ({"period": (30, 30), "since": (0, 30)}, {"life.gif", "last.rle"}),
+}
+
 
 @dataclass(frozen=True)
 class Done:
@@ -120,7 +131,7 @@ def assert_trained(done: Done, expected: dict[str, tuple[float, float]], changes
 
 
 def test_every_example_is_run_here() -> None:
-    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS])
+    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS, *PROGRAMS])
 
 
 @pytest.mark.timeout(330)
@@ -149,6 +160,29 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
 def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
     assert_trained(up(name, tmp_path, changes), expected, changes)
+
+
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "placement" else pytest.mark.slow) for name in PROGRAMS])
+def test_programs_placed_by_hand(name: str, tmp_path: Path) -> None:
+    done = up(name, tmp_path)
+    assert_kept(done)
+    expected, files = PROGRAMS[name]
+    for metric, (low, high) in expected.items():
+        assert low <= done.summary["metrics"][metric] <= high, done.summary["metrics"]
+    record = json.loads((done.directory / "run.json").read_text())
+    assert (record["state"], record["metrics"]) == ("succeeded", done.summary["metrics"])
+    assert {path.name for path in (done.directory / "results").iterdir()} == {"devices.txt", *files}
+    assert list((done.directory / "logs" / "train").glob("events.out.tfevents.*"))
+    # The table of which task and device ran what, also in the chief's log: each worker had its part.
+    table = (done.directory / "results" / "devices.txt").read_text()
+    workers = [f"worker-{i}" for i in range(done.spec["roles"]["worker"]["replicas"])]
+    assert [worker for worker in workers if re.search(rf"\b{worker}\b +cpu:0\b", table)] == workers
+    assert set(table.splitlines()) <= {line["text"] for line in done.of("output") if line["task"] == "chief"}
+    if name == "matmul":
+        assert [line["message"] for line in done.of("notice")] == [
+            "worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU"
+        ]
 
 
 @pytest.mark.slow

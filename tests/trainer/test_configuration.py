@@ -52,6 +52,8 @@ def test_yaml_and_json_files_are_read(tmp_path: Path) -> None:
         (changed(train={"workload": "mnsit"}), ["train.workload is 'mnsit'", "did you mean 'mnist'?"]),
         (changed(train={"workload": "mnist", "params": {"dropout_keep": 2}}), ["train.params.dropout_keep is 2; expected less than"]),
         (changed(train={}), ["TRAINER_SETTINGS.train.workload is missing", "add it"]),
+        (changed(strategy="manual"), ["TRAINER_SETTINGS.strategy is manual; mnist runs on single, mirrored,"]),
+        (changed(train={"workload": "life"}), ["TRAINER_SETTINGS.strategy is single; life runs on manual"]),
     ],
 )
 def test_one_mistake_is_one_problem_that_says_all(text: str, parts: list[str]) -> None:

@@ -27,6 +27,8 @@ def task(cluster: dict[str, list[str]], role: str, index: int = 0) -> TaskConfig
         ("parameter_server", PS, "chief", {"worker-0", "worker-1", "ps-0"}),
         ("parameter_server", PS, "worker", set()),
         ("parameter_server", PS, "ps", set()),
+        ("manual", PS, "chief", {"worker-0", "worker-1", "ps-0"}),
+        ("manual", PS, "worker", set()),
         ("parameter_server", PS, "evaluator", set()),
         ("multi_worker_mirrored", RING, "chief", {"worker-0", "worker-1"}),
         ("multi_worker_mirrored", RING, "worker", {"chief", "worker-1"}),
@@ -42,6 +44,7 @@ def test_who_waits_for_whom(strategy: Strategy, cluster: dict[str, list[str]], r
 def test_only_servers_watch_the_chief() -> None:
     assert watched_chief(task(PS, "worker", 1), "parameter_server") == "c:1"
     assert watched_chief(task(PS, "ps"), "parameter_server") == "c:1"
+    assert watched_chief(task(PS, "worker"), "manual") == "c:1"
     assert watched_chief(task(PS, "chief"), "parameter_server") is None
     assert watched_chief(task(PS, "evaluator"), "parameter_server") is None
     assert watched_chief(task(RING, "worker"), "multi_worker_mirrored") is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.programs import DEAF, GRACEFUL, shell
+from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
 
 
 class TestEnds:

@@ -4,7 +4,7 @@ import signal
 import time
 from typing import Any
 
-from tests.trainer.programs import DEAF, GRACEFUL, shell
+from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
 
 
 class TestPeers:

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.settings import Checkpoints, Export, Strategy, Train, TrainerSettings
+from trainer.settings import TRAINING, Checkpoints, Export, Strategy, Train, TrainerSettings
 from trainer.workloads.catalog import with_defaults
 from trainer.workloads.errors import WorkloadError
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run's work. `every` numbers are global steps, 0 is never; times are seconds."""
+    """One run's work. `every` numbers are global steps, 0 is never; times are seconds. A program has no steps and no batches."""
 
     run: str
     strategy: Strategy
@@ -43,8 +43,8 @@ def job(settings: TrainerSettings) -> Job:
     """
     if settings.train is None:
         raise WorkloadError("the settings have no `train` section; give one, or run a command: trainer -- python train.py")
-    train = with_defaults(settings.train)
-    if train.steps is None or train.batch_size is None:
+    train = with_defaults(settings.train, settings.strategy)
+    if settings.strategy in TRAINING and (train.steps is None or train.batch_size is None):
         raise WorkloadError(
             f"train.steps is {train.steps} and train.batch_size {train.batch_size} for {train.workload}; give both a number"
         )
@@ -57,10 +57,10 @@ def job(settings: TrainerSettings) -> Job:
         local_replicas=settings.local_replicas,
         orphan_timeout=settings.orphan_timeout,
         train=train,
-        steps=train.steps,
-        batch_size=train.batch_size,
+        steps=train.steps or 0,
+        batch_size=train.batch_size or 0,
         seed=train.seed,
-        examples_per_step=train.batch_size * train.gradients.accumulate,
+        examples_per_step=(train.batch_size or 0) * train.gradients.accumulate,
         steps_per_execution=train.steps_per_execution,
         report_every=train.report_every_steps or 0,
         checkpoint=train.checkpoint,

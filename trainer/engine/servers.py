@@ -1,4 +1,4 @@
-"""The ps and worker tasks of parameter_server: TensorFlow servers that run what the chief sends them."""
+"""The ps and worker tasks of parameter_server and manual: TensorFlow servers that run what the chief sends them."""
 
 import os
 import time

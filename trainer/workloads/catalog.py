@@ -1,11 +1,11 @@
-"""The built-in workloads by name: their code, defaults and parameters. Imports no TensorFlow."""
+"""The built-in workloads and programs by name: their code, defaults and parameters. Imports no TensorFlow."""
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal
 
 from pydantic import Field
 
-from trainer.settings import Checkpoints, Evaluation, Settings, Strategy, Summaries, Train
+from trainer.settings import TRAINING, Checkpoints, Evaluation, Settings, Strategy, Summaries, Train
 
 
 class MnistMlpParams(Settings):
@@ -37,15 +37,58 @@ class LinearRegressionParams(Settings):
     learning_rate: float = Field(0.001, gt=0, description="SGD's learning rate.")
 
 
+class PlacementParams(Settings):
+    """Parameters of placement."""
+
+    x: float = Field(2.0, description="The number that both tasks begin with.")
+
+
+class MapReduceParams(Settings):
+    """Parameters of map_reduce."""
+
+    count: int = Field(10_000_000, ge=1, le=1_000_000_000, description="Numbers in the vector.")
+    slices: Literal["unequal", "speed"] = Field(
+        "unequal", description="How it is cut: `unequal` as 1 to 2 to 3 and so on, `speed` in proportion to the tasks' measured speeds."
+    )
+
+
+class MatmulParams(Settings):
+    """Parameters of matmul."""
+
+    size: int = Field(1000, ge=1, le=30_000, description="N: the matrix is N x N.")
+    devices: list[str] = Field(
+        default=["all"],
+        min_length=1,
+        description="Where, one after the other: cpu, gpu:0, worker-1, worker-0/gpu:1; all is each task's best.",
+    )
+    repeats: int = Field(5, ge=1, le=1000, description="How often each part is done after a first time; the median is told.")
+
+
+class LifeParams(Settings):
+    """Parameters of life."""
+
+    pattern: str = Field("random", min_length=1, description="`random`, or an RLE file, from the directory in `code`.")
+    height: int = Field(50, ge=1, le=10_000, description="Rows of the torus.")
+    width: int = Field(50, ge=1, le=10_000, description="Columns of the torus.")
+    density: float = Field(0.2, ge=0, le=1, description="Part of the cells that live at the start of `random`.")
+    generations: int = Field(5000, ge=1, le=10_000_000, description="Generations after which it ends when no state has come again.")
+    frames: int = Field(300, ge=0, le=10_000, description="First generations that the animation shows; 0 writes none.")
+    cell: int = Field(4, ge=1, le=64, description="Pixels of a cell's side in pictures.")
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One built-in workload: where its class is, what it is, and what a spec may leave out."""
+    """One built-in workload or program: where its class or function is, what it is, and what a spec may leave out."""
 
     target: str
     summary: str
     params: type[Settings]
     defaults: Train
-    strategies: tuple[str, ...] = get_args(Strategy)
+    strategies: tuple[Strategy, ...] = TRAINING
+
+
+def _program(name: str, summary: str, params: type[Settings]) -> Entry:
+    return Entry(f"trainer.programs.{name}:{name}", summary, params, Train(workload=name), ("manual",))
 
 
 CATALOG: dict[str, Entry] = {
@@ -102,13 +145,18 @@ CATALOG: dict[str, Entry] = {
             summaries=Summaries(every_steps=1000, profile_every_steps=0),
         ),
     ),
+    "placement": _program("placement", "two additions on two tasks, brought together on the chief", PlacementParams),
+    "map_reduce": _program("map_reduce", "the mean of a vector that is cut over the tasks", MapReduceParams),
+    "matmul": _program("matmul", "a matrix times its transpose on devices by name: speed, and what moving the data costs", MatmulParams),
+    "life": _program("life", "Conway's Game of Life on a torus, a strip of it on each task", LifeParams),
 }
 
 
-def with_defaults(train: Train) -> Train:
-    """Fill in what a spec's `train` left out from its workload's defaults; a user's own class has general ones."""
+def with_defaults(train: Train, strategy: Strategy = "single") -> Train:
+    """Fill in what a spec's `train` left out from its workload's defaults; a user's own class has general ones, a program none."""
     entry = CATALOG.get(train.workload)
-    base = entry.defaults if entry else GENERAL
+    general = GENERAL if strategy in TRAINING else Train(workload=train.workload)
+    base = entry.defaults if entry else general
     merged = _merge(base.model_dump(), train.model_dump(exclude_unset=True))
     return Train.model_validate(merged)
 

@@ -18,6 +18,8 @@ from trainer.workloads.errors import WorkloadError
 
 # The first argument of a model function, by which it is told from one that returns a Keras model.
 FEATURES = "features"
+# The first argument of a program placed by hand, which strategy manual runs.
+CLUSTER = "cluster"
 SIGNATURES = (("features", "targets"), ("features", "targets", "mode"), ("features", "targets", "mode", "params"))
 DATA = ("train_data", "eval_data")
 _SHOWN = tuple(f"({', '.join(names)})" for names in SIGNATURES)
@@ -44,6 +46,10 @@ def made_from(found: Any, module: ModuleType, given: Given) -> Any | None:
             f"a function that returns one, or a model function ({', '.join(_SHOWN)})"
         )
     names = tuple(inspect.signature(found).parameters)
+    if names[:1] == (CLUSTER,):
+        raise WorkloadError(
+            f"{name} is a program placed by hand, {calling.where(found)}, which no other strategy runs; set strategy: manual"
+        )
     if names[:1] != (FEATURES,):
         return _keras_model(found, module, given)
     return _model_function(found, names, module, given)

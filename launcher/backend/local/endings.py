@@ -7,6 +7,7 @@ A run that is stopped asks those first that save a checkpoint, and the servers t
 import json
 
 from launcher.plan.models import Plan, Task
+from trainer.settings import SERVED
 
 # A user's own workers may still be writing their last words; parameter servers only wait for ever.
 _COMMAND_WORKER_WAIT = 3.0
@@ -30,7 +31,7 @@ def own_time(plan: Plan, task: Task) -> float:
         return plan.grace_period
     if task.role == "ps":
         return 0.0
-    if plan.strategy == "parameter_server":
+    if plan.strategy in SERVED:
         return min(_COMMAND_WORKER_WAIT, plan.grace_period)
     return plan.grace_period
 
@@ -38,7 +39,7 @@ def own_time(plan: Plan, task: Task) -> float:
 def waves(plan: Plan) -> list[frozenset[str]]:
     """Return the tasks in the order they are asked to stop; a later group only once the one before has ended."""
     everyone = frozenset(task.name for task in plan.tasks)
-    if plan.strategy != "parameter_server":
+    if plan.strategy not in SERVED:
         return [everyone]
     servers = frozenset(task.name for task in plan.tasks if task.role in _SERVER_ROLES)
     return [everyone - servers, servers]

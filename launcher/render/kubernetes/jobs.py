@@ -7,6 +7,7 @@ from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import ExitCode
+from trainer.settings import SERVED
 
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -53,7 +54,7 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
 def failure_rules(run: Run, group: Group) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
-    followers = {"ps", "worker", "evaluator"} if run.plan.strategy == "parameter_server" else {"evaluator"}
+    followers = {"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"}
     if group.role in followers and run.spec.train is not None:
         # These say that a peer was lost when their chief stayed away for limits.orphan_timeout: the run is over, and
         # whoever waits for their nodes need not wait for more attempts.

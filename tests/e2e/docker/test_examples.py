@@ -14,7 +14,7 @@ import yaml
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, Run, cleaned, free_port, get, launch, left, unique
-from tests.integration.test_examples import ACCURACY, DIGITS, OWN_PROGRAM, SMALL, TRAINED
+from tests.integration.test_examples import ACCURACY, DIGITS, OWN_PROGRAM, PROGRAMS, SMALL, TRAINED
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(330)]
 
@@ -23,6 +23,7 @@ BY_COMPOSE = ("mnist-evaluator", "mnist-multiworker", "custom-ps")
 BY_LAUNCHER = {name: changes for name, (changes, _) in TRAINED.items() if name not in BY_COMPOSE} | {
     "mnist-ps": (),
     "custom-command": (),
+    **dict.fromkeys(PROGRAMS, ()),
     # On a busy machine the workers' gradients are of older weights, and so few steps as elsewhere do not reach the bounds.
     "cifar10-ps": (*SMALL, "train.steps=1000"),
 }
@@ -46,7 +47,7 @@ def assert_reached(name: str, run: Run, logs: str) -> None:
         assert len(said) == 1, logs[-3000:]  # the chief alone
         assert float(said[0]) >= ACCURACY
         return
-    _, expected = TRAINED.get(name, ((), DIGITS))
+    expected = PROGRAMS[name][0] if name in PROGRAMS else TRAINED.get(name, ((), DIGITS))[1]
     metrics = run.status()["metrics"]
     for metric, (low, high) in expected.items():
         assert low <= metrics[metric] <= high, metrics

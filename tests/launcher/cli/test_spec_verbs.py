@@ -21,8 +21,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("workload", [*CATALOG, "my_code.models:Net"])
-@pytest.mark.parametrize("strategy", get_args(Strategy))
+@pytest.mark.parametrize(
+    "strategy, workload",
+    [
+        *((strategy, name) for name, entry in CATALOG.items() for strategy in entry.strategies),
+        *((strategy, "my_code.models:Net") for strategy in get_args(Strategy)),
+    ],
+)
 def test_what_init_writes_is_valid(strategy: str, workload: str, capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert run(["init", "--strategy", strategy, "--workload", workload]) == 0
     assert "launcher up cluster.yaml" in capsys.readouterr().out
@@ -59,6 +64,7 @@ def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixtu
         ([".", "--force"], ". is a directory"),
         (["/dev/null/x.yaml"], "/dev/null/x.yaml cannot be written: Not a directory"),
         (["--workload", "my net"], "mnist_mlp"),
+        (["--workload", "life"], "life does not run with strategy parameter_server"),
         (["--workload", "my net"], "package.module:Class"),
         (["--workload", "my net:Net"], "is not package.module:Class; expected"),
     ],

@@ -27,10 +27,13 @@ def spec_of(tmp_path: Path, strategy: str, roles: str, more: str = "train: {work
         ("multi_worker_mirrored", "{chief: {}, worker: {replicas: 3}}"),
         ("parameter_server", "{chief: {}, worker: {replicas: 3}, ps: {replicas: 2}, evaluator: {}}"),
         ("parameter_server", "{chief: {}, worker: {}, ps: {}, evaluator: null}"),
+        ("manual", "{chief: {}, worker: {replicas: 3}}"),
+        ("manual", "{chief: {}, worker: {}, ps: {replicas: 2}}"),
     ],
 )
 def test_roles_that_fit_their_strategy(strategy: str, roles: str, tmp_path: Path) -> None:
-    assert load(spec_of(tmp_path, strategy, roles)).strategy == strategy
+    train = "train: {workload: placement}" if strategy == "manual" else "train: {workload: mnist_mlp}"
+    assert load(spec_of(tmp_path, strategy, roles, train)).strategy == strategy
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,11 @@ def test_roles_that_fit_their_strategy(strategy: str, roles: str, tmp_path: Path
 )
 def test_what_is_allowed(more: str, tmp_path: Path) -> None:
     assert load(spec_of(tmp_path, "single", "{chief: {}}", more)).name == "run"
+
+
+def test_a_program_of_ones_own(tmp_path: Path) -> None:
+    train = "train: {workload: 'program:averages', params: {count: 10}, data: synthetic, seed: 3}"
+    assert load(spec_of(tmp_path, "manual", "{chief: {}, worker: {}}", train)).train is not None
 
 
 @pytest.mark.parametrize("workload", ["mnist", "mnist_mlp", "a:B", "a.b.c:D", "a.b:outer.Inner", "_a:_b"])

@@ -8,12 +8,14 @@ import pytest
 from launcher.errors import UsageError
 from launcher.spec.loader import load
 from launcher.spec.starter import starter
-from trainer.settings import Strategy
+from trainer.settings import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG
 
+FITTING = [(strategy, name) for name, entry in CATALOG.items() for strategy in entry.strategies]
+OWN = [(strategy, name) for name in ("my.code:Model", None) for strategy in get_args(Strategy)]
 
-@pytest.mark.parametrize("strategy", get_args(Strategy))
-@pytest.mark.parametrize("workload", [*CATALOG, "my.code:Model", None])
+
+@pytest.mark.parametrize("strategy, workload", [*FITTING, *OWN])
 def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(starter("my-run", workload, strategy), encoding="utf-8")
@@ -23,7 +25,7 @@ def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: 
     assert spec.command == (None if workload else ["python", "train.py"])
 
 
-@pytest.mark.parametrize("strategy", get_args(Strategy))
+@pytest.mark.parametrize("strategy", TRAINING)
 def test_what_is_commented_out_validates_too(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     text = starter("my-run", "mnist", strategy)
@@ -52,6 +54,8 @@ def test_a_name_that_yaml_would_read_as_something_else_stays_a_name(name: str, t
         ("My Run", "mnist", "single", "DNS label"),
         ("run", "mnits", "single", "not a built-in workload"),
         ("run", "mnist", "horovod", "no strategy"),
+        ("run", "mnist", "manual", "mnist does not run with strategy manual"),
+        ("run", "life", "single", "life does not run with strategy single"),
     ],
 )
 def test_what_cannot_be_is_refused(name: str, workload: str, strategy: str, message: str) -> None:

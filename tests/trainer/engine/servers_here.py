@@ -43,7 +43,8 @@ def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
     """Start them on ports that are held meanwhile; kill them at the end. Sets the environment that they and the chief need."""
     os.environ |= ENVIRONMENT
     held, addresses = free_ports(1 + ps + workers)
-    cluster = {"chief": addresses[:1], "ps": addresses[1 : 1 + ps], "worker": addresses[1 + ps :]}
+    by_role = {"chief": addresses[:1], "ps": addresses[1 : 1 + ps], "worker": addresses[1 + ps :]}
+    cluster = {role: there for role, there in by_role.items() if there}
     here = Servers(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
     try:
         for role, count in (("ps", ps), ("worker", workers)):

@@ -1,4 +1,4 @@
-"""docs/workloads.md: its example works as it stands, its tables are the catalog's."""
+"""docs/workloads.md: its example works as it stands; its tables, and those of docs/programs.md, are the catalog's."""
 
 import re
 import sys
@@ -13,7 +13,9 @@ from trainer.settings import Train
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.loading import load_workload
 
-PAGE = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "workloads.md").read_text(encoding="utf-8")
+PAGES = PAGE + (DOCS / "programs.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def test_the_example_of_a_model_function_learns() -> None:
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_the_tables_are_the_catalogs(name: str) -> None:
-    section = PAGE.split(f"`train.params` of {name}:")[1].split("`train.params` of")[0].split("##")[0]
+    section = PAGES.split(f"`train.params` of {name}:")[1].split("`train.params` of")[0].split("##")[0]
     documented = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*) \|$", section, re.MULTILINE)
     fields = CATALOG[name].params.model_fields
     assert documented == [(field, str(info.default), info.description) for field, info in fields.items()]

@@ -5,13 +5,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.trainer.workloads.drive_forms import EXACT, STEPS, forms
-from trainer.settings import Strategy
+from trainer.settings import TRAINING
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     return Reports(tmp_path_factory.mktemp("forms"))
 
 
-CASES = [(strategy, form) for strategy in get_args(Strategy) for form in forms(strategy)]
+CASES = [(strategy, form) for strategy in TRAINING for form in forms(strategy)]
 
 
 # One process shows that each form learns; the others run the forms once more, in clusters of their own.

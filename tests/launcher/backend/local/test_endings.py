@@ -27,6 +27,7 @@ def test_servers_are_asked_to_stop_after_those_that_save() -> None:
     "strategy, trains, expected",
     [
         ("parameter_server", True, {"ps-0": 20, "worker-0": 20}),
+        ("manual", True, {"ps-0": 20, "worker-0": 20}),
         ("parameter_server", False, {"ps-0": 0, "worker-0": 3}),
         ("multi_worker_mirrored", False, {"worker-0": 20}),
     ],

@@ -1,0 +1,119 @@
+"""Strategy manual in whole runs: a lost worker is named and the program runs again, stops end it, mistakes are told."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.running import Run, started
+from tests.trainer.tensorboard_reader import read_events
+
+# What it writes replaces itself; a file beside it counts the attempts.
+PROGRAM = """
+import os, time
+import tensorflow as tf
+
+def slow(cluster, rounds):
+    with open(os.path.join(os.path.dirname(__file__), "attempts"), "a") as file:
+        file.write("x")
+    total = 0.0
+    for step in range(1, rounds + 1):
+        total += sum(float(one) for one in cluster.each(lambda task: tf.add(1.0, 2.0, name="three")))
+        cluster.progress(step, rounds, {"total": total})
+        tf.summary.scalar("total", total, step=step)
+        time.sleep(0.05)
+    return {"total": total}
+
+def wrong(cluster):
+    return 5
+
+def failing(cluster):
+    raise RuntimeError("the program's own fault")
+
+def never(cluster):
+    tf.add(1.0, 2.0)
+    time.sleep(600)
+"""
+
+
+def spec(tmp_path: Path, program: str, **params: Any) -> dict[str, Any]:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "mine.py").write_text(PROGRAM)
+    roles = {"chief": {}, "worker": {"replicas": 2}}
+    train = {"workload": f"mine:{program}", "params": params}
+    return {"version": 1, "name": "byhand", "strategy": "manual", "roles": roles, "code": str(code), "train": train}
+
+
+def assert_succeeded(run: Run) -> None:
+    done = run.launcher("wait", run.name, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr + run.log("chief")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("victim", ["worker-1", "chief"])
+def test_a_task_lost_is_named_and_the_program_runs_again(victim: str, tmp_path: Path) -> None:
+    with started(spec(tmp_path, "slow", rounds=60), tmp_path) as run:
+        run.until("progress", lambda: run.events("chief", "progress"))
+        killed = run.kill_training_process(victim)
+        restarted = run.until(
+            "the chief to start again", lambda: [e for e in run.events("chief", "restarting") if e["time"] > killed - 0.01]
+        )
+        if victim == "worker-1":
+            assert restarted[0]["exit_code"] == 75
+            assert re.match(r"worker-1 \(127\.0\.0\.1:\d+\) (was lost|is gone)", restarted[0]["detail"]), restarted[0]["detail"]
+            print(f"\nworker-1 killed, named after {restarted[0]['time'] - killed:.1f} s")
+        assert_succeeded(run)
+        assert (tmp_path / "code" / "attempts").read_text() == "xx"
+        status = run.status()
+        assert status["metrics"] == {"total": 2 * 3 * 60}
+        assert (status["step"], status["steps"]) == (60, 60)
+        record = json.loads((run.directory / "run.json").read_text())
+        assert (record["state"], record["step"], record["metrics"]) == ("succeeded", 60, {"total": 360})
+        assert "worker-1  cpu:0" in (run.directory / "results" / "devices.txt").read_text()
+        assert read_events(run.directory / "logs" / "train").tags("scalars") >= {"total"}
+
+
+@pytest.mark.timeout(120)
+def test_a_stop_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
+    with started(spec(tmp_path, "never"), tmp_path) as run:
+        run.until("it to run", lambda: run.events("chief", "ready"))
+        began = time.monotonic()
+        run.launcher("down", run.name)
+        assert time.monotonic() - began < 25
+        assert run.status()["state"] == "stopped"
+        assert json.loads((run.directory / "run.json").read_text())["state"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "program, told",
+    [("wrong", "mine:wrong returned 5; expected a dict of names and numbers"), ("failing", "the program's own fault")],
+)
+def test_what_goes_wrong_in_a_program_is_told_and_not_tried_for_ever(program: str, told: str, tmp_path: Path) -> None:
+    with started(spec(tmp_path, program), tmp_path) as run:
+        assert run.launcher("wait", run.name, check=False, timeout=100).returncode == 1
+        failed = run.events("chief", "failed")[-1]
+        assert failed["exit_code"] == 2
+        assert told in failed["detail"]
+        assert len(run.events("chief", "started")) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_worker_that_hangs_does_not_keep_a_stop(tmp_path: Path) -> None:
+    with started(spec(tmp_path, "slow", rounds=100_000), tmp_path) as run:
+        run.until("progress", lambda: run.events("chief", "progress"))
+        pid = run.events("worker-0", "started")[-1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            run.launcher("down", run.name, timeout=90)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert run.status()["state"] in {"stopped", "failed"}

@@ -1,0 +1,109 @@
+"""Runs programs on three real workers and prints, as JSON, what they came to. Usage: drive_programs.py SCRATCH.
+
+It is a process of its own because a chief's connection is for the whole process.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+WORKERS = 3
+PATTERNS = {
+    "block": ("x = 2, y = 2\n2o$2o!", 10, 10),
+    "pulsar": (
+        "x = 13, y = 13\n2b3o3b3o2$o4bobo4bo$o4bobo4bo$o4bobo4bo$2b3o3b3o2$2b3o3b3o$o4bobo4bo$o4bobo4bo$o4bobo4bo2$2b3o3b3o!",
+        20,
+        20,
+    ),
+    "glider": ("x = 3, y = 3\nbob$2bo$3o!", 9, 9),
+    "nothing": ("x = 1, y = 1\nb!", 2, 5),
+}
+STRIP_GENERATIONS = 60
+
+
+def main(scratch: Path) -> None:
+    from tests.trainer.engine.servers_here import servers
+
+    with servers(str(scratch), ps=0, workers=WORKERS) as here:
+        try:
+            print(json.dumps(report(here.tf_config, scratch)), flush=True)
+        except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
+            traceback.print_exc()
+        finally:
+            for process in here.processes.values():
+                process.kill()
+            os._exit(0)
+
+
+def report(tf_config: str, scratch: Path) -> dict[str, Any]:
+    from trainer.engine import program
+    from trainer.programs.cluster import Cluster
+    from trainer.programs.device_log import DeviceLog
+    from trainer.programs.loading import load_program
+    from trainer.settings import Train
+    from trainer.tf_config import parse
+
+    sys.stdout.flush()
+    out, sys.stdout = sys.stdout, sys.stderr  # tables go there; the report alone to stdout
+    chief, *tasks = program._connect(parse(tf_config))
+    told: dict[str, Any] = {"devices": {task.name: task.devices for task in (chief, *tasks)}}
+
+    def run(workload: str, params: dict[str, Any], *, on: int = WORKERS, seed: int = 0) -> dict[str, Any]:
+        notices: list[str] = []
+        log = DeviceLog()
+        results = scratch / "results"
+        cluster = Cluster(chief, tuple(tasks[:on]), results, log, notices.append, lambda *_: None)
+        with log.watch():
+            metrics = load_program(Train(workload=workload, params=params, seed=seed))(cluster)
+        files = {path.name: path.read_text() for path in results.glob("*.txt")} | {
+            path.name: path.read_text() for path in results.glob("*.rle")
+        }
+        return {"metrics": metrics, "notices": notices, "rows": log.rows(), "elsewhere": log.elsewhere(), "files": files}
+
+    told["placement"] = run("placement", {})
+    told["placement_on_one"] = run("placement", {"x": 3.5}, on=1)
+    for slices in ("unequal", "speed"):
+        told[f"map_reduce_{slices}"] = run("map_reduce", {"count": 10_000_000, "slices": slices})
+    told["map_reduce_few"] = run("map_reduce", {"count": 2})
+    told["matmul"] = run("matmul", {"size": 300, "repeats": 3})
+    told["matmul_fallback"] = run("matmul", {"size": 50, "devices": ["gpu:1", "worker-1", "worker-2/cpu:0", "worker-1/gpu:0"]})
+    for name, (text, height, width) in PATTERNS.items():
+        file = scratch / f"{name}.rle"
+        file.write_text(text)
+        told[f"life_{name}"] = run("life", {"pattern": str(file), "height": height, "width": width})
+        (scratch / "results" / "life.gif").rename(scratch / f"{name}.gif")
+    for on in (1, 2, 3):
+        told[f"strips_{on}"] = run(
+            "life", {"height": 13, "width": 17, "density": 0.4, "generations": STRIP_GENERATIONS, "frames": 0}, on=on, seed=5
+        )
+    told["unfinished"] = run("life", {"generations": 3, "frames": 0})
+    sys.path.insert(0, str(scratch))
+    (scratch / "documented.py").write_text((scratch / "example.txt").read_text())
+    told["documented"] = run("documented:averages", {"count": 100_000})
+    (scratch / "falling.py").write_text(FALLING)
+    told["falling"] = run("falling:back", {})
+    sys.stdout = out
+    return told
+
+
+# An operation goes to where its variable is, wherever it was asked to.
+FALLING = """
+import tensorflow as tf
+
+def back(cluster):
+    with tf.device(cluster.tasks[0].cpu):
+        total = tf.Variable(1.0)
+    with tf.device(cluster.tasks[1].cpu):
+        total.assign_add(2.0)
+    return {"total": float(total)}
+"""
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,80 @@
+"""Which functions are programs, and what is told of those that are not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.programs.loading import load_program
+from trainer.settings import Train
+from trainer.workloads.catalog import CATALOG
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.loading import load_workload
+
+MODULE = """
+def counted(cluster, count, seed, data, step=1):
+    return {"cluster": cluster, "count": count, "seed": seed, "data": data, "step": step}
+
+def whole(cluster, params):
+    return params
+
+def trained(units):
+    return None
+
+class Program:
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "placed_here.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("placed_here", None)
+
+
+def run(name: str, **train: Any) -> Any:
+    return load_program(Train(workload=f"placed_here:{name}", **train))("a cluster")  # type: ignore[arg-type]
+
+
+def test_a_program_gets_the_cluster_and_what_it_takes() -> None:
+    given = run("counted", params={"count": 5}, seed=7, data="/data")
+    assert given == {"cluster": "a cluster", "count": 5, "seed": 7, "data": "/data", "step": 1}
+    assert run("whole", params={"any": 1}) == {"any": 1}
+
+
+@pytest.mark.parametrize(
+    "name, params, message",
+    [
+        ("counted", {"count": 1, "stpe": 2}, r"train\.params\.stpe: .* did you mean 'step'\?"),
+        ("trained", {}, r"the first argument of trained \(.*placed_here\.py:8\) is not `cluster`"),
+        ("Program", {}, "is the class Program; strategy manual runs a function"),
+        ("number", {}, "is int; strategy manual runs a function"),
+        ("nothing", {}, "nothing is not there in"),
+    ],
+)
+def test_what_is_no_program(name: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        run(name, params=params)
+
+
+def test_what_nothing_gives_is_told_with_the_functions_place() -> None:
+    with pytest.raises(WorkloadError, match=r"counted \(.*placed_here\.py:2\) takes 'count', and nothing gives it"):
+        run("counted")
+
+
+def test_a_program_does_not_train() -> None:
+    with pytest.raises(WorkloadError, match=r"is a program placed by hand, .* set strategy: manual"):
+        load_workload(Train(workload="placed_here:whole"))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in CATALOG.items() if "manual" in entry.strategies])
+def test_every_built_in_program_is_there_and_takes_no_data(name: str) -> None:
+    assert callable(load_program(Train(workload=name)))
+    with pytest.raises(WorkloadError, match=f"{name} makes what it needs"):
+        load_program(Train(workload=name, data="/data"))

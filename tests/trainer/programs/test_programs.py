@@ -1,0 +1,164 @@
+"""The built-in programs and the documented one on three real workers: their numbers, where each operation ran, what falls back."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.trainer.programs.drive_programs import PATTERNS, STRIP_GENERATIONS, WORKERS
+from trainer.programs import rle
+from trainer.programs.map_reduce import cut
+
+DRIVER = Path(__file__).with_name("drive_programs.py")
+PAGE = (Path(__file__).parents[3] / "docs" / "programs.md").read_text(encoding="utf-8")
+
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def report(scratch: Path) -> Report:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(example.splitlines()) <= 15
+    (scratch / "example.txt").write_text(example)
+    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=110, check=False)
+    assert done.stdout, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(result, dict)
+    return result
+
+
+def placed(told: Report) -> dict[str, tuple[str, str]]:
+    """Return where each named operation ran: task and device."""
+    return {name: (task, device) for _, name, _, task, device, _ in told["rows"] if name}
+
+
+def test_the_cluster_has_its_tasks_and_their_devices_in_order(report: Report) -> None:
+    assert list(report["devices"]) == ["chief", *(f"worker-{i}" for i in range(WORKERS))]
+    assert report["devices"]["worker-1"][0] == "/job:worker/replica:0/task:1/device:CPU:0"
+
+
+def test_placement(report: Report) -> None:
+    told = report["placement"]
+    assert told["metrics"] == {"y1": 302, "y2": -64, "y": 238}
+    assert placed(told) == {"y1": ("worker-0", "cpu:0"), "y2": ("worker-1", "cpu:0"), "y": ("chief", "cpu:0")}
+    assert ["AddV2", "y1", "1", "worker-0", "cpu:0", ""] in told["rows"]
+
+
+def test_placement_on_one_task(report: Report) -> None:
+    told = report["placement_on_one"]
+    assert told["metrics"]["y"] == 241
+    assert placed(told)["y2"] == ("worker-0", "cpu:0")
+
+
+@pytest.mark.parametrize("slices", ["unequal", "speed"])
+def test_map_reduce(report: Report, slices: str) -> None:
+    told = report[f"map_reduce_{slices}"]
+    numbers = np.random.default_rng(0).random(10_000_000, dtype=np.float32)
+    metrics = told["metrics"]
+    assert metrics["sum"] == pytest.approx(float(numbers.sum(dtype=np.float64)), rel=1e-6)
+    assert metrics["mean"] == pytest.approx(metrics["numpy_mean"], rel=1e-6)
+    assert metrics["relative_error"] < 1e-6
+    sizes = [int(line.split()[1].replace(",", "")) for line in told["files"]["slices.txt"].splitlines()[1:]]
+    assert sum(sizes) == 10_000_000
+    assert len(set(sizes)) == WORKERS
+    means = {(task, device) for operation, name, _, task, device, _ in told["rows"] if name == "mean" and operation == "Mean"}
+    assert means == {(f"worker-{i}", "cpu:0") for i in range(WORKERS)}
+
+
+def test_slices_follow_the_weights() -> None:
+    assert cut(10_000_000, [1, 2, 3]) == [1_666_667, 3_333_333, 5_000_000]
+    assert cut(600, [50.0, 100.0, 150.0]) == [100, 200, 300]
+    assert sum(cut(7, [0.1] * 5)) == 7
+
+
+def test_map_reduce_with_fewer_numbers_than_tasks(report: Report) -> None:
+    assert report["map_reduce_few"]["metrics"]["relative_error"] < 1e-6
+
+
+def test_matmul_on_every_task(report: Report) -> None:
+    told = report["matmul"]
+    metrics = told["metrics"]
+    assert metrics["relative_error"] < 1e-5
+    matrix = np.random.default_rng(0).random((300, 300), dtype=np.float32).astype(np.float64)
+    for task in ("chief", "worker-0", "worker-1", "worker-2"):
+        place = f"{task}/cpu:0"
+        for part in ("gflops", "compute_s", "transfer_s"):
+            assert metrics[f"{place}/{part}"] > 0
+    assert metrics["sum"] == pytest.approx((matrix @ matrix.T).sum(), rel=1e-5)
+    products = {task for operation, name, _, task, _, _ in told["rows"] if name == "product"}
+    assert products == {"chief", "worker-0", "worker-1", "worker-2"}
+    assert "300x300" in told["files"]["matmul.txt"]
+
+
+def test_matmul_falls_back_where_a_device_is_not_there(report: Report) -> None:
+    told = report["matmul_fallback"]
+    assert told["notices"] == [
+        "chief has no gpu:1, it has cpu:0: what was to run there runs on its CPU",
+        "worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU",
+    ]
+    assert {name.rpartition("/")[0] for name in told["metrics"] if name.endswith("gflops")} == {
+        "chief/cpu:0",
+        "worker-1/cpu:0",
+        "worker-2/cpu:0",
+    }
+
+
+def test_an_operation_that_ran_elsewhere_is_told(report: Report) -> None:
+    told = report["falling"]
+    assert told["metrics"]["total"] == 3
+    assert ["AssignAddVariableOp", "", "1", "worker-0", "cpu:0", "worker-1/cpu:0"] in told["rows"]
+    assert told["elsewhere"] == [
+        "AssignAddVariableOp ran on worker-0/cpu:0 and not on worker-1/cpu:0, which cannot run it or has not what it works on"
+    ]
+    assert report["placement"]["elsewhere"] == []
+
+
+@pytest.mark.parametrize("pattern, period", [("block", 1), ("pulsar", 3), ("glider", 4 * 9), ("nothing", 1)])
+def test_periods(report: Report, scratch: Path, pattern: str, period: int) -> None:
+    told = report[f"life_{pattern}"]
+    assert (told["metrics"]["period"], told["metrics"]["since"]) == (period, 0)
+    assert f"period {period}" in told["notices"][0]
+    with Image.open(scratch / f"{pattern}.gif") as film:
+        _, height, width = PATTERNS[pattern]
+        assert film.size == (4 * width, 4 * height)
+
+
+def test_strips_give_the_board_of_one_process(report: Report) -> None:
+    board = (np.random.default_rng(5).random((13, 17)) < 0.4).astype(np.uint8)
+    seen: list[bytes] = []
+    while board.tobytes() not in seen and len(seen) < STRIP_GENERATIONS:
+        seen.append(board.tobytes())
+        total = sum(np.roll(board, (i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1))
+        board = ((total == 3) | ((total == 4) & (board == 1))).astype(np.uint8)
+    assert len(seen) > 10
+    for tasks in (1, 2, 3):
+        told = report[f"strips_{tasks}"]
+        assert told["metrics"]["generations"] == len(seen)
+        assert told["metrics"]["alive"] == board.sum()
+        assert np.array_equal(rle.read(told["files"]["last.rle"], "last.rle"), board)
+        ran = {task for operation, _, _, task, _, _ in told["rows"] if operation.startswith("function")}
+        assert ran == {f"worker-{i}" for i in range(tasks)}
+
+
+def test_a_life_that_is_not_over_has_no_period(report: Report) -> None:
+    told = report["unfinished"]
+    assert "period" not in told["metrics"]
+    assert "no state came again within 3 generations" in told["notices"][0]
+
+
+def test_the_documented_program_runs_on_every_task(report: Report) -> None:
+    told = report["documented"]
+    assert told["metrics"]["mean"] == pytest.approx(0.5, abs=0.01)
+    assert 0 < told["metrics"]["spread"] < 0.02
+    assert {task for operation, name, _, task, _, _ in told["rows"] if name == "mean"} == {f"worker-{i}" for i in range(WORKERS)}

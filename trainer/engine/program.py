@@ -1,0 +1,197 @@
+"""Runs a program placed by hand: connects the chief to every ps and worker, calls the program, keeps what it came to.
+
+Nothing of a program is saved midway. When a server is lost, or the chief, the program runs again from its beginning; so what it writes
+replaces what was there.
+"""
+
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from trainer import error_file
+from trainer.engine.job import Job
+from trainer.engine.logs import Logs
+from trainer.engine.pace import REPORT_EVERY
+from trainer.engine.record import Record
+from trainer.engine.session import PeerLostError, cause
+from trainer.engine.watching import Watch, unreachable
+from trainer.events import Reporter
+from trainer.exit_codes import ExitCode
+from trainer.loopback import closed_to_others
+from trainer.programs import devices
+from trainer.programs.cluster import Cluster, Task
+from trainer.programs.device_log import DeviceLog
+from trainer.programs.loading import Program
+from trainer.tf_config import TaskConfig, task_name
+from trainer.workloads.errors import WorkloadError
+
+RESULTS = "results"
+_DEVICES = "devices"  # the table of which device ran what, in results/
+
+# What TensorFlow says of a server that is gone. One that came back in its place does not know the chief's context.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+_FORGOTTEN = "context_id"
+_TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
+_CONNECT_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program came to: the last step that it told of, None where it told of none, and its metrics."""
+
+    step: int | None
+    metrics: dict[str, float]
+
+
+def run(program: Program, task: TaskConfig, job: Job, report: Reporter, stopped: Callable[[], bool], began: float) -> Outcome:
+    """Connect to the cluster and run `program` on it to its end. A stop that is asked for meanwhile ends this process.
+
+    `began` is when the process started, in seconds since the epoch.
+
+    Raises:
+        PeerLostError: a server was lost, and is named.
+        WorkloadError: the program returned what is no result.
+    """
+    chief, *others = _connect(task)
+    log = DeviceLog()
+    told = _Told(report)
+    record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
+    record.update("running", None)
+    cluster = Cluster(
+        chief=chief,
+        tasks=tuple(others),
+        results=job.run_dir / RESULTS,
+        log=log,
+        notice=lambda message: report("notice", message=message),
+        progress=told,
+    )
+    logs = Logs(job.run_dir)
+    watch = Watch(task.peers(), stopped, lambda: record.update("running", told.step), _leaving(record, told))
+    report("ready", seconds=time.time() - began)
+    watch.start()
+    try:
+        with logs.training_writer(0), log.watch():
+            metrics = _metrics(program(cluster), job.train.workload)
+    except tf.errors.OpError as error:
+        _raise_if_lost(error, task)
+        raise
+    finally:
+        watch.stop()
+    told.flush()
+    _show_devices(cluster)
+    with logs.training_writer(told.step or 0):
+        for name, value in metrics.items():
+            tf.summary.scalar(name, value)
+    logs.close()
+    steps = {} if told.steps is None else {"steps": told.steps}
+    record.update("succeeded", told.step, metrics=metrics, **steps)
+    return Outcome(told.step, metrics)
+
+
+def _connect(task: TaskConfig) -> list[Task]:
+    """Connect to every server; returns the chief and the servers with their devices, workers before ps."""
+    cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
+    try:
+        with closed_to_others(task.address):
+            tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
+    except tf.errors.OpError as error:
+        _raise_if_lost(error, task)
+        raise
+    found: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
+    for one in tf.config.list_logical_devices():
+        if one.device_type.lower() in devices.KINDS:
+            device = devices.parse(one.name)
+            found[device.task or task.name].append((device, one.name))
+    return [Task(name, tuple(full for _, full in sorted(there, key=_by_kind))) for name, there in found.items()]
+
+
+def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
+    device, _ = named
+    return devices.KINDS.index(device.kind or "cpu"), device.number or 0
+
+
+def _raise_if_lost(error: Any, task: TaskConfig) -> None:
+    """Raise PeerLostError, with the server's name, where TensorFlow's error is of one that is gone."""
+    if not isinstance(error, _LOST) and _FORGOTTEN not in str(error.message):
+        return
+    peers = task.peers()
+    spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
+    lost = [name for name in dict.fromkeys(spoken_of) if name in peers]
+    if not lost:  # TensorFlow does not say whom it means
+        lost = [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]
+    who = ", ".join(f"{name} ({peers[name]})" for name in lost) or "a worker or ps"
+    raise PeerLostError(f"{who} was lost while the program ran, which starts again from its beginning: {cause(error)}") from error
+
+
+def _metrics(returned: Any, workload: str) -> dict[str, float]:
+    """Return what a program returned as metrics. Raises WorkloadError where that is no mapping of names to numbers, nor None."""
+    if returned is None:
+        return {}
+    try:
+        return {str(name): float(value) for name, value in returned.items()}
+    except (AttributeError, TypeError, ValueError):
+        shown = repr(returned)
+        raise WorkloadError(
+            f"train.workload {workload} returned {shown if len(shown) <= 60 else shown[:57] + '...'}; expected a dict of names and numbers, "
+            "or nothing. Write what else there is into cluster.results."
+        ) from None
+
+
+def _show_devices(cluster: Cluster) -> None:
+    for message in cluster.log.elsewhere():
+        cluster.notice(message)
+    text = cluster.log.text()
+    print(text, flush=True)
+    cluster.write(f"{_DEVICES}.txt", text + "\n")
+
+
+def _leaving(record: Record, told: "_Told") -> Callable[[ExitCode, str], NoReturn]:
+    """Return what ends this process from the watch's thread: the program's own thread may never come back from TensorFlow."""
+
+    def leave(code: ExitCode, reason: str) -> NoReturn:
+        if code == ExitCode.STOPPED:
+            record.update("stopped", told.step)
+        if reason:
+            line = f"{reason}; the program starts again from its beginning"
+            print(line, file=sys.stderr)
+            error_file.write(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    return leave
+
+
+class _Told:
+    """Passes on how far a program is: the last word always, others about twice a second."""
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self.step: int | None = None
+        self.steps: int | None = None
+        self._metrics: Mapping[str, float] = {}
+        self._said_step: int | None = None
+        self._said = time.monotonic()
+
+    def __call__(self, step: int, steps: int, metrics: Mapping[str, float] | None = None) -> None:
+        self.step, self.steps, self._metrics = step, steps, metrics or {}
+        if time.monotonic() - self._said >= REPORT_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Pass on what was told last, if it was not."""
+        if self.step is None or self.step == self._said_step:
+            return
+        now = time.monotonic()
+        done = self.step - (self._said_step or 0)
+        seconds = (now - self._said) / done if done > 0 else math.nan
+        metrics = {name: float(value) for name, value in self._metrics.items()}
+        self._report("progress", step=self.step, steps=self.steps, loss=None, metrics=metrics, seconds_per_step=seconds)
+        self._said, self._said_step = now, self.step

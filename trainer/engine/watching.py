@@ -1,0 +1,81 @@
+"""Watches over a program that the chief runs: a stop that was asked for, servers that are gone, and that run.json stays fresh.
+
+The program's own thread may be inside TensorFlow, waiting for a task that is gone for ever, and cannot be interrupted there. So this
+is a thread beside it, which calls `leave` when the program is to end; that does not return.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from trainer.exit_codes import ExitCode
+from trainer.peers import RESET_ON_CLOSE, outcome
+from trainer.tf_config import split_address
+
+_LOOK_EVERY = 0.1  # seconds between looks whether a stop was asked for
+_ASK_EVERY = 2.0  # seconds between rounds of asking every server for a connection
+_SAY_EVERY = 5.0  # seconds after which run.json says anew that the run is alive
+_CONNECT_TIMEOUT = 1.0
+
+# Ends this process; the text says why.
+Leave = Callable[[ExitCode, str], None]
+
+
+@dataclass
+class Watch:
+    """A thread that watches from `start` to `stop`. A server is gone when it gave no connection for `patience` seconds."""
+
+    servers: Mapping[str, str]  # name -> address
+    stopped: Callable[[], bool]
+    alive: Callable[[], None]  # called every few seconds
+    leave: Leave
+    patience: float = 20.0
+    _done: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End watching; nothing is called any more when this returns."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        asked = said = time.monotonic()
+        silent: dict[str, float] = {}  # server -> since when
+        while not self._done.wait(_LOOK_EVERY):
+            now = time.monotonic()
+            if self.stopped():
+                self.leave(ExitCode.STOPPED, "")
+            if now - said >= _SAY_EVERY:
+                self.alive()
+                said = now
+            if now - asked >= _ASK_EVERY:
+                self._ask(silent)
+                asked = time.monotonic()
+
+    def _ask(self, silent: dict[str, float]) -> None:
+        for name, address in self.servers.items():
+            reason = unreachable(address, _CONNECT_TIMEOUT)
+            if reason is None:
+                silent.pop(name, None)
+            elif self._done.is_set():
+                return
+            elif time.monotonic() - silent.setdefault(name, time.monotonic()) >= self.patience:
+                self.leave(ExitCode.PEER_LOST, f"{name} ({address}) is gone: {reason} for {self.patience:g} s")
+
+
+def unreachable(address: str, timeout: float) -> str | None:
+    """Return why `address` gives no connection within `timeout` seconds, None when it gives one."""
+    try:
+        with socket.create_connection(split_address(address), timeout=timeout) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            return outcome(connection)
+    except OSError as error:
+        return (error.strerror or "no answer").lower()

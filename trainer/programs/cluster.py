@@ -1,0 +1,112 @@
+"""What a program gets: the connected cluster, its tasks and their devices in order, and how to say what it does."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import tensorflow as tf
+
+from trainer.engine.record import write_atomically
+from trainer.programs import devices
+from trainer.programs.device_log import DeviceLog
+from trainer.programs.tables import table
+from trainer.workloads.errors import WorkloadError
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task and its devices by TensorFlow's names, as `tf.device` takes them: CPUs first, then GPUs, in order."""
+
+    name: str  # chief, worker-0, ps-1
+    devices: tuple[str, ...]
+
+    @property
+    def cpu(self) -> str:
+        """Its first CPU."""
+        return self.devices[0]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Its GPUs."""
+        return tuple(name for name in self.devices if devices.parse(name).kind == "gpu")
+
+    @property
+    def device(self) -> str:
+        """Its best device: the first GPU, or the CPU where there is none."""
+        return (*self.gpus, self.cpu)[0]
+
+
+class Progress(Protocol):
+    """Says how far a program is."""
+
+    def __call__(self, step: int, steps: int, metrics: dict[str, float] | None = None) -> None:
+        """Tell that `step` of `steps` steps are done; call it as often as you like, it is passed on about twice a second."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The connected cluster. `tasks` are its servers, workers before ps, each by its index; the chief runs the program itself.
+
+    What is written, into `results` or by `tf.summary`, replaces what an attempt before it wrote: a program may run again.
+    """
+
+    chief: Task
+    tasks: tuple[Task, ...]
+    results: Path
+    log: DeviceLog
+    notice: Callable[[str], None]
+    progress: Progress
+
+    def device(self, name: str) -> str:
+        """Return TensorFlow's name of the device that is called so: cpu or gpu:1 of the chief, worker-0 (its best), worker-0/gpu:1.
+
+        Where the task has no such device, that is said, and its CPU is returned.
+
+        Raises:
+            WorkloadError: no device is called so, or there is no such task.
+        """
+        try:
+            wish = devices.parse(name)
+        except ValueError as error:
+            raise WorkloadError(str(error)) from None
+        everyone = {task.name: task for task in (self.chief, *self.tasks)}
+        task = everyone.get(wish.task or self.chief.name)
+        if task is None:
+            raise WorkloadError(f"{name!r}: there is no task {wish.task}; expected {', '.join(everyone)}")
+        if wish.kind is None:
+            return task.device
+        found = next(
+            (one for one in task.devices if devices.Device(task.name, wish.kind, wish.number or 0).covers(devices.parse(one))), None
+        )
+        if found is None:
+            has = ", ".join(devices.parse(one).own for one in task.devices)
+            self.notice(f"{task.name} has no {wish.own}, it has {has}: what was to run there runs on its CPU")
+        return found or task.cpu
+
+    def each(self, function: Callable[..., Result], *items: Sequence[Any]) -> list[Result]:
+        """Call `function(task, item, ...)` for every task at once, under its best device; return the results in the tasks' order.
+
+        `items` are sequences with one item a task.
+        """
+
+        def on(task: Task, *item: Any) -> Result:
+            with self.log.watch(), tf.device(task.device):
+                return function(task, *item)
+
+        calls = list(zip(self.tasks, *items, strict=True))
+        with ThreadPoolExecutor(len(calls), thread_name_prefix="task") as pool:
+            return list(pool.map(lambda call: on(*call), calls))
+
+    def show(self, name: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table into the chief's log, and keep it as `results/<name>.txt`."""
+        text = "\n".join(table(headers, rows))
+        print(text, flush=True)
+        self.write(f"{name}.txt", text + "\n")
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file into `results`, whole or not at all."""
+        write_atomically(self.results / name, content)

@@ -1,0 +1,55 @@
+"""Names of devices: TensorFlow's own, such as /job:worker/replica:0/task:0/device:GPU:1, and short ones, such as worker-0/gpu:1.
+
+Imports no TensorFlow.
+"""
+
+import re
+from dataclasses import dataclass
+
+from trainer.tf_config import CLUSTER_ROLES, task_name
+
+KINDS = ("cpu", "gpu")  # what a task is asked for; TensorFlow may know others
+
+_FULL = re.compile(
+    r"(?:/job:(?P<job>\w+))?(?:/replica:\d+)?(?:/task:(?P<task>\d+))?(?:/(?:device:)?(?P<kind>CPU|GPU)(?::(?P<number>\d+))?)?",
+    re.IGNORECASE,
+)
+_SHORT = re.compile(
+    r"(?:(?P<job>chief|(?:worker|ps)(?=-\d))(?:-(?P<task>\d+))?(?:/|\Z))?(?:(?P<kind>cpu|gpu)(?::(?P<number>\d+))?)?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device, or as much of one as a name says: None is what it leaves open."""
+
+    task: str | None = None
+    kind: str | None = None
+    number: int | None = None
+
+    @property
+    def own(self) -> str:
+        """The name within its task, such as gpu:1."""
+        return self.kind or "" if self.number is None else f"{self.kind}:{self.number}"
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.task, self.own) if part)
+
+    def covers(self, other: "Device") -> bool:
+        """Tell whether `other` is one of the devices that this name may mean."""
+        pairs = ((self.task, other.task), (self.kind, other.kind), (self.number, other.number))
+        return all(mine is None or mine == theirs for mine, theirs in pairs)
+
+
+def parse(name: str) -> Device:
+    """Return what a name says, a short one or TensorFlow's own. Raises ValueError when it is no device's name."""
+    match = (_FULL if name.startswith("/") else _SHORT).fullmatch(name)
+    if match is None or not any(match.groups()) or (match["job"] or CLUSTER_ROLES[0]).lower() not in CLUSTER_ROLES:
+        raise ValueError(f"{name!r} is no device: expected such as cpu, gpu:0, worker-1 or worker-0/gpu:1")
+    task = task_name(match["job"].lower(), int(match["task"] or 0)) if match["job"] else None
+    return Device(task, match["kind"].lower() if match["kind"] else None, int(match["number"]) if match["number"] else None)
+
+
+def short(name: str) -> str:
+    """Return TensorFlow's name of a device as people read it: worker-0/gpu:1."""
+    return str(parse(name))

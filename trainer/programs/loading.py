@@ -1,0 +1,51 @@
+"""From `train.workload` to a program placed by hand: a built-in by its name, or `package.module:name` of the user's code."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from trainer.programs.cluster import Cluster
+from trainer.settings import Train
+from trainer.workloads import calling
+from trainer.workloads.calling import Given
+from trainer.workloads.catalog import CATALOG
+from trainer.workloads.classifier import parse_params
+from trainer.workloads.errors import DataError, WorkloadError
+from trainer.workloads.loading import find
+from trainer.workloads.module_forms import CLUSTER
+
+Program = Callable[[Cluster], Any]
+
+
+def load_program(train: Train) -> Program:
+    """Return what runs the program that `train` names on a cluster, and returns what the program returns.
+
+    A built-in is called with the cluster, its parameters as its own model, and the seed. A user's function gets the cluster first, and
+    what it takes of `params`, `data`, `seed` and of the parameters by name.
+
+    Raises:
+        WorkloadError: there is no such program, its code cannot be imported, or it does not take what the settings give.
+    """
+    entry = CATALOG.get(train.workload)
+    _, found = find(entry.target if entry else train.workload)
+    if entry:
+        params = parse_params(entry.params, train.params)
+        if train.data != "synthetic":
+            raise DataError(f"train.data {train.data}: {train.workload} makes what it needs; expected `synthetic`. Leave train.data out.")
+        return lambda cluster: found(cluster, params, train.seed)
+    name = f"train.workload {train.workload}"
+    if isinstance(found, type) or not callable(found):
+        raise WorkloadError(f"{name} is {_kind(found)}; strategy manual runs a function: def program({CLUSTER}, ...)")
+    if next(iter(inspect.signature(found).parameters), None) != CLUSTER:
+        raise WorkloadError(
+            f"{name}: the first argument of {calling.where(found)} is not `{CLUSTER}`. Strategy manual runs a function that takes the "
+            f"connected cluster first: def program({CLUSTER}, ...). A model trains with another strategy."
+        )
+    given = Given(train.workload, train.params, train.data, train.seed)
+    calling.check_params([functools.partial(found, None)], given)
+    return lambda cluster: calling.call(functools.partial(found, cluster), given)
+
+
+def _kind(found: Any) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__

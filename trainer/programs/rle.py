@@ -1,0 +1,99 @@
+"""Patterns of the Game of Life as run-length encoded text, the format in which they are published. Imports no TensorFlow.
+
+A line `x = 3, y = 3, rule = B3/S23`, then rows ended by `$` and all of them by `!`: `b` is a dead cell, `o` a living one, a number
+before any of them says how many. Lines that start with `#` are comments. Source: https://conwaylife.com/wiki/Run_Length_Encoded
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from trainer.workloads.errors import WorkloadError
+
+Board = np.ndarray[Any, np.dtype[np.uint8]]  # [rows, columns], 1 lives
+
+_HEADER = re.compile(r"\s*x\s*=\s*(\d+)\s*,\s*y\s*=\s*(\d+)\s*(?:,\s*rule\s*=\s*(\S+?)\s*)?", re.IGNORECASE)
+_A_HEADER = "a line such as x = 3, y = 3, rule = B3/S23"
+_CONWAY = ("b3/s23", "23/3")
+_ITEM = re.compile(r"(\d*)([bo$!])|\s+")
+_LARGEST = 100_000_000  # cells; a number mistyped must not fill the memory
+_WIDEST = 70  # characters of a line that is written, as the format has it
+
+
+def read(text: str, origin: str) -> Board:
+    """Return the pattern in `text`; `origin` is the file, for messages.
+
+    Raises:
+        WorkloadError: it is no such text, its cells do not fit in the x and y that it gives, or its rule is not B3/S23.
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
+    if not lines:
+        raise _wrong(f"{origin}:1", "no header", _A_HEADER)
+    board = _empty(lines[0][1], f"{origin}:{lines[0][0]}")
+    height, width = board.shape
+    row = column = 0
+    for place, count, letter in _items(lines[1:], origin):
+        if letter == "!":
+            return board
+        if letter == "$":
+            row, column = row + count, 0
+            continue
+        if column + count > width or (row >= height and letter == "o"):
+            raise _wrong(place, f"cells in row {row + 1}, column {column + count}", f"no more than x = {width}, y = {height} say")
+        board[row : row + 1, column : column + count] = letter == "o"
+        column += count
+    raise _wrong(f"{origin}:{lines[-1][0]}", "no end", "! after the last row")
+
+
+def _empty(header: str, place: str) -> Board:
+    """Return a board of the size that the header says, without life."""
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        raise _wrong(place, "no header", _A_HEADER)
+    width, height, rule = int(match[1]), int(match[2]), (match[3] or _CONWAY[0]).partition(":")[0].lower()
+    if rule not in _CONWAY:
+        raise _wrong(place, f"rule {match[3]}", "B3/S23, Conway's own")
+    if not 0 < width * height <= _LARGEST:
+        raise _wrong(place, f"x = {width}, y = {height}", f"a pattern of 1 to {_LARGEST:,} cells")
+    return np.zeros((height, width), np.uint8)
+
+
+def _items(lines: list[tuple[int, str]], origin: str) -> Iterator[tuple[str, int, str]]:
+    """Yield where each of b, o, $ and ! stands, how many of them it means, and which it is."""
+    for number, line in lines:
+        at = 0
+        while at < len(line):
+            item = _ITEM.match(line, at)
+            if item is None:
+                raise _wrong(f"{origin}:{number}:{at + 1}", repr(line[at]), "b, o, $, ! and numbers before them")
+            at = item.end()
+            if item[2]:
+                yield f"{origin}:{number}", int(item[1] or 1), item[2]
+
+
+def write(board: Board) -> str:
+    """Return a board as such a text, whole: dead rows and columns at its edges are kept by x and y."""
+    rows = ["".join(_run(len(run[0]), run[0][0]) for run in re.finditer(r"o+|b+(?=o)", _letters(row))) for row in board]
+    body = re.sub(r"\$+", lambda ends: _run(len(ends[0]), "$"), "$".join(rows).rstrip("$")) + "!"
+    items = re.findall(r"\d*[bo$!]", body)
+    lines = [""]
+    for item in items:
+        if len(lines[-1]) + len(item) > _WIDEST:
+            lines.append("")
+        lines[-1] += item
+    height, width = board.shape
+    return "\n".join([f"x = {width}, y = {height}, rule = B3/S23", *lines]) + "\n"
+
+
+def _letters(row: Any) -> str:
+    return "".join("o" if cell else "b" for cell in row)
+
+
+def _run(count: int, letter: str) -> str:
+    return f"{count if count > 1 else ''}{letter}"
+
+
+def _wrong(place: str, found: str, expected: str) -> WorkloadError:
+    return WorkloadError(f"{place}: found {found}; expected {expected}. Correct it there, or name another file in train.params.pattern.")
