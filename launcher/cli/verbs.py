@@ -31,6 +31,7 @@ VERBS: dict[str, Verb] = dict(
         _verb("render", SPEC, "Write a spec for Docker Compose or Kubernetes, to run by itself."),
         _verb("schema", SPEC, "Print the spec's JSON Schema, for editors."),
         _verb("image", RUN, "Build the image that containers start from."),
+        _verb("doctor", RUN, "Examine whether a place can run clusters; with a spec, whether it fits."),
         _verb("diff", RUN, "Show what `up` would change in a cluster."),
         _verb("up", RUN, "Run a spec, and follow it until it is done."),
         _verb("wait", RUN, "Wait until a run has ended; its result is the exit code."),

@@ -67,12 +67,14 @@ def _pod(run: Run, command: list[str], *, mounted: bool) -> Object:
 def _await_success(cluster: Cluster, name: str, doing: str) -> None:
     began = time.monotonic()
     while True:
-        pod = cluster.get("Pod", name) or {}
+        pod = cluster.get("Pod", name)
+        if pod is None:
+            raise LauncherError(f"{doing}: the pod {name} was deleted, or evicted, before it was done", "try again; see kubectl get events")
         phase = pod.get("status", {}).get("phase")
         if phase == "Succeeded":
             return
         waited = time.monotonic() - began
-        found = trouble.of_pod(pod) if pod else None
+        found = trouble.of_pod(pod)
         hopeless = found is not None and (found.final or found.kind in _HOPELESS) and waited > _HOPE
         if phase == "Failed" or hopeless or waited > _WITHIN:
             why = found.words if found else f"it is {phase} after {_WITHIN:.0f} s"

@@ -1,0 +1,78 @@
+"""`launcher doctor`: whether a place can run clusters, and this one."""
+
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from launcher.backend.model import Where
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set
+from launcher.cli.runs import DEFAULT_RUNS
+
+if TYPE_CHECKING:
+    from launcher.doctor.findings import Check, Finding, Question
+
+EXAMPLES = (
+    ("launcher doctor", "whether this machine can run clusters"),
+    ("launcher doctor --on docker", "whether the Docker engine can"),
+    ("launcher doctor cluster.yaml --on kubernetes", "whether the cluster can, and whether this spec fits it"),
+)
+# Backend -> the module that examines it.
+_EXAMINERS = {"local": "launcher.doctor.local", "docker": "launcher.doctor.docker", "kubernetes": "launcher.doctor.kubernetes"}
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+NOT_WELL = 1
+
+
+def doctor(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A spec: does it fit?", show_default=False)] = None,
+    *,
+    overrides: Set = None,
+    on: On = "local",
+    context: Context = None,
+    namespace: Namespace = None,
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> int:
+    """Examine whether a place can run clusters; with a spec, whether it fits."""
+    from launcher.cli.backends import check_backend
+    from launcher.doctor.findings import Question
+    from launcher.spec.loader import load
+
+    target = check_backend(on)
+    spec = None if file is None else load(file, overrides or [])
+    own = spec.kubernetes.namespace if spec is not None else None
+    question = Question(spec, Where(context, namespace or own, remembered=False), str(runs))
+    found = []
+    for finding in _examine(_EXAMINERS[target], question):
+        found.append(finding)
+        if not as_json:
+            _print(finding)
+    well = all(finding.level != "problem" for finding in found)
+    if as_json:
+        print(json.dumps({"on": on, "well": well, "findings": [asdict(finding) for finding in found]}))
+    return 0 if well else NOT_WELL
+
+
+def _examine(module: str, question: "Question") -> "Iterator[Finding]":
+    from launcher.doctor.findings import of_error
+    from launcher.errors import LauncherError
+
+    check = cast("Check", importlib.import_module(module).examine)
+    try:
+        yield from check(question)
+    except LauncherError as error:  # what nothing after it could be found out without
+        yield of_error("examination", error)
+
+
+def _print(finding: "Finding") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text.assemble((f"{finding.level:<8}", _COLOURS[finding.level]), f" {finding.what}: {finding.words}"), soft_wrap=True)
+    if finding.remedy:
+        console.print(Text(f"         {finding.remedy}", style="bright_black"), soft_wrap=True)

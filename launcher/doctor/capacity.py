@@ -1,0 +1,123 @@
+"""Whether the nodes of a cluster have what a spec asks for."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.doctor.findings import Finding, ok, problem, warning
+from launcher.errors import LauncherError
+from launcher.spec.models import ClusterSpec, Role
+
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
+    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
+}
+_AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
+
+
+@dataclass
+class Node:
+    """One node that takes pods: its labels, and what of each resource it still has."""
+
+    name: str
+    labels: dict[str, str]
+    free: dict[str, float] = field(default_factory=dict)
+
+    def takes(self, wanted: dict[str, float], labels: dict[str, str]) -> bool:
+        """Tell whether a pod with these requests and this node selector fits."""
+        return labels.items() <= self.labels.items() and all(self.free.get(key, 0.0) >= value for key, value in wanted.items())
+
+
+def amount(quantity: object) -> float:
+    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for what is none."""
+    match = _AMOUNT.match(str(quantity))
+    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
+
+
+def examine(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
+    """Yield what nodes there are and whether the tasks of a spec fit on what is free."""
+    try:
+        listed = cluster.request("get", "/api/v1/nodes", doing="listing nodes").get("items") or []
+    except LauncherError:
+        yield warning("nodes", "you may not list nodes: what they offer is not known", "have get and list of nodes added to a ClusterRole")
+        return
+    resource = "nvidia.com/gpu" if spec is None else spec.kubernetes.gpu_resource
+    nodes = [node(one) for one in listed if _takes_pods(one)]
+    gpus = sum(one.free.get(resource, 0.0) for one in nodes)
+    label = "nvidia.com/gpu.product" if spec is None else spec.kubernetes.gpu_type_label
+    kinds = sorted({one.labels[label] for one in nodes if label in one.labels})
+    yield ok("nodes", f"{len(nodes)} of {len(listed)} take pods; {gpus:.0f} {resource}" + (f" ({', '.join(kinds)})" if kinds else ""))
+    if spec is None:
+        return
+    try:
+        pods = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
+    except LauncherError:
+        yield warning(
+            "capacity", "you may not list pods of all namespaces: what they use is not known", "what follows is as if nobody else was there"
+        )
+        pods = []
+    take(nodes, pods)
+    left = unplaced(nodes, spec)
+    if left:
+        yield problem("capacity", f"no node has room for {', '.join(left)}", "ask for less, free some, or add nodes")
+    else:
+        yield ok("capacity", "every task fits on what is free")
+
+
+def node(one: Object) -> Node:
+    """Return a node with all that it has to give."""
+    offered: dict[str, Any] = one.get("status", {}).get("allocatable") or {}
+    return Node(one["metadata"]["name"], dict(one["metadata"].get("labels") or {}), {key: amount(value) for key, value in offered.items()})
+
+
+def take(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
+    """Take from nodes what pods that have not ended were promised."""
+    by_name = {one.name: one for one in nodes}
+    for pod in pods:
+        on = by_name.get(pod.get("spec", {}).get("nodeName", ""))
+        if on is None or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+            continue
+        on.free["pods"] = on.free.get("pods", 0.0) - 1
+        for container in pod["spec"].get("containers", ()):
+            for key, value in (container.get("resources", {}).get("requests") or {}).items():
+                on.free[key] = on.free.get(key, 0.0) - amount(value)
+
+
+def unplaced(nodes: Sequence[Node], spec: ClusterSpec) -> list[str]:
+    """Return the roles, with how many tasks of each, that find no place; the largest tasks are placed first."""
+    roles = spec.roles
+    named = {name: role for name in ("chief", "worker", "ps", "evaluator") if (role := getattr(roles, name)) is not None}
+    left: dict[str, int] = {}
+    for name, role in sorted(named.items(), key=lambda item: (-item[1].gpus, -(item[1].cpu or 0.0))):
+        wanted, labels = _wanted(spec, role)
+        for _ in range(role.replicas):
+            place = next((one for one in nodes if one.takes(wanted, labels)), None)
+            if place is None:
+                left[name] = left.get(name, 0) + 1
+                continue
+            for key, value in wanted.items():
+                place.free[key] -= value
+    return [f"{count} {name}" for name, count in left.items()]
+
+
+def _wanted(spec: ClusterSpec, role: Role) -> tuple[dict[str, float], dict[str, str]]:
+    options = spec.kubernetes
+    wanted = {"pods": 1.0}
+    if role.cpu is not None:
+        wanted["cpu"] = math.ceil(role.cpu * 1000) / 1000
+    if role.memory is not None:
+        wanted["memory"] = amount(role.memory)
+    if role.gpus:
+        wanted[options.gpu_resource] = float(role.gpus)
+    labels = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
+    return wanted, labels
+
+
+def _takes_pods(one: Object) -> bool:
+    if one.get("spec", {}).get("unschedulable"):
+        return False
+    ready: Object = next((condition for condition in one.get("status", {}).get("conditions") or () if condition["type"] == "Ready"), {})
+    return bool(ready.get("status") == "True")

@@ -1,0 +1,62 @@
+"""Whether the Docker engine in use can run a cluster of containers."""
+
+import json
+from collections.abc import Iterator
+
+from launcher import docker_cli, images
+from launcher.backend.docker.engine import check_compose, endpoint
+from launcher.backend.docker.ready import check_directories
+from launcher.cli.formats import decimal
+from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
+from launcher.errors import LauncherError
+from launcher.spec.models import ClusterSpec
+
+
+def examine(question: Question) -> Iterator[Finding]:
+    """Yield what is found; without an engine that answers nothing else can be."""
+    try:
+        told = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))
+        yield ok(
+            "engine",
+            f"Docker {told.get('ServerVersion')} at {endpoint().host}, {told.get('NCPU')} cores, {decimal(int(told.get('MemTotal') or 0))}",
+        )
+    except LauncherError as error:
+        yield of_error("engine", error)
+        return
+    try:
+        check_compose()
+        yield ok("compose", f"version {docker_cli.docker('compose', 'version', '--short').strip()}")
+    except LauncherError as error:
+        yield of_error("compose", error)
+    yield from _image(question.spec)
+    if question.spec is not None:
+        yield from _fits(question.spec, told)
+
+
+def _image(spec: ClusterSpec | None) -> Iterator[Finding]:
+    name = images.DEFAULT_IMAGE if spec is None else images.image_for(spec)
+    found = images.find(name)
+    if found is not None:
+        yield ok("image", f"{name} is there, {decimal(found.size)}")
+    elif images.is_ours(name):
+        yield warning("image", f"{name} is not there yet", f"`{images.build_command(name)}` makes it; `up` does so by itself")
+    else:
+        yield warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` tells whether it can be")
+
+
+def _fits(spec: ClusterSpec, told: dict[str, object]) -> Iterator[Finding]:
+    try:
+        check_directories(spec, endpoint())
+    except LauncherError as error:
+        yield of_error("directories", error)
+    roles = [role for role in (spec.roles.chief, spec.roles.worker, spec.roles.ps, spec.roles.evaluator) if role]
+    cores = int(str(told.get("NCPU") or 0))
+    for role in roles:
+        if role.cpu is not None and role.cpu > cores:
+            yield problem("cores", f"a task asks for {role.cpu:g}, the engine's machine has {cores}", "ask for fewer, or leave cpu out")
+    runtimes = told.get("Runtimes")
+    devices = json.dumps(told.get("DiscoveredDevices") or "") + json.dumps(told.get("CDISpecDirs") or "")
+    if any(role.gpus for role in roles) and "nvidia" not in json.dumps(runtimes) + devices:
+        yield problem(
+            "GPUs", "the spec asks for GPUs, and the engine has no NVIDIA runtime", "install the NVIDIA Container Toolkit on its machine"
+        )

@@ -1,0 +1,59 @@
+"""What an examination finds, a line each."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from launcher.backend.model import Where
+from launcher.errors import LauncherError
+from launcher.spec.models import ClusterSpec
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"  # it may work, or could not be found out
+    PROBLEM = "problem"  # a run will not work
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was examined: what, how it is, and where it is not well what to do."""
+
+    level: Level
+    what: str
+    words: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is examined: a place, and whether it fits a spec where there is one."""
+
+    spec: ClusterSpec | None
+    where: Where
+    runs: str
+
+
+Check = Callable[[Question], Iterator[Finding]]
+
+
+def ok(what: str, words: str) -> Finding:
+    """Return that something is well."""
+    return Finding(Level.OK, what, words)
+
+
+def warning(what: str, words: str, remedy: str) -> Finding:
+    """Return that something may not be well."""
+    return Finding(Level.WARNING, what, words, remedy)
+
+
+def problem(what: str, words: str, remedy: str) -> Finding:
+    """Return that something is not well."""
+    return Finding(Level.PROBLEM, what, words, remedy)
+
+
+def of_error(what: str, error: LauncherError) -> Finding:
+    """Return the error that an examination ended with."""
+    return problem(what, error.message, error.remedy)

@@ -1,0 +1,193 @@
+"""Whether a cluster and a namespace of it can run what the launcher makes, and one spec."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from launcher import images
+from launcher.backend.kubernetes import volume
+from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.doctor import capacity
+from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
+from launcher.errors import LauncherError
+from launcher.plan import planner
+from launcher.render.kubernetes.objects import Run
+from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
+from launcher.spec.models import ClusterSpec
+
+# What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
+RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("", "configmaps", ("get", "list", "create", "update", "patch", "delete")),
+    ("", "persistentvolumeclaims", ("get", "list", "create", "patch", "delete")),
+    ("", "services", ("get", "list", "create", "patch", "delete")),
+    ("apps", "deployments", ("get", "list", "create", "patch", "delete")),
+    ("networking.k8s.io", "networkpolicies", ("get", "list", "create", "patch", "delete")),
+    ("batch", "jobs", ("get", "list", "create", "patch", "delete")),
+    ("", "pods", ("get", "list", "create", "delete")),
+    ("", "pods/log", ("get",)),
+    ("", "events", ("list",)),
+    ("", "pods/portforward", ("get", "create")),
+    ("", "pods/status", ("patch",)),
+)
+# Without these a run still trains: what is lost then.
+_OPTIONAL = {
+    "pods/portforward": "`launcher tensorboard` does not work",
+    "pods/status": "tasks of a lost node wait until somebody else gives their pods up",
+    "events": "the reasons of pods that wait are not told",
+}
+# Provisioners whose volumes one node at a time mounts, whatever is asked for.
+_ONE_NODE = re.compile(
+    r"ebs\.csi\.aws|kubernetes\.io/aws-ebs|pd\.csi\.storage\.gke|disk\.csi\.azure|local-path|no-provisioner|cinder\.csi|hostpath"
+)
+_PROBE = "import socket, sys; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
+
+
+def examine(question: Question) -> Iterator[Finding]:
+    """Yield what is found; a cluster that does not answer ends it with the error."""
+    cluster = Cluster(question.where.context, question.where.namespace)
+    spec = question.spec or ClusterSpec(version=1, name="doctor")
+    yield ok("cluster", cluster.words())
+    yield from _version(cluster, spec)
+    yield from _permissions(cluster)
+    yield from _namespace(cluster)
+    yield from _policies(cluster)
+    yield from _quotas(cluster)
+    yield from _storage(cluster, spec)
+    yield from capacity.examine(cluster, question.spec)
+    yield from _image_and_names(cluster, spec)
+
+
+def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+    told = cluster.request("get", "/version", doing="asking for the version")
+    wanted = spec.kubernetes.version or DEFAULT_VERSION
+    numbers = (int(re.sub(r"\D.*", "", told["major"])), int(re.sub(r"\D.*", "", told["minor"])))
+    if numbers < parse_version(wanted):
+        remedy = f'set kubernetes.version to "{numbers[0]}.{numbers[1]}"' if numbers >= (1, 26) else "use a cluster of 1.26 or newer"
+        yield problem("version", f"{told['gitVersion']}; the spec is for {wanted} or newer", remedy)
+    else:
+        yield ok("version", f"{told['gitVersion']}")
+
+
+def _permissions(cluster: Cluster) -> Iterator[Finding]:
+    asked = [(group, resource, verb) for group, resource, verbs in RULES for verb in verbs]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        allowed = list(pool.map(lambda rule: _may(cluster, *rule), asked))
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for (group, resource, verb), may in zip(asked, allowed, strict=True):
+        if not may:
+            lacking.setdefault((group, resource), []).append(verb)
+    for (group, resource), verbs in lacking.items():
+        rule = f"have this rule added to a Role: {json.dumps({'apiGroups': [group], 'resources': [resource], 'verbs': verbs})}"
+        words = f"you may not {', '.join(verbs)} {resource}"
+        found = (
+            warning("permissions", f"{words}: {_OPTIONAL[resource]}", rule)
+            if resource in _OPTIONAL
+            else problem("permissions", words, rule)
+        )
+        yield found
+    if not lacking:
+        yield ok("permissions", f"all {len(asked)} that are needed")
+
+
+def _may(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
+    plain, _, sub = resource.partition("/")
+    attributes = {"namespace": cluster.namespace, "verb": verb, "group": group, "resource": plain} | ({"subresource": sub} if sub else {})
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    answer = cluster.request("post", path, doing="asking for permissions", body=body)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+def _namespace(cluster: Cluster) -> Iterator[Finding]:
+    made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "doctor-", "namespace": cluster.namespace}}
+    try:
+        cluster.create(made, dry_run=True)
+        yield ok("namespace", f"{cluster.namespace} is there")
+    except LauncherError as error:
+        yield of_error("namespace", error)
+
+
+def _listed(cluster: Cluster, path: str, doing: str) -> list[dict[str, Any]] | None:
+    """Return a list, or None where it may not be seen or is not there."""
+    try:
+        return list(cluster.request("get", path, doing=doing).get("items") or ())
+    except LauncherError:
+        return None
+
+
+def _policies(cluster: Cluster) -> Iterator[Finding]:
+    found = _listed(cluster, cluster.path("NetworkPolicy"), "listing network policies")
+    closed = [
+        policy["metadata"]["name"]
+        for policy in found or ()
+        if not policy["spec"].get("podSelector")
+        and "Egress" in (policy["spec"].get("policyTypes") or ())
+        and not policy["spec"].get("egress")
+    ]
+    if closed:
+        yield problem(
+            "network policies",
+            f"{', '.join(closed)} lets no pod of the namespace send anything",
+            "allow the run's pods to reach each other's port 2222, and DNS, by a policy of your own",
+        )
+    elif found is not None:
+        yield ok("network policies", "none keeps pods from sending")
+
+
+def _quotas(cluster: Cluster) -> Iterator[Finding]:
+    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
+    for quota in _listed(cluster, path, "listing quotas") or ():
+        status = quota.get("status", {})
+        full = [
+            name
+            for name, hard in (status.get("hard") or {}).items()
+            if capacity.amount(status.get("used", {}).get(name, "0")) >= capacity.amount(hard)
+        ]
+        if full:
+            yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")
+
+
+def _storage(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+    if spec.kubernetes.claim is not None:
+        there = cluster.get("PersistentVolumeClaim", spec.kubernetes.claim)
+        if there is None:
+            yield problem("storage", f"there is no claim {spec.kubernetes.claim}", "make it, or leave kubernetes.claim out")
+        else:
+            yield ok("storage", f"claim {spec.kubernetes.claim} is {there.get('status', {}).get('phase', 'there')}")
+        return
+    classes = _listed(cluster, "/apis/storage.k8s.io/v1/storageclasses", "listing storage classes")
+    if classes is None:
+        yield warning("storage", "you may not list storage classes", "ask for one that offers " + spec.storage.access)
+        return
+    by_name = {one["metadata"]["name"]: one for one in classes}
+    key = "storageclass.kubernetes.io/is-default-class"
+    default = next((name for name, one in by_name.items() if (one["metadata"].get("annotations") or {}).get(key) == "true"), None)
+    name = spec.storage.class_ or default
+    if name is None or name not in by_name:
+        what = f"there is no storage class {name}" if name else "the cluster has no default storage class"
+        yield problem("storage", what, f"set storage.class to one of: {', '.join(by_name) or 'none is there'}")
+    elif spec.storage.access == "ReadWriteMany" and _ONE_NODE.search(by_name[name].get("provisioner", "")):
+        provisioner = by_name[name]["provisioner"]
+        yield problem(
+            "storage",
+            f"{name} ({provisioner}) does not offer ReadWriteMany",
+            "set storage.access to ReadWriteOnce, or storage.class to one that does",
+        )
+    else:
+        yield ok(
+            "storage",
+            f"class {name} ({by_name[name].get('provisioner')}); whether it offers {spec.storage.access} shows with the first claim",
+        )
+
+
+def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+    """Start a pod that ends at once: the image is there, and names are found."""
+    run = Run(spec, planner.plan(spec, "kubernetes", run_dir=f"/runs/{spec.name}"), images.image_for(spec))
+    try:
+        volume.probe(cluster, run, ["python", "-c", _PROBE])
+        yield ok("image", f"{run.image} starts")
+        yield ok("DNS", "pods find kubernetes.default.svc")
+    except LauncherError as error:
+        yield of_error("DNS" if "gaierror" in error.message else "image", error)

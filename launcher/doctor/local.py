@@ -1,0 +1,69 @@
+"""Whether this machine can run a cluster of processes."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.cli.formats import decimal, memory
+from launcher.doctor.findings import Finding, Question, ok, problem, warning
+from launcher.plan.machine import detect
+
+_LEAST_DISK = 1_000_000_000  # bytes for checkpoints and logs
+
+
+def examine(question: Question) -> Iterator[Finding]:
+    """Yield what is found, in the order in which a run would stumble over it."""
+    yield ok("python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield from _packages(question)
+    yield from _processors(question)
+    yield from _disk(Path(question.runs).absolute())
+
+
+def _packages(question: Question) -> Iterator[Finding]:
+    needed = question.spec is None or question.spec.train is not None
+    for package in ("tensorflow", "tensorboard"):
+        if importlib.util.find_spec(package) is not None:
+            yield ok(package, "installed")
+        elif needed:
+            yield problem(
+                package, "not installed", f"install the trainer's requirements: {sys.executable} -m pip install 'tf-launcher[trainer]'"
+            )
+        else:
+            yield warning(package, "not installed", "a program of your own may do without")
+
+
+def _processors(question: Question) -> Iterator[Finding]:
+    machine = detect(look_for_gpus=True)
+    gpus = len(machine.gpus)
+    yield ok("processors", f"{machine.cores} cores, {gpus} GPUs")
+    total = _memory()
+    if total is not None:
+        yield ok("memory", memory(total))
+    if question.spec is None:
+        return
+    roles = question.spec.roles
+    wanted = sum(role.gpus * role.replicas for role in (roles.chief, roles.worker, roles.ps, roles.evaluator) if role)
+    if wanted > gpus:
+        yield problem("GPUs", f"the spec asks for {wanted}, this machine has {gpus}", "ask for fewer, or run it where there are more")
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _disk(runs: Path) -> Iterator[Finding]:
+    there = next(path for path in (runs, *runs.parents) if path.exists())
+    if not os.access(there, os.W_OK):
+        yield problem("runs", f"{there} cannot be written", "see who owns it, or keep runs elsewhere with --runs")
+        return
+    free = shutil.disk_usage(there).free
+    if free < _LEAST_DISK:
+        yield warning("runs", f"{decimal(free)} are free for {runs}", "free some, or keep runs elsewhere with --runs")
+    else:
+        yield ok("runs", f"{runs}, {decimal(free)} free")

@@ -1,0 +1,47 @@
+"""Whether a spec's tasks find a place on what nodes have left."""
+
+from typing import Any
+
+import pytest
+
+from launcher.doctor.capacity import Node, amount, node, take, unplaced
+from launcher.spec.models import ClusterSpec
+
+
+def a_node(name: str, *, gpus: str = "0", product: str = "A100", cpu: str = "8") -> dict[str, Any]:
+    offered = {"cpu": cpu, "memory": "16Gi", "pods": "110", "nvidia.com/gpu": gpus}
+    return {"metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}}, "status": {"allocatable": offered}}
+
+
+def spec(**roles: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles})
+
+
+@pytest.mark.parametrize(
+    "quantity, number", [("500m", 0.5), ("4", 4.0), ("4Gi", 4 * 2**30), ("1e3", 1000.0), ("2k", 2000.0), ("what", 0.0), (None, 0.0)]
+)
+def test_quantities_are_read_as_kubernetes_writes_them(quantity: object, number: float) -> None:
+    assert amount(quantity) == number
+
+
+def test_tasks_that_fit_one_by_one_and_not_together_are_named() -> None:
+    nodes = [node(a_node("a", gpus="2")), node(a_node("b", gpus="1"))]
+    asked = spec(chief={}, ps={}, worker={"replicas": 4, "gpus": 1})
+    assert unplaced(nodes, asked) == ["1 worker"]
+
+
+def test_what_other_pods_have_is_not_free() -> None:
+    nodes = [node(a_node("a"))]
+    container = {"resources": {"requests": {"cpu": "6"}}}
+    running = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Running"}}
+    ended = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Succeeded"}}
+    take(nodes, [running, ended])
+    assert nodes[0].free["cpu"] == 2
+    assert unplaced(nodes, spec(chief={"cpu": 3}, ps={}, worker={})) == ["1 chief"]
+
+
+def test_a_gpu_of_another_type_does_not_do() -> None:
+    nodes = [node(a_node("a", gpus="8"))]
+    asked = spec(chief={}, ps={}, worker={"gpus": 1, "gpu_type": "NVIDIA-H100-80GB-HBM3"})
+    assert unplaced(nodes, asked) == ["1 worker"]
+    assert unplaced([Node("none", {})], asked) == ["1 worker", "1 chief", "1 ps"]

@@ -1,0 +1,56 @@
+"""`launcher doctor` on this machine, and where there is no engine or cluster."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import run
+
+
+def findings(written: str) -> dict[str, tuple[str, str]]:
+    return {one["what"]: (one["level"], one["words"]) for one in json.loads(written)["findings"]}
+
+
+def test_this_machine_can_run_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--runs", str(tmp_path / "runs"), "--json"]) == 0
+    told = findings(capsys.readouterr().out)
+    assert told["tensorflow"] == ("ok", "installed")
+    assert told["runs"][0] == "ok"
+
+
+def test_more_gpus_than_there_are_are_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("version: 1\nname: digits\nroles: {chief: {gpus: 2}}\ntrain: {workload: mnist_mlp}\n")
+    assert run(["doctor", str(spec), "--runs", str(tmp_path)]) == 1
+    written = capsys.readouterr().out
+    assert "problem  GPUs: the spec asks for 2, this machine has 0" in written
+    assert "ask for fewer" in written
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        assert run(["doctor", "--runs", str(tmp_path / "runs")]) == 1
+    finally:
+        tmp_path.chmod(0o700)
+    assert "cannot be written" in capsys.readouterr().out
+
+
+def test_an_engine_that_does_not_answer_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    assert run(["doctor", "--on", "docker", "--json"]) == 1
+    assert findings(capsys.readouterr().out)["engine"][0] == "problem"
+
+
+def test_without_a_cluster_the_kubeconfig_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert run(["doctor", "--on", "kubernetes"]) == 1
+    assert "set KUBECONFIG to the file that names your cluster" in capsys.readouterr().out
