@@ -18,6 +18,7 @@ import yaml
 from tests.integration import leftovers
 from tests.integration.running import EXAMPLES, ROOT
 from tests.trainer.exported import assert_export_is_what_it_says
+from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads.mnist_mlp import MnistMlp
 
 ACCURACY = 0.97
@@ -179,6 +180,8 @@ def test_programs_placed_by_hand(name: str, tmp_path: Path) -> None:
     workers = [f"worker-{i}" for i in range(done.spec["roles"]["worker"]["replicas"])]
     assert [worker for worker in workers if re.search(rf"\b{worker}\b +cpu:0\b", table)] == workers
     assert set(table.splitlines()) <= {line["text"] for line in done.of("output") if line["task"] == "chief"}
+    if name == "life":
+        assert read_events(done.directory / "logs" / "train").tags("images") == {"board"}
     if name == "matmul":
         assert [line["message"] for line in done.of("notice")] == [
             "worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU"

@@ -53,22 +53,28 @@ class Watch:
             now = time.monotonic()
             if self.stopped():
                 self.leave(ExitCode.STOPPED, "")
+                return
             if now - said >= _SAY_EVERY:
                 self.alive()
                 said = now
             if now - asked >= _ASK_EVERY:
-                self._ask(silent)
+                if gone := self._gone(silent):
+                    self.leave(ExitCode.PEER_LOST, gone)
+                    return
                 asked = time.monotonic()
 
-    def _ask(self, silent: dict[str, float]) -> None:
+    def _gone(self, silent: dict[str, float]) -> str | None:
+        """Ask every server; say which one has been silent for too long, if one has."""
         for name, address in self.servers.items():
+            if self._done.is_set():
+                return None
             reason = unreachable(address, _CONNECT_TIMEOUT)
+            now = time.monotonic()
             if reason is None:
                 silent.pop(name, None)
-            elif self._done.is_set():
-                return
-            elif time.monotonic() - silent.setdefault(name, time.monotonic()) >= self.patience:
-                self.leave(ExitCode.PEER_LOST, f"{name} ({address}) is gone: {reason} for {self.patience:g} s")
+            elif now - silent.setdefault(name, now) >= self.patience:
+                return f"{name} ({address}) is gone: {reason} for {self.patience:g} s"
+        return None
 
 
 def unreachable(address: str, timeout: float) -> str | None:
