@@ -13,6 +13,8 @@ import pytest
 from tests.integration.running import Run, started
 from tests.trainer.tensorboard_reader import read_events
 
+pytestmark = pytest.mark.slow
+
 # What it writes replaces itself; a file beside it counts the attempts.
 PROGRAM = """
 import os, time
@@ -90,7 +92,6 @@ def test_a_stop_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
         assert json.loads((run.directory / "run.json").read_text())["state"] == "stopped"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "program, told",
@@ -105,7 +106,6 @@ def test_what_goes_wrong_in_a_program_is_told_and_not_tried_for_ever(program: st
         assert len(run.events("chief", "started")) <= 2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_worker_that_hangs_does_not_keep_a_stop(tmp_path: Path) -> None:
     with started(spec(tmp_path, "slow", rounds=100_000), tmp_path) as run:

@@ -15,6 +15,8 @@ from tests.trainer.programs.drive_programs import PATTERNS, STRIP_GENERATIONS, W
 from trainer.programs import rle
 from trainer.programs.map_reduce import cut
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the driver starts four processes
+
 DRIVER = Path(__file__).with_name("drive_programs.py")
 PAGE = (Path(__file__).parents[3] / "docs" / "programs.md").read_text(encoding="utf-8")
 
@@ -31,7 +33,7 @@ def report(scratch: Path) -> Report:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(example.splitlines()) <= 15
     (scratch / "example.txt").write_text(example)
-    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=280, check=False)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)
