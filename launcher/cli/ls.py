@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from launcher.backend.model import ENDED, RunStatus, Where
 from launcher.cli.options import Context, Json, Namespace, On, Runs
-from launcher.cli.runs import DEFAULT_RUNS
+from launcher.cli.runs import DEFAULT_RUNS, command
 
 EXAMPLES = (
     ("launcher ls", "newest first"),
@@ -30,7 +30,8 @@ def ls(
         print(json.dumps([asdict(status) for status in known]))
         return
     if not known:
-        print(f"there are no runs under {runs}; start one with `launcher up FILE`")
+        place = "in the namespace" if on == "kubernetes" else f"under {runs}"
+        print(f"there are no runs {place}; start one with `{command(runs, 'up', 'FILE', on=on)}`")
         return
     from rich.console import Console
 

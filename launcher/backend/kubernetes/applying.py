@@ -1,5 +1,6 @@
 """A run's objects onto the cluster: checked by the API server before anything is made, then applied in order, all or none."""
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator
@@ -50,9 +51,14 @@ def dry_run(cluster: Cluster, made: Object) -> Object:
 
 
 def start(cluster: Cluster, run: Run, spec: dict[str, Any]) -> None:
-    """Apply the run's objects. Raises LauncherError when one is refused; what was made is removed again then, data apart."""
+    """Apply the run's objects. Raises LauncherError when one is refused; what this has made is removed again then."""
     made = objects(run, cluster)
     _clear(cluster, run.name)
+    new = [
+        (kind, name)
+        for kind, name in (("ConfigMap", record.name_of(run.name)), ("PersistentVolumeClaim", run.claim))
+        if cluster.get(kind, name) is None
+    ]
     owner = record.owner(record.write(cluster, run, spec))
     try:
         for one in made:
@@ -60,7 +66,10 @@ def start(cluster: Cluster, run: Run, spec: dict[str, Any]) -> None:
                 one["metadata"]["ownerReferences"] = [owner]
             cluster.apply(one)
     except BaseException:
-        remove(cluster, run.name)
+        with contextlib.suppress(LauncherError):  # the first refusal is the one to tell
+            remove(cluster, run.name)
+            for kind, name in new:
+                cluster.delete(kind, name)
         raise
     _prune(cluster, run.name, {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"})
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.backend.kubernetes import applying, differences, ending, forward, lines, look, record, tending, volume
 from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE
+from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.local import state
@@ -127,21 +127,28 @@ class KubernetesBackend:
             if status is None or seen is known.tended or not seen.jobs:
                 return []
             known.tended = seen
+        said: list[str] = []
+        try:
+            self._tend(known, name, seen, status, said)
+        except UnreachableError:
+            known.tended = None  # the cluster is away; it is done when it answers again
+        except LauncherError as error:  # what cannot be done for a run is no reason to end it
+            said.append(f"{error.message}: {error.remedy}")
+        return said
+
+    def _tend(self, known: _Known, name: str, seen: Seen, status: RunStatus, said: list[str]) -> None:
         if known.tender is None:
             known.spec = self.spec(name) or {}
             known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")))
-        said: list[str] = []
-        with contextlib.suppress(UnreachableError):  # it is asked again
-            said += known.tender.tend(seen, status)
-            late = tending.too_late(status, seen, time.time(), parse_duration(self._limit(known, "start_timeout", "10m")))
-            if late:
-                said.append(late)
-                failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
-                ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(name)), now=False)
-                self._forget(name)
-            elif status.state in ENDED:
-                record.note(known.cluster, status)
-        return said
+        said.extend(known.tender.tend(seen, status))
+        late = tending.too_late(status, seen, time.time(), parse_duration(self._limit(known, "start_timeout", "10m")))
+        if late:
+            said.append(late)
+            failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
+            ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(name)), now=False)
+            self._forget(name)
+        elif status.state in ENDED:
+            record.note(known.cluster, status)
 
     def _limit(self, known: _Known, limit: str, default: str) -> str:
         return str(((known.spec or {}).get("limits") or {}).get(limit, default))

@@ -8,6 +8,7 @@ from launcher.backend.kubernetes import observe
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.observe import Seen, task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
+from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import RunStatus, State
 from launcher.render.kubernetes.objects import CLUSTER_LABEL
@@ -41,7 +42,14 @@ def gather(cluster: Cluster, run: str) -> Seen:
     at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} for pod in pods)
     if at_work >= wanted:
         return Seen(run, jobs, pods)
-    return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), cluster.listed("Event"))
+    return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), _events(cluster))
+
+
+def _events(cluster: Cluster) -> list[Object]:
+    try:
+        return cluster.listed("Event")
+    except ForbiddenError:  # without that right fewer reasons are told
+        return []
 
 
 class Watcher:

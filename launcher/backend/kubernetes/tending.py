@@ -80,6 +80,7 @@ class Tender:
         try:
             self._cluster.patch("Pod", name, GIVE_UP, subresource="status")
         except ForbiddenError:
+            # Once: who may is told what to do, and who watches need not read it again every second.
             return f"{task_of(pod)} waits for ever on the lost node {node}, and you may not give its pod up; who may: {command}"
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was given up, and is replaced"
 

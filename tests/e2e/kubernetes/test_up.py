@@ -239,6 +239,20 @@ def test_a_failed_run_names_its_task_and_lets_the_others_go(launcher: Launcher, 
     launcher("down", "broken", "--delete-data", "--yes")
 
 
+def test_what_is_refused_halfway_leaves_nothing(long: Path, launcher: Launcher, tmp_path: Path) -> None:
+    launcher("down", "long")
+    file = tmp_path / "halfway.yaml"
+    file.write_text(long.read_text().replace("name: long", "name: halfway"))
+    # A dry run counts each Job by itself.
+    launcher.namespace.kubectl("create", "quota", "one", "--hard=count/jobs.batch=1")
+    try:
+        until(lambda: "1" in launcher.namespace.kubectl("get", "quota", "one", "-o", "jsonpath={.status.hard}"), 30, "the quota to hold")
+        assert "the namespace's quota one is used up" in launcher("up", str(file), code=1)
+        assert [name for name in left(launcher.namespace) if name.startswith("halfway")] == []
+    finally:
+        launcher.namespace.kubectl("delete", "quota", "one")
+
+
 def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: Launcher, tmp_path: Path) -> None:
     namespace = launcher.namespace
     namespace.kubectl("apply", "-f", str(ROOT / "docs" / "kubernetes-role.yaml"))

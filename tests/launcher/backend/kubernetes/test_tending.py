@@ -1,10 +1,13 @@
 """Which pods are given up, and which run is ended because it never started."""
 
+import dataclasses
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
+from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
-from launcher.backend.kubernetes.tending import lost, too_late
+from launcher.backend.kubernetes.problems import ForbiddenError
+from launcher.backend.kubernetes.tending import Tender, lost, too_late
 from launcher.backend.model import RunStatus, State, TaskStatus
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
@@ -57,3 +60,31 @@ def test_a_run_that_has_trained_or_waits_in_its_queue_is_not() -> None:
 def test_tasks_that_have_all_started_wait_for_each_other_by_themselves() -> None:
     seen = Seen("digits", [job("2026-01-01T00:06:00Z")], [pod(deleted=None)])
     assert too_late(status(State.PENDING), seen, NOW, 1) == ""
+
+
+class Refusing:
+    """A cluster in which the status of pods may not be changed."""
+
+    namespace = "team-a"
+
+    def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
+        """Refuse."""
+        raise ForbiddenError(f"{kind} {name} {subresource} {patch}", "", "")
+
+
+def test_who_may_not_give_a_pod_up_is_told_the_command_once() -> None:
+    tender = Tender(cast("Cluster", Refusing()), "digits", 0)
+    seen = Seen("digits", (), [pod()])
+    (told,) = tender.tend(seen, status(State.RUNNING))
+    assert told.startswith("worker-0 waits for ever on the lost node node-1, and you may not give its pod up; who may: kubectl patch pod")
+    assert told.endswith("""digits-worker-0-abc -n team-a --subresource=status --type=merge -p '{"status":{"phase":"Failed"}}'""")
+    assert list(tender.tend(seen, status(State.RUNNING))) == []
+
+
+def test_what_keeps_a_run_from_starting_is_told_once_while_it_lasts() -> None:
+    tender = Tender(cast("Cluster", Refusing()), "digits", 60)
+    waits = status(State.PENDING)
+    later = dataclasses.replace(waits, reason="chief: 5m: 0/6 nodes: insufficient nvidia.com/gpu")
+    other = dataclasses.replace(waits, reason="chief: 5m: ImagePullBackOff: Back-off pulling image")
+    said = [note for one in (waits, later, other, later) for note in tender.tend(Seen("digits", ()), one)]
+    assert said == [waits.reason, other.reason]
