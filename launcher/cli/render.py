@@ -8,6 +8,7 @@ import typer
 from launcher.cli.options import Set, SpecFile
 from launcher.cli.runs import DEFAULT_RUNS
 from launcher.errors import UsageError
+from launcher.files import write
 
 EXAMPLES = (
     ("launcher render cluster.yaml --to compose", "prints it"),
@@ -49,12 +50,12 @@ def render(
     if output is None:
         print(renderer(to)(source), end="")
     elif wanted.directory:
-        _write_directory(output, directory_renderer(to)(source))
+        _write_directory(output, directory_renderer(to)(source), private=bool(spec.env))
     else:
-        output.write_text(renderer(to)(source), encoding="utf-8")
+        write(output, renderer(to)(source), private=bool(spec.env))
 
 
-def _write_directory(directory: Path, files: dict[str, str]) -> None:
+def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -> None:
     """Write files into a directory, which is made; what another rendering left there beside them would mislead."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; manifests are written into a directory", "name a directory, or write to stdout: > FILE")
@@ -65,14 +66,32 @@ def _write_directory(directory: Path, files: dict[str, str]) -> None:
     for name in others:
         (directory / name).unlink()
     for name, text in files.items():
-        (directory / name).write_text(text, encoding="utf-8")
+        write(directory / name, text, private=private)
 
 
 def _title(file: Path, to: str, overrides: list[str]) -> str:
-    import shlex
-
     # The name alone: how the path to it is spelt depends on where one stands.
     words = ["launcher", "render", file.name, "--to", to]
     for override in overrides:
-        words += ["--set", override]
-    return shlex.join(words)
+        words += ["--set", _without_secrets(override)]
+    return " ".join(map(_quoted, words))
+
+
+def _without_secrets(override: str) -> str:
+    """Return PATH=VALUE without the value where it is of `env`: what is rendered goes where the command line does not."""
+    path, equals, _ = override.partition("=")
+    return f"{path}{equals}..." if path.strip().split(".")[0] == "env" else override
+
+
+def _quoted(word: str) -> str:
+    """Return a word as shells read it, in one line."""
+    import shlex
+
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = (f"\\{letter}" if letter in "\\'" else letter if letter.isprintable() else _escaped(letter) for letter in word)
+    return f"$'{''.join(escaped)}'"
+
+
+def _escaped(letter: str) -> str:
+    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter) or f"\\U{ord(letter):08x}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher import files
 from launcher.backend.local.processes import Identity
 from launcher.backend.model import Restart, RunStatus, State, TaskStatus
 
@@ -41,12 +42,15 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
-def write_json(path: Path, document: Any, *, indent: int | None = 2) -> None:
-    """Replace a file by a JSON document, so that a reader sees the old one or the new one. Raises OSError."""
+def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bool = False) -> None:
+    """Replace a file by a JSON document, so that a reader sees the old one or the new one. Raises OSError.
+
+    Nobody but its owner may read a `private` one, nor what takes the place of one.
+    """
     text = json.dumps(document, indent=indent, separators=None if indent else (",", ":"))
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_text(text + "\n", encoding="utf-8")
+        files.write(fresh, text + "\n", private=private or files.is_private(path))
         fresh.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from launcher.cli.main import run
 from launcher.cli.runs import command
@@ -151,6 +152,34 @@ def test_render_prints_the_file_or_writes_it(cli: Cli, tmp_path: Path) -> None:
     assert '"steps":7' in printed.stdout
     assert cli("render", "try.yaml", "--to", "compose", "--set", "train.steps=7", "-o", "compose.yaml").stdout == ""
     assert (tmp_path / "compose.yaml").read_text() == printed.stdout
+
+
+def test_what_is_put_into_env_stands_in_no_comment_and_is_read_by_nobody_else(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    (tmp_path / "compose.yaml").write_text("of before")
+    for target, output in (("compose", "compose.yaml"), ("kubernetes", "k8s")):
+        done = cli("render", "try.yaml", "--to", target, "--set", "env.TOKEN=s3cret", "--set", "train.steps=7", "-o", output)
+        assert done.returncode == 0, done.stderr
+        files = [path for path in (tmp_path / output, *tmp_path.glob(f"{output}/*")) if path.is_file()]
+        lines = [line for path in files for line in path.read_text().splitlines()]
+        told = [line for line in lines if line.startswith("#") and "--set" in line]
+        assert told
+        assert all(line.endswith(f"--to {target} --set env.TOKEN=... --set train.steps=7") for line in told)
+        assert any("s3cret" in line for line in lines)
+        assert not any("s3cret" in line for line in lines if line.startswith("#"))
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert cli("render", "try.yaml", "--to", "compose", "-o", "open.yaml").returncode == 0
+    assert (tmp_path / "open.yaml").stat().st_mode & 0o044
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028"])
+def test_what_is_set_cannot_end_the_comment_that_tells_of_it(end: str, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, train.py]\n")
+    for target in ("compose", "kubernetes"):
+        done = cli("render", "try.yaml", "--to", target, "--set", f'command=[python, "train.py{end}evil: true"]')
+        assert done.returncode == 0, done.stderr
+        assert not any(line.startswith("evil") for line in done.stdout.splitlines())
+        assert all("evil" not in document for document in yaml.safe_load_all(done.stdout))
 
 
 def test_render_to_what_there_is_not_says_what_there_is(cli: Cli, tmp_path: Path) -> None:
