@@ -30,6 +30,9 @@ PREPARE = "prepare-volume"
 # trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
 ENGINE_RESTARTS = 3
 
+# The host gets no address on the tasks' network: `internal` keeps other networks out, not programs of the host itself.
+_NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
+
 # Every task is asked to stop at once, and servers stay until a chief that saves is gone, and a while to leave after that.
 _SERVERS_LEAVE = 10.0
 _MEBI, _GIBI = 1024**2, 1024**3
@@ -91,7 +94,8 @@ def _header(source: Source) -> str:
         "  docker compose -f FILE down -v   removes checkpoints and logs too",
         *(f"Note: {note}." for note in _notes(source.spec, plan)),
     ]
-    return "".join(f"# {line}\n" for line in lines) + "\n"
+    # What a line is to YAML is what ends a comment, whatever stood in a name or an option.
+    return "".join(f"# {part}\n" for line in lines for part in line.splitlines()) + "\n"
 
 
 def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
@@ -100,6 +104,9 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
         notes.append("limits.deadline is kept by `launcher up --on docker`; Compose knows no deadline")
     if types := sorted({task.resources.gpu_type for task in plan.tasks if task.resources.gpu_type}):
         notes.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
+    if _downloads(spec):
+        # The host is the gateway of such a network, and TensorFlow listens on every address.
+        notes.append("data: download gives tasks a way out, by a network where programs of the host reach TensorFlow's port")
     if "storage" in spec.model_fields_set:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
     return notes
@@ -259,7 +266,7 @@ def _prepare(base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
 def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
     networks: dict[str, Any] = {
         # TensorFlow runs what anybody sends to its port: nobody but the run's own tasks reaches it.
-        "cluster": {"internal": True, "labels": common},
+        "cluster": {"internal": True, "driver_opts": _NO_HOST, "labels": common},
         TENSORBOARD: {"labels": common},
     }
     if _downloads(spec):

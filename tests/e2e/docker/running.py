@@ -24,6 +24,16 @@ from trainer.events import Event, parse
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 
+# Says whether TensorFlow's port answers at an address: its server is the first to speak. That somebody takes the connection says
+# nothing: on its way out of a machine a proxy may.
+PROBE = (
+    "import socket, sys\n"
+    "try:\n"
+    "    with socket.create_connection((sys.argv[1], 2222), timeout=3) as connection:\n"
+    "        print('answers' if connection.recv(1) else 'refused: it ends')\n"
+    "except OSError as error:\n    print('refused:', error)"
+)
+
 
 def unique(name: str) -> str:
     """Return a name that no other run on the engine has."""
@@ -141,16 +151,24 @@ class Run:
         listed = docker("ps", "--all", "--filter", f"label={labels.RUN}={self.name}", "--format", f'{{{{.Label "{labels.TASK}"}}}}')
         return [task for task in listed.split() if task]
 
-    def goes_on(self, leader: str = "chief", timeout: float = 240) -> None:
-        """Wait until training has gone on from where it is now."""
-        before = self.step(leader)
-        events = len(self.events(leader, "progress"))
-        # A restored run goes on from an earlier step: that it makes steps is what counts.
-        self.until(
-            f"{self.name} to go on from step {before}",
-            lambda: len(self.events(leader, "progress")) > events + 1,
-            timeout,
-        )
+    def computed(self, task: str, leader: str = "chief") -> int:
+        """Return how often a task has told, or its leader of it, that it computed something: steps, or an evaluation."""
+        if task == "evaluator":
+            return len(self.events(task, "evaluated"))
+        # What a worker of parameter servers does its chief tells; a ps serves every step of the chief's.
+        about = leader if task.startswith("ps") else task
+        tellers = {leader, about}
+        return sum(event["task"] == about for teller in tellers for event in self.events(teller, "progress"))
+
+    def goes_on(self, *tasks: str, leader: str = "chief", timeout: float = 240) -> None:
+        """Wait until each of `tasks`, the leader when left out, has computed more than it has now, and twice: one may be told late."""
+        before = {task: self.computed(task, leader) for task in tasks or (leader,)}
+        for task, times in before.items():
+            # A restored run goes on from an earlier step: that it makes steps is what counts.
+            self._until_computed(task, leader, times + 2, timeout)
+
+    def _until_computed(self, task: str, leader: str, times: int, timeout: float) -> None:
+        self.until(f"{task} of {self.name} to go on", lambda: self.computed(task, leader) >= times, timeout)
 
     def python(self, task: str, program: str) -> None:
         """Run a program in a task's container, beside its trainer."""

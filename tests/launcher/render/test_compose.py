@@ -85,7 +85,10 @@ def test_an_image_of_ones_own_says_itself_where_its_programs_start(rendered: Ren
 
 def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(rendered: Render) -> None:
     document = rendered("tensorboard: {port: 7007}\n" + CLUSTER + TRAIN)
-    assert document["networks"]["cluster"]["internal"] is True
+    cluster = document["networks"]["cluster"]
+    assert cluster["internal"] is True
+    # Internal keeps other networks out; without an address there the host stays out too.
+    assert cluster["driver_opts"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
     on = {name: service["networks"] for name, service in document["services"].items()}
     assert on.pop("tensorboard") == ["tensorboard"]
     assert set(map(tuple, on.values())) == {("cluster",)}
@@ -93,10 +96,13 @@ def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(
     assert published == {"tensorboard": [{"host_ip": "127.0.0.1", "published": "7007", "target": 6006, "protocol": "tcp"}]}
 
 
-def test_data_that_is_downloaded_opens_a_way_out_and_none_in(rendered: Render) -> None:
+def test_data_that_is_downloaded_opens_a_way_out_and_none_in(rendered: Render, text: Callable[[str], str]) -> None:
     document = rendered("train: {workload: mnist_mlp, data: download}\n")
-    assert document["services"]["chief"]["networks"] == ["cluster", "egress"]
-    assert "ports" not in document["services"]["chief"]
+    chief = document["services"]["chief"]
+    assert chief["networks"] == ["cluster", "egress"]
+    assert "ports" not in chief
+    # The host is on that network: it is said.
+    assert "programs of the host reach TensorFlow's port" in text("train: {workload: mnist_mlp, data: download}\n")
 
 
 def test_every_container_has_as_few_rights_as_it_can(rendered: Render) -> None:
@@ -186,6 +192,14 @@ def test_a_host_that_is_no_address_is_refused(text: Callable[[str], str]) -> Non
 def test_what_compose_cannot_keep_is_said_in_the_file(text: Callable[[str], str]) -> None:
     assert "limits.deadline is kept by `launcher up" in text(TRAIN + "limits: {deadline: 1h}\n")
     assert "Note:" not in text(TRAIN)
+
+
+def test_no_title_ends_the_comment_that_it_stands_in(tmp_path: Path) -> None:
+    (tmp_path / "digits.yaml").write_text(HEAD + TRAIN)
+    spec, plan = planned(tmp_path / "digits.yaml", [], "docker", tmp_path)
+    for end in ("\n", "\r\n", "\x85", "\u2028", "\x0b"):
+        written = compose.render(Source(spec, plan, tmp_path, f"one{end}services: {{}}"))
+        assert list(yaml.safe_load(written)["services"]) == ["chief", "tensorboard"]
 
 
 def test_what_services_share_is_written_once(text: Callable[[str], str]) -> None:
