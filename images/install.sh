@@ -11,9 +11,15 @@ export PIP_CACHE_DIR=/cache PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION
 
 if [ -s /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
 if [ -s /run/secrets/ca.pem ]; then
-    # All certificates that pip would trust without it, then those of the secret.
-    usual=$(python -c 'import ssl; print(ssl.get_default_verify_paths().cafile or "")')
-    cat ${usual:+"$usual"} /run/secrets/ca.pem >/tmp/ca.pem
+    # All certificates that pip would trust without it, then those of the secret: what the base image says, else the system's where
+    # Python or the distributions look, else pip's own. Without them an index that the company does not stand before were not trusted.
+    usual=
+    for file in "${PIP_CERT:-}" "${SSL_CERT_FILE:-}" "$(python -c 'import ssl; print(ssl.get_default_verify_paths().cafile or "")')" \
+        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem \
+        "$(python -c 'from pip._vendor import certifi; print(certifi.where())' 2>/dev/null)"; do
+        if [ -s "$file" ]; then usual=$file && break; fi
+    done
+    { [ -z "$usual" ] || cat "$usual"; echo; cat /run/secrets/ca.pem; } >/tmp/ca.pem
     export PIP_CERT=/tmp/ca.pem
 fi
 

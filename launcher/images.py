@@ -17,6 +17,9 @@ USER = 1000
 # What tells whether a task's container is well: exit code 0 or 1, and one line that says why.
 HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
 
+# The label that tells from which sources an image was built: launcher/image_build/context.py has their digest.
+SOURCES = "tf-launcher.sources"
+BASE_NAME = "org.opencontainers.image.base.name"
 
 # How Docker says that it has no such image, and Podman in its place.
 _ABSENT = re.compile("no such image|no such object|image not known", re.IGNORECASE)

@@ -4,6 +4,7 @@ The same from a checkout and from an installed wheel, which carries these files 
 input, and no directory: some installations of the docker command may read nothing outside the home directory.
 """
 
+import hashlib
 import io
 import re
 import tarfile
@@ -32,6 +33,11 @@ def archive() -> bytes:
             entry.mode = 0o644
             tar.addfile(entry, io.BytesIO(content))
     return stream.getvalue()
+
+
+def sources() -> str:
+    """Return what tells these sources from others, as images that are built from them are labelled."""
+    return hashlib.sha256(archive()).hexdigest()[:16]
 
 
 def default_base_image() -> str:

@@ -1,6 +1,7 @@
 """What a start needs first: an engine with Compose, an image that it has, and directories that it can see."""
 
 import queue
+import re
 import threading
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ from launcher.backend.docker.engine import Endpoint, check_compose
 from launcher.backend.docker.problems import explain
 from launcher.docker_cli import DockerError, docker
 from launcher.errors import LauncherError, UsageError
+from launcher.image_build.context import sources
+from launcher.images import Image
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rules import is_directory_name
 
@@ -19,19 +22,37 @@ def prepare(spec: ClusterSpec, place: Endpoint) -> Iterator[str]:
     """Yield what is found or made, as it comes. Raises LauncherError with what is missing and what to do."""
     check_compose()
     check_directories(spec, place)
+    if spec.train is not None and spec.train.data == "download":
+        yield "data: download puts the tasks on a network where programs of the engine's host reach TensorFlow's port (docs/docker.md)"
     name = images.image_for(spec)
     found = images.find(name)
-    if found is not None:
-        why = (
-            "the spec names it" if spec.image else "the trainer's own, for a spec without GPUs" if name == images.DEFAULT_IMAGE else "ours"
-        )
-        yield f"image {name} is there ({found.size / 1e9:.2f} GB; {why})"
-    elif images.is_ours(name):
-        yield f"image {name} is not there yet: it is built now, as `{images.build_command(name)}` does"
-        yield from _build(gpu=name == images.GPU_IMAGE)
-    else:
+    gpu = name == images.GPU_IMAGE
+    if found is None and not images.is_ours(name):
         yield f"image {name} is not there yet: it is pulled now"
         _pull(name)
+    elif found is None:
+        yield f"image {name} is not there yet: it is built now, as `{images.build_command(name)}` does"
+        yield from _build(gpu=gpu)
+    elif _is_stale(spec, found):
+        yield f"image {name} is there, of other sources than this launcher's: it is built anew, as `{images.build_command(name)}` does"
+        yield from _build(gpu=gpu, base_image=found.labels.get(images.BASE_NAME))
+    else:
+        yield f"image {name} is there ({found.size / 1e9:.2f} GB; {_why(spec, found)})"
+
+
+def _is_stale(spec: ClusterSpec, found: Image) -> bool:
+    """Tell whether our image is known to be of other sources: a change of the trainer would not be in what runs."""
+    of = found.labels.get(images.SOURCES)
+    return spec.image is None and of is not None and of != sources()
+
+
+def _why(spec: ClusterSpec, found: Image) -> str:
+    if spec.image:
+        return "the spec names it"
+    ours = "the trainer's own, for a spec with GPUs" if found.name == images.GPU_IMAGE else "the trainer's own, for a spec without GPUs"
+    if images.SOURCES in found.labels:
+        return ours
+    return f"{ours}; from which sources it does not tell, so `{images.build_command(found.name)}` after changes of the trainer"
 
 
 def check_directories(spec: ClusterSpec, place: Endpoint) -> None:
@@ -52,11 +73,22 @@ def _pull(name: str) -> None:
     try:
         docker("pull", "--quiet", name, deadline=_PULL_WAIT)
     except DockerError as error:
-        raise explain(error.output or error.message, f"pulling the image {name}") from error
+        raise _not_pulled(error, name) from error
 
 
-def _build(*, gpu: bool) -> Iterator[str]:
-    """Build our image, and yield each step as it is done."""
+def _not_pulled(error: DockerError, name: str) -> LauncherError:
+    told = explain(error.output or error.message, f"pulling the image {name}")
+    if not re.search(r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake|HTTP response to HTTPS", error.output):
+        return told
+    return DockerError(
+        told.message,
+        f"check the name in `image`, and that the engine reaches that registry: docker pull {name}; or build or load the image",
+        error.output,
+    )
+
+
+def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
+    """Build our image, on what the one before was built on, and yield each step as it is done."""
     from launcher.image_build.build import Request, build
     from launcher.image_build.steps import Step
 
@@ -68,7 +100,7 @@ def _build(*, gpu: bool) -> Iterator[str]:
 
     def make() -> None:
         try:
-            build(Request(gpu=gpu), tell)
+            build(Request(gpu=gpu, base_image=base_image), tell)
         except LauncherError as error:
             told.put(error)
         else:

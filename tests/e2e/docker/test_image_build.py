@@ -4,8 +4,10 @@ import base64
 import hashlib
 import json
 import shutil
+import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -18,9 +20,11 @@ from typing import Any
 
 import pytest
 
+from launcher import images
 from launcher.docker_cli import docker
-from launcher.image_build.context import FILES
+from launcher.image_build.context import FILES, sources
 from tests.e2e.docker.conftest import ROOT, Build, Built
+from tests.e2e.docker.running import cleaned, free_port, launch, unique
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -78,6 +82,26 @@ def test_a_change_of_the_source_makes_one_small_layer_in_seconds(image: Built, b
     assert [old for old, new in zip(before, after, strict=True) if old != new] == before[-1:]
     assert seconds < 60  # three, on a quiet machine
     assert output(tag, "-c", "cat /opt/trainer/trainer/health.py", options=("--entrypoint", "sh")).endswith("# changed\n")
+
+
+def test_up_builds_an_image_of_other_sources_anew_and_says_so(image: Built, tmp_path: Path) -> None:
+    assert image.facts["Config"]["Labels"][images.SOURCES] == sources()
+    name = unique("stale")
+    file = tmp_path / "stale.yaml"
+    file.write_text(f"version: 1\nname: {name}\ntensorboard: {{port: {free_port()}}}\ncommand: ['true']\n")
+    said = ""
+    with cleaned(name, tmp_path / "runs"):
+        for _ in range(3):  # another test's `up` may be the one that builds it anew
+            # The same layers under a label that tells of others, so that nothing that starts meanwhile is another.
+            docker("build", "--tag", image.name, "-", stdin=f"FROM {image.name}\nLABEL {images.SOURCES}=other\n", deadline=300)
+            done = launch("up", str(file), "--fresh", runs=tmp_path / "runs")
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert inspected(image.name)["Config"]["Labels"][images.SOURCES] == sources()
+            said += done.stdout + done.stderr
+            if "built anew" in said:
+                break
+    assert f"{image.name} is there, of other sources than this launcher's: it is built anew" in said
+    assert layers(inspected(image.name)) == layers(image.facts)
 
 
 def test_code_is_laid_on_top_and_can_be_imported(build: Build, tmp_path: Path, tag: str) -> None:
@@ -156,14 +180,18 @@ def package(project: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def host() -> str:
-    """Return this machine's address as containers of the default network reach it; skip where the engine is elsewhere."""
+    """Return this machine's address as containers of the default network reach it; skip where the engine is in a machine of its own."""
     network = json.loads(docker("network", "inspect", "bridge"))[0]
     address: str = network["IPAM"]["Config"][0].get("Gateway", "172.17.0.1")
     try:
         with ThreadingHTTPServer((address, 0), BaseHTTPRequestHandler):
             return address
-    except OSError:
-        pytest.skip(f"the engine's network gateway {address} is not this machine")
+    except OSError as error:
+        server = json.loads(docker("info", "--format", "{{json .}}"))
+        here = sys.platform == "linux" and server["Name"] == socket.gethostname()
+        if here:
+            pytest.fail(f"the engine is on this machine, and its network's gateway {address} is not: {error}")
+        pytest.skip(f"the engine's network gateway {address} is not this machine: the engine is on {server['Name']}")
 
 
 class Index(ThreadingHTTPServer):
@@ -225,12 +253,7 @@ def greets() -> Greets:
 def test_an_index_with_a_certificate_and_a_password_of_its_own(
     build: Build, project: Path, package: Path, host: str, tmp_path: Path, tag: str, greets: Greets
 ) -> None:
-    certificate, key = tmp_path / "company.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=company", "-addext",
-         f"subjectAltName=IP:{host}", "-keyout", str(key), "-out", str(certificate)],
-        capture_output=True, check=True, timeout=60,
-    )  # fmt: skip
+    certificate, key = certified(host, tmp_path, "company")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with serving(Index(host, package, user="me:s3cret-word")) as index:
@@ -254,6 +277,41 @@ def test_an_index_with_a_certificate_and_a_password_of_its_own(
     search = "grep -rls -e s3cret-word -e $0 /opt /etc /tmp /run /build /usr/local 2>/dev/null; echo end"
     line = certificate.read_text().splitlines()[5]
     assert output(tag, "-c", search, line, options=("--entrypoint", "sh", "--user", "0")) == "end\n"
+
+
+def certified(host: str, directory: Path, name: str) -> tuple[Path, Path]:
+    """Make a certificate for a host that its own key has signed; return both."""
+    certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext",
+         f"subjectAltName=IP:{host}", "-keyout", str(key), "-out", str(certificate)],
+        capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    return certificate, key
+
+
+def test_the_usual_certificates_are_trusted_beside_one_s_own(
+    image: Built, build: Build, project: Path, package: Path, host: str, tmp_path: Path, tag: str, greets: Greets
+) -> None:
+    # A base image that names no file of certificates: they are only where its distribution keeps them.
+    usual, key = certified(host, tmp_path, "usual")
+    company, _ = certified(host, tmp_path, "company")
+    base, names = f"{tag}-base", image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]
+    (tmp_path / "Dockerfile").write_text(
+        f'FROM {names}\nENV PIP_CERT="" SSL_CERT_FILE=""\nRUN rm -f /usr/lib/ssl/cert.pem\nCOPY usual.pem /etc/ssl/certs/ca-certificates.crt\n'
+    )
+    docker("build", "--tag", base, str(tmp_path), deadline=300)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(usual, key)
+    try:
+        with serving(Index(host, package)) as index:
+            index.socket = context.wrap_socket(index.socket, server_side=True)
+            url = f"PIP_INDEX_URL=https://{host}:{index.server_address[1]}/simple"
+            done = build("--base-image", base, "--ca-file", str(company), "--build-arg", url, "--tag", tag, project=project)
+        assert done.returncode == 0, done.stderr
+        greets(tag, package)
+    finally:
+        docker("image", "rm", "--force", base)
 
 
 def test_an_index_behind_a_proxy(build: Build, project: Path, package: Path, host: str, tag: str, greets: Greets) -> None:
