@@ -58,9 +58,10 @@ def before(backend: Backend, name: str) -> RunStatus | None:
         return None
 
 
-def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path) -> Decision:
+def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path, *, digest: str = "") -> Decision:
     """Return what `up` is to do; `changes` is None when it is not known which spec the old run had.
 
+    `digest` is given of the new spec where the old run was started elsewhere, and all that its engine tells of its spec is that.
     Raises UsageError when the run still runs, or when only the user can decide and cannot be asked.
     """
     if old is not None and old.state not in ENDED:
@@ -71,13 +72,19 @@ def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked
         )
     if asked.fresh:
         return "fresh"
-    if old is None or changes is None:
+    if old is None:
         return "start"
+    if changes is None:
+        if not digest:  # it has never been on its way
+            return "start"
+        if not asked.resume and old.spec_digest != digest:
+            return _ask(f"the run {old.name} was started elsewhere, {_other_spec(old)}", asked)
+        changes = []
     if asked.resume or only_longer(changes):
         return "resume"
     if not changes:
         return "complete" if old.state is State.SUCCEEDED else "resume"
-    return _ask(old.name, changes, asked)
+    return _ask_about(old.name, changes, asked)
 
 
 def only_longer(changes: Sequence[Change]) -> bool:
@@ -88,15 +95,25 @@ def only_longer(changes: Sequence[Change]) -> bool:
     return path == "train.steps" and isinstance(old, int) and isinstance(new, int) and new > old
 
 
-def _ask(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
+def _other_spec(old: RunStatus) -> str:
+    return "from another spec" if old.spec_digest else "and what is left of it does not tell from which spec"
+
+
+def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
     from launcher.cli.tables import plain
 
     rows = [(path, _shown(old), _shown(new)) for path, old, new in changes]
     print(f"the spec of {name} has changed since it ran last:\n\n{plain(('PATH', 'WAS', 'IS'), rows)}\n", file=sys.stderr)
+    return _ask(f"the spec of {name} has changed since it ran last: {', '.join(path for path, _, _ in changes)}", asked)
+
+
+def _ask(why: str, asked: Asked) -> Decision:
     remedy = "say --resume to go on from its last checkpoint, or --fresh to start anew (the old run is kept aside)"
     if not asked.may_prompt:
-        raise UsageError(f"the spec of {name} has changed since it ran last: {', '.join(path for path, _, _ in changes)}", remedy)
+        raise UsageError(why, remedy)
     import typer
+
+    print(why, file=sys.stderr)
 
     answers: dict[str, Decision] = {"resume": "resume", "r": "resume", "fresh": "fresh", "f": "fresh"}
     print("resume goes on from its last checkpoint; fresh starts anew, the old run is kept aside", file=sys.stderr)
@@ -108,6 +125,16 @@ def _ask(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
 
 def _shown(value: Any) -> str:
     return "(not set)" if value is None else str(value)
+
+
+def from_where(status: RunStatus) -> str:
+    """Say from where a run goes on."""
+    step = last_checkpoint(status)
+    if step is not None:
+        return f"from the checkpoint of step {step:,}"
+    if not Path(status.run_dir).is_absolute():  # where its backend keeps it, which cannot be looked into from here
+        return f"from its last checkpoint in {status.run_dir}, or from the start where there is none"
+    return "from the start, as there is no checkpoint yet"
 
 
 def last_checkpoint(status: RunStatus) -> int | None:

@@ -44,7 +44,7 @@ def up(
     """Run a spec, and follow it until it is done."""
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import planned
-    from launcher.cli.rerun import Asked, alone, before, decide, is_there, move_aside
+    from launcher.cli.rerun import Asked, alone, before, decide, from_where, is_there, move_aside
     from launcher.spec.loader import dump
 
     if fresh and resume:
@@ -59,14 +59,16 @@ def up(
         # Until the run is on its way: what is decided here must still be so when it starts.
         starting.enter_context(alone(runs, spec.name))
         old = before(backend, spec.name)
-        decision = decide(old, _changes(backend, spec), Asked(fresh, resume, may_prompt), runs)
+        # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
+        elsewhere = plan.spec_digest if on == "docker" and not is_there(runs, spec.name) else ""
+        decision = decide(old, _changes(backend, spec), Asked(fresh, resume, may_prompt), runs, digest=elsewhere)
         if decision == "complete" and old is not None:
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, None, as_json=as_json, code=0)
         if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(runs, spec.name))):
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
-            say(f"{spec.name} goes on {_where(old)}")
+            say(f"{spec.name} goes on {from_where(old)}")
         for notice in (*plan.notices, *backend.prepare(plan, dump(spec))):
             say(f"notice: {notice}")
         if detach:
@@ -89,13 +91,6 @@ def _sayer(*, as_json: bool) -> Any:
 
 def _steps_done(old: RunStatus) -> str:
     return f" at step {old.step:,}" if old.step is not None else ""
-
-
-def _where(old: RunStatus) -> str:
-    from launcher.cli.rerun import last_checkpoint
-
-    step = last_checkpoint(old)
-    return f"from the checkpoint of step {step:,}" if step is not None else "from the start, as there is no checkpoint yet"
 
 
 def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:

@@ -1,6 +1,7 @@
 """What a second `up` of the same name does."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from launcher.backend.local import locks
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import RunStatus, State
-from launcher.cli.rerun import Asked, Change, alone, decide, is_there, move_aside
+from launcher.cli.rerun import Asked, Change, alone, decide, from_where, is_there, move_aside
 from launcher.errors import UsageError
 
 RUNS = Path("runs")
@@ -48,6 +49,38 @@ def test_fresh_is_fresh_also_when_little_is_known_of_the_old_run(old: RunStatus 
 
 def test_a_run_whose_spec_is_not_known_is_started() -> None:
     assert decide(run(State.FAILED), None, NOTHING_ASKED, RUNS) == "start"
+
+
+@pytest.mark.parametrize(
+    "state, digest, asked, decision",
+    [
+        (State.STOPPED, "abc", NOTHING_ASKED, "resume"),
+        (State.SUCCEEDED, "abc", NOTHING_ASKED, "complete"),
+        (State.STOPPED, "abc", Asked(fresh=True, resume=False, may_prompt=False), "fresh"),
+        (State.STOPPED, "other", Asked(fresh=False, resume=True, may_prompt=False), "resume"),
+    ],
+)
+def test_a_run_that_was_started_elsewhere_is_known_by_its_spec_s_digest(state: State, digest: str, asked: Asked, decision: str) -> None:
+    old = replace(run(state), spec_digest=digest)
+    assert decide(old, None, asked, RUNS, digest="abc") == decision
+
+
+@pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "does not tell from which spec")])
+def test_a_run_of_another_spec_that_was_started_elsewhere_is_asked_about(digest: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        decide(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc")
+    assert "--resume" in caught.value.remedy
+
+
+def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path) -> None:
+    old = replace(run(State.STOPPED), run_dir=str(tmp_path))
+    assert from_where(old) == "from the start, as there is no checkpoint yet"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "ckpt-1500.index").touch()
+    assert from_where(old) == "from the checkpoint of step 1,500"
+    assert from_where(replace(old, checkpoint_step=1600)) == "from the checkpoint of step 1,600"
+    # A volume cannot be looked into from here: that there is no checkpoint is not known.
+    assert from_where(replace(old, run_dir="volume mnist_run")).startswith("from its last checkpoint in volume mnist_run")
 
 
 def test_what_is_there_need_not_be_readable(tmp_path: Path) -> None:
