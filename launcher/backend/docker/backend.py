@@ -17,16 +17,18 @@ from typing import Any
 
 from docker.models.containers import Container
 
+from launcher import files
 from launcher.backend.docker import look, ready, volumes
 from launcher.backend.docker.engine import Engine, asking, compose, endpoint
 from launcher.backend.docker.keeper import COMPOSE_FILE
+from launcher.backend.docker.stopping import stop_running
 from launcher.backend.docker.task import moment
-from launcher.backend.local import home, locks, starting, state
+from launcher.backend.local import home, locks, processes, starting, state
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.trouble import explain
 from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
 from launcher.render import labels
@@ -37,6 +39,7 @@ from launcher.spec.models import ClusterSpec
 BACKEND = "docker"
 _KEEPER = "launcher.backend.docker"
 _START_WAIT = 900.0  # containers whose volume is made first, on a slow engine
+_LOCK_WAIT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
 class DockerBackend:
@@ -71,7 +74,7 @@ class DockerBackend:
 
     def _write(self, layout: Layout, plan: Plan, spec: dict[str, Any]) -> None:
         text = render(Source(_spec(spec), plan, layout.directory, f"launcher up --on docker (run {plan.name})"))
-        (layout.directory / COMPOSE_FILE).write_text(text, encoding="utf-8")
+        files.write(layout.directory / COMPOSE_FILE, text, private=bool(spec.get("env")))
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
@@ -81,7 +84,7 @@ class DockerBackend:
         snapshot = state.read(layout.state)
         with asking(f"looking for the run {name}"):
             containers = self._engine.containers(name)
-            if snapshot is not None and snapshot.status.state in ENDED and not _newer(containers, snapshot.status.ended):
+            if snapshot is not None and _is_told(snapshot.status, containers):
                 return _with_board(snapshot.status, containers)
             if look.members(containers):
                 return look.status(self._engine, name, containers)
@@ -121,9 +124,11 @@ class DockerBackend:
         snapshot = state.read(layout.state)
         with asking(f"reading the logs of {name}"):
             containers = [] if locks.held(layout.lock) else self._engine.containers(name)
-        told = snapshot is not None and snapshot.status.state in ENDED and not _newer(containers, snapshot.status.ended)
-        if told or not look.members(containers):
+        there = look.members(containers)
+        if not there or (snapshot is not None and _is_told(snapshot.status, containers)):
             return self._kept.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
+        if unknown := [task for task in tasks if task not in there]:
+            raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(there)}")
         return self._engine_lines(name, tasks, follow=follow, since=since, tail=tail)
 
     def _engine_lines(self, name: str, tasks: list[str], **chosen: Any) -> Iterator[LogLine]:
@@ -136,27 +141,31 @@ class DockerBackend:
         layout = self._layout(name)
         if locks.held(layout.lock):
             self._kept.stop(name, now=now)
-        with asking(f"stopping {name}"):
-            containers = look.members(self._engine.containers(name))
-            if before.state not in ENDED and not now:
-                volumes.stop_all(containers.values())
-            self._engine.remove(name)
-        self._note(layout, before)
+        with _alone(layout) as alone:
+            if not alone:
+                return  # what ran has stopped, and a new `up` of that name has begun since
+            with asking(f"stopping {name}"):
+                stopped = not now and stop_running(self._engine.containers(name))
+                if stopped:  # with the checkpoint that it has saved last
+                    before = look.status(self._engine, name, self._engine.containers(name))
+                self._engine.remove(name)
+            self._note(layout, before, stopped=stopped)
 
     def delete(self, name: str) -> None:
         """Delete the run's volume and directory. Raises UsageError while the run is running."""
         layout = self._layout(name)
-        if locks.held(layout.lock):
-            raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on docker")
-        with asking(f"deleting the data of {name}"):
-            self._engine.remove(name)
-            for volume in self._engine.volumes(name):
-                volume.remove()
-        try:
-            if layout.run_dir.exists():
-                shutil.rmtree(layout.run_dir)
-        except OSError as error:
-            raise explain(error, f"deleting the data of {name}") from error
+        with _alone(layout) as alone:
+            if not alone:
+                raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on docker")
+            with asking(f"deleting the data of {name}"):
+                self._engine.remove(name)
+                for volume in self._engine.volumes(name):
+                    volume.remove()
+            try:
+                if layout.run_dir.exists():
+                    shutil.rmtree(layout.run_dir)
+            except OSError as error:
+                raise explain(error, f"deleting the data of {name}") from error
 
     def set_aside(self, name: str, aside: str) -> str:
         """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
@@ -180,31 +189,36 @@ class DockerBackend:
                 f"{layout.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
                 "start its service with `docker compose -f FILE up -d tensorboard`, FILE being what it was started from",
             )
+        with asking(f"looking for the logs of {name}"):
+            has_logs = bool(self._engine.volumes(name))
+        spec = state.read_json(layout.spec)
+        if spec is None or not has_logs:
+            raise UsageError(f"the run {name} has no logs: it has never been on its way", "start it with `launcher up --on docker`")
         if host is not None or port is not None:
-            self._publish(layout, host, port)
+            spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+            self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
         compose(name, file, "up", "--detach", "--no-deps", TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with asking(f"starting TensorBoard of {name}"):
-            return Board(look.board(self._engine.containers(name)))
-
-    def _publish(self, layout: Layout, host: str | None, port: int | None) -> None:
-        spec = state.read_json(layout.spec) or {}
-        spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-        self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
+            where = look.board(self._engine.containers(name))
+        if not where:
+            raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{TENSORBOARD}-1")
+        return Board(where)
 
     def _layout(self, name: str) -> Layout:
         layout = self._kept.layout(name)
         home.check(layout, BACKEND)
         return layout
 
-    def _note(self, layout: Layout, before: RunStatus) -> None:
-        """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was."""
+    def _note(self, layout: Layout, before: RunStatus, *, stopped: bool) -> None:
+        """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was, `stopped` whether tasks ran."""
         snapshot = state.read(layout.state)
         if snapshot is None:
             return
         status = snapshot.status
-        if status.state not in ENDED:  # its keeper was killed
-            status = dataclasses.replace(before, reason="asked to stop", ended=time.time(), eta=None)
-            status = status if before.state in ENDED else dataclasses.replace(status, state=State.STOPPED)
+        if status.state not in ENDED or stopped:  # its keeper was killed, or gave up an engine that came back
+            ended_before = before.state in ENDED and not stopped
+            told = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
+            status = dataclasses.replace(before, state=told[0], reason=told[1], ended=time.time(), eta=None)
         try:
             state.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
         except OSError as error:
@@ -214,6 +228,41 @@ class DockerBackend:
 def _spec(dumped: dict[str, Any]) -> ClusterSpec:
     """Return the spec that was dumped as JSON."""
     return ClusterSpec.model_validate_json(json.dumps(dumped))
+
+
+@contextlib.contextmanager
+def _alone(layout: Layout) -> Iterator[bool]:
+    """Keep everybody from starting the run for a `with` block; False when somebody has. A run that is not of here has no lock."""
+    if not layout.directory.is_dir():
+        yield True
+        return
+    lock_fd = None
+    deadline = time.monotonic() + _LOCK_WAIT
+    try:
+        # Another `down` is waited for; a keeper is not.
+        while lock_fd is None and time.monotonic() < deadline and not _is_kept(layout):
+            lock_fd = locks.acquire(layout.lock, timeout=_LOCK_STEP)
+    except OSError as error:
+        raise explain(error, f"locking the run {layout.name}") from error
+    try:
+        yield lock_fd is not None
+    finally:
+        if lock_fd is not None:
+            os.close(lock_fd)
+
+
+def _is_kept(layout: Layout) -> bool:
+    """Tell whether a keeper that lives holds the run's lock."""
+    snapshot = state.read(layout.state) if locks.held(layout.lock) else None
+    return snapshot is not None and snapshot.supervisor is not None and processes.alive(snapshot.supervisor)
+
+
+def _is_told(status: RunStatus, containers: list[Container]) -> bool:
+    """Tell whether what its keeper wrote is how the run is: it has seen the end, and no task has been started since."""
+    if status.state not in ENDED or _newer(containers, status.ended):
+        return False
+    # A keeper that the engine did not answer any more does not know how it went on.
+    return status.state is not State.INTERRUPTED or not look.members(containers)
 
 
 def _newer(containers: list[Container], ended: float | None) -> bool:

@@ -1,9 +1,11 @@
 """The Docker engine that the user has set up: which one it is, and a client of its API."""
 
 import contextlib
+import errno
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from docker.tls import TLSConfig
 
 from launcher import docker_cli
 from launcher.backend.docker.problems import explain
+from launcher.backend.local import trouble
 from launcher.docker_cli import DockerError
 from launcher.errors import LauncherError
 from launcher.render import labels
@@ -27,6 +30,11 @@ ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
 TIMEOUT = 60  # seconds for one answer
 OLDEST_COMPOSE = (2, 20)  # tried with 2.26; mounts and devices are as this version reads them
 _COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
+# The engine removes one thing after another: what it is still removing, and a network whose containers it is, it refuses meanwhile.
+_REMOVE_WITHIN = 20.0
+_REMOVE_AGAIN = 0.3
+_BUSY = (403, 409)  # how it refuses; 403 is a network that has active endpoints
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
@@ -59,17 +67,22 @@ class Engine:
 
     def __init__(self, place: Endpoint) -> None:
         self.place = place
+        self._timeout = TIMEOUT
         with asking("asking the Docker engine"):
             self.client = self.connect()
+
+    def hurry(self, timeout: int) -> None:
+        """Wait no longer than so many seconds for an answer from now on."""
+        self._timeout = self.client.api.timeout = timeout
 
     def connect(self) -> DockerClient:
         """Return a new client. Raises one of ERRORS when the engine does not answer."""
         over_ssh = self.place.host.startswith("ssh://")
         if "DOCKER_HOST" in os.environ:
-            client = docker.from_env(timeout=TIMEOUT, use_ssh_client=over_ssh)
+            client = docker.from_env(timeout=self._timeout, use_ssh_client=over_ssh)
         else:
             tls = TLSConfig(**self.place.tls) if self.place.tls else False
-            client = DockerClient(base_url=self.place.host, tls=tls, timeout=TIMEOUT, use_ssh_client=over_ssh)
+            client = DockerClient(base_url=self.place.host, tls=tls, timeout=self._timeout, use_ssh_client=over_ssh)
         client.ping()
         return client
 
@@ -82,13 +95,28 @@ class Engine:
         return self.client.volumes.list(filters={"label": _label(run)})
 
     def remove(self, run: str) -> None:
-        """Remove the containers and networks of a run; its volume stays. Raises one of ERRORS."""
-        for container in self.containers(run):
-            with contextlib.suppress(NotFound):
-                container.remove(force=True)
-        for network in self.client.networks.list(filters={"label": _label(run)}):
-            with contextlib.suppress(NotFound):
-                network.remove()
+        """Remove the containers and networks of a run, and what volumes without a name they have; the run's own stays. Raises one of ERRORS."""
+        deadline = time.monotonic() + _REMOVE_WITHIN
+        while (refused := self._remove(run)) is not None:
+            if time.monotonic() >= deadline:
+                raise refused
+            time.sleep(_REMOVE_AGAIN)
+
+    def _remove(self, run: str) -> APIError | None:
+        """Remove what can be removed now; return why something could not, for now."""
+        refused: APIError | None = None
+        found: list[tuple[Any, dict[str, bool]]] = [(container, {"force": True, "v": True}) for container in self.containers(run)]
+        found += [(network, {}) for network in self.client.networks.list(filters={"label": _label(run)})]
+        for thing, options in found:
+            try:
+                thing.remove(**options)
+            except NotFound:
+                continue
+            except APIError as error:
+                if error.status_code not in _BUSY:
+                    raise
+                refused = error
+        return refused
 
 
 def _label(run: str | None) -> str:
@@ -101,10 +129,30 @@ def asking(doing: str) -> Iterator[None]:
     try:
         yield
     except ERRORS as error:
-        told = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
-        if not isinstance(error, APIError):
-            told = f"Cannot connect to the Docker daemon: {told}"
-        raise explain(str(told), doing) from error
+        raise _explained(error, doing) from error
+
+
+def _explained(error: Exception, doing: str) -> LauncherError:
+    """Return what an error of the client means: what the engine said, or why it could not be asked."""
+    if isinstance(error, APIError):
+        return explain(str(error.explanation or error), doing)
+    inner = _of_the_system(error)
+    if inner is not None and inner.errno in _FULL:
+        return trouble.explain(inner, doing)
+    if isinstance(inner, PermissionError):
+        return explain(f"permission denied while trying to connect to the Docker daemon socket: {error}", doing)
+    return explain(f"Cannot connect to the Docker daemon: {error}", doing)
+
+
+def _of_the_system(error: BaseException) -> OSError | None:
+    """Return the operating system's own error that an error of the client is about: it stands in its arguments, or is its cause."""
+    pending: list[object] = [error]
+    for found in pending:
+        if isinstance(found, OSError) and isinstance(found.errno, int):
+            return found
+        if isinstance(found, BaseException):
+            pending += [it for it in (*found.args, found.__cause__, found.__context__) if it is not None and it not in pending]
+    return None
 
 
 def compose(run: str, file: Path, *arguments: str, doing: str) -> None:

@@ -14,23 +14,27 @@ import threading
 import time
 from pathlib import Path
 
+from docker.models.containers import Container
+
 from launcher.backend.docker import look
-from launcher.backend.docker.engine import ERRORS, Engine, asking, compose
+from launcher.backend.docker.begin import begin
+from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.backend.docker.kept import Ending, Kept
 from launcher.backend.docker.task import OVER, is_final
 from launcher.backend.docker.watch import Asked, Ended, Heard, Inbox, Watch, Wrote
 from launcher.backend.local import endings, processes, restarts
 from launcher.backend.local.layout import Layout
-from launcher.backend.local.progress import Progress
 from launcher.backend.local.record import Record, say
 from launcher.backend.local.restarts import Verdict
 from launcher.backend.local.state import Snapshot
 from launcher.backend.model import RunStatus, State
+from launcher.backend.progress import Progress
 from launcher.plan.models import Plan
 from trainer.exit_codes import ExitCode
 
 COMPOSE_FILE = "compose.yaml"
 _LOOK_EVERY = 0.5  # seconds between two looks at the containers
+_ANSWERS_WITHIN = 20  # seconds; what has no answer by then is asked again
 _ENGINE_BACK_WITHIN = 600.0  # seconds; an engine that is updated takes a minute or two
 # The engine starts a container again within a tenth of a second at first; later it says `restarting` while it waits.
 _ENGINE_RESTARTS_WITHIN = 3.0
@@ -72,22 +76,18 @@ class Keeper:
         name = self._plan.name
         self._record.reserve()
         self._record.save()
-        doing = f"starting the containers of {name}"
         try:
-            with asking(doing):
-                self._engine.remove(name)  # of an earlier run
-            compose(name, self._file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing)
-            with asking(doing):
-                containers = look.members(self._engine.containers(name))
-                self._look()
+            containers = begin(self._engine, name, self._file)
         except BaseException as error:
-            self.clear()
             self._ending, self._ended = Ending(State.FAILED, str(error)), time.time()
             self._record.save_at_last()
             raise
+        self._engine.hurry(_ANSWERS_WITHIN)
+        self._see(containers, time.monotonic())
         for kept in self._tasks.values():
             kept.log.note(f"run {name} starts")
-        self._watch = Watch(self._engine, name, {task: str(container.id) for task, container in containers.items()}, self._inbox)
+        followed = {task: str(container.id) for task, container in look.members(containers).items()}
+        self._watch = Watch(self._engine, name, followed, self._inbox)
         self._record.save()
 
     def listen(self, lifeline: int | None) -> None:
@@ -108,7 +108,7 @@ class Keeper:
         while not self._over():
             self._hear(0.1)
             now = time.monotonic()
-            if now - self._looked >= _LOOK_EVERY:
+            if now - self._looked >= _LOOK_EVERY or any(kept.answered for kept in self._tasks.values()):
                 self._looked = now
                 self._look_again()
                 self._follow_up()
@@ -120,11 +120,6 @@ class Keeper:
         while self._hear(0):
             pass
         self._settle()
-
-    def clear(self) -> None:
-        """Remove the containers and networks, whatever they do."""
-        with contextlib.suppress(*ERRORS):
-            self._engine.remove(self._plan.name)
 
     # What happened
 
@@ -171,12 +166,15 @@ class Keeper:
             self._give_up(kept, kept.view.gave_up)
 
     def _look(self) -> None:
-        containers = self._engine.containers(self._plan.name)
+        asked = time.monotonic()
+        self._see(self._engine.containers(self._plan.name), asked)
+
+    def _see(self, containers: list[Container], asked: float) -> None:
         self._engine_seen = time.monotonic()
         found = look.members(containers)
         for name, kept in self._tasks.items():
             state = found[name].attrs["State"] if name in found else {}
-            if kept.view.look(state):
+            if kept.look(state, asked):
                 self._record.changed()
         self._board = look.board(containers) or self._board
         self._place = look.place_of(containers, self._plan.name)
@@ -186,11 +184,13 @@ class Keeper:
             self._look()
         except ERRORS as error:
             away = time.monotonic() - self._engine_seen
-            if away > _ENGINE_BACK_WITHIN and not self._ending:
+            if away > _ENGINE_BACK_WITHIN:
                 self._ending = Ending(State.INTERRUPTED, f"the engine has not answered for {away:.0f} s: {error}")
                 return
             with contextlib.suppress(*ERRORS):
                 self._engine.client = self._engine.connect()
+                if self._watch is not None:
+                    self._watch.renew()
 
     # What follows
 
@@ -226,10 +226,10 @@ class Keeper:
         kept.start_later(code, counts=follows is Verdict.RESTART)
 
     def _give_up(self, kept: Kept, code: int) -> None:
+        kept.try_no_more()  # each that gives up, and not the first alone
         if self._ending:
             return
         why = kept.view.why(code)
-        kept.try_no_more()
         kept.view.ended_with(code)
         kept.view.settled = (State.FAILED, why)
         attempt = len(kept.view.restarts) + 1
@@ -253,6 +253,7 @@ class Keeper:
         say("the run's work is done")
         self._ending = Ending(State.SUCCEEDED, "", grace=self._grace())
         for kept in self._tasks.values():
+            kept.start_at = None
             kept.stop_at = time.monotonic() + endings.own_time(self._plan, kept.task)
 
     def _stop(self, reason: str, *, now: bool) -> None:
@@ -261,6 +262,7 @@ class Keeper:
         if now:
             say("killing every task")
             ending.waves.clear()
+            ending.killed, ending.grace = True, 0
             for kept in self._tasks.values():
                 kept.kill()
 
@@ -295,7 +297,13 @@ class Keeper:
             return False
         if ending.state is State.INTERRUPTED:
             return True
-        return not ending.waves and all(kept.over for kept in self._tasks.values())
+        if ending.waves or not all(kept.over for kept in self._tasks.values()):
+            return False
+        # Whoever ended by itself is stopped too: else those that failed come back when the engine is next started.
+        awake = [kept for kept in self._tasks.values() if not kept.at_rest]
+        for kept in awake:
+            kept.ask(ending.grace)
+        return not awake
 
     def _settle(self) -> None:
         ending = self._ending or Ending(State.FAILED, "no task was left")
@@ -305,12 +313,13 @@ class Keeper:
             elif self._progress.checkpoint_step is not None:
                 ending.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"
         for kept in self._tasks.values():
-            kept.settle(ending, killed=self._requests > 1)
+            kept.settle(ending)
             kept.log.close()
         self._ending, self._ended = ending, time.time()
         if self._requests:
             self._board = ""
-            self.clear()
+            with contextlib.suppress(*ERRORS):
+                self._engine.remove(self._plan.name)
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()
 

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from docker.models.containers import Container
 
 from launcher.backend.docker import look
 from launcher.backend.docker.engine import ERRORS, Engine
+from launcher.backend.docker.stopping import never_again, stop
 from launcher.backend.docker.task import OVER, TaskView
 from launcher.backend.local import restarts
 from launcher.backend.local.logfiles import LogWriter
+from launcher.backend.local.record import say
 from launcher.backend.model import State
 from launcher.plan.models import Task
 from trainer.exit_codes import ExitCode
+
+_ASK_AGAIN = 2.0  # seconds after which an engine that did not answer is asked again to stop a container
 
 
 @dataclass
@@ -30,6 +35,7 @@ class Ending:
     waves: list[frozenset[str]] = field(default_factory=list)
     grace: int = 0
     wave: frozenset[str] = frozenset()  # asked by now; the next one is asked once these have ended
+    killed: bool = False  # somebody wants no more waiting
 
 
 class Kept:
@@ -45,11 +51,27 @@ class Kept:
         self.counted = 0  # restarts by the keeper that count
         self._delay = 0.0
         self._engine, self._run = engine, run
+        # The engine has stopped it, and nothing starts it again: that it was seen to have ended is not that, as the engine may
+        # be starting it again at that very moment.
+        self.at_rest = False
+        self._stopping: threading.Thread | None = None
+        self._stopped: float | None = None  # when the engine said that it has
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs, nor will."""
-        return self.view.phase in {*OVER, "gone"} and self.start_at is None
+        """Whether nothing of it runs, as far as was seen; what was seen before it was asked to stop does not count."""
+        return self.view.phase in {*OVER, "gone"} and self.start_at is None and self._stopping is None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the engine has stopped it since it was last looked at."""
+        return self._stopped is not None
+
+    def look(self, state: dict[str, Any], asked: float) -> bool:
+        """Take in what the engine says of the container, asked at that time; True when it changed."""
+        if self._stopped is not None and asked >= self._stopped:
+            self.at_rest, self._stopping, self._stopped = True, None, None
+        return self.view.look(state)
 
     def container(self) -> Container:
         """Return its container as it is now. Raises one of engine.ERRORS, NotFound when it is gone."""
@@ -61,43 +83,59 @@ class Kept:
     def start_later(self, code: int, *, counts: bool) -> None:
         """Have its container started again after a while, as the engine leaves it."""
         self.counted += counts
-        self._delay = restarts.delay(self._delay, ran_for=0.0)
+        self._delay = restarts.delay(self._delay, ran_for=self.view.ran_for)
         self.start_at = time.monotonic() + self._delay
         self.log.note(f"its container is started again in {self._delay:.0f} s: {self.view.why(code)}")
 
     def start(self) -> None:
         """Start its container; an engine that cannot is asked again, when the container is still not running later."""
         self.start_at = self.over_since = None
-        with contextlib.suppress(*ERRORS):
+        # Until the next look: that it has ended was so before.
+        self.view.starts()
+        with self._told("starting"):
             self.container().start()
 
     def try_no_more(self) -> None:
-        """Tell the engine not to start it again."""
-        with contextlib.suppress(*ERRORS):
-            never: Any = {"Name": "no"}
-            self.container().update(restart_policy=never)
+        """Tell the engine not to start it again, by itself or when it is itself started again."""
+        with self._told("giving up"):
+            never_again(self.container())
 
     def kill(self) -> None:
         """Kill it at once."""
-        self.stop_at = None
-        with contextlib.suppress(*ERRORS):
+        self.ask(0)
+        with self._told("killing"):
             self.container().kill()
 
     def ask(self, grace: int) -> None:
-        """Ask it to stop, on a thread; the engine kills it after `grace` seconds."""
-        self.stop_at = None
-        if not self.over:
-            threading.Thread(target=self._stop, args=(grace,), name=f"stop {self.task.name}", daemon=True).start()
+        """Have the engine stop it, on a thread, and kill it after `grace` seconds. It is asked until the engine has done so."""
+        self.stop_at = time.monotonic() + _ASK_AGAIN
+        self.start_at = None
+        if self._stopping is None or not self._stopping.is_alive():
+            self._stopped = None
+            self._stopping = threading.Thread(target=self._stop, args=(grace,), name=f"stop {self.task.name}", daemon=True)
+            self._stopping.start()
 
     def _stop(self, grace: int) -> None:
-        with contextlib.suppress(*ERRORS):
-            container = self.container()
-            if container.status == "paused":
-                container.unpause()
-            container.stop(timeout=grace)
+        try:
+            stop(self.container(), grace)
+        except NotFound:
+            pass  # gone, which is as good
+        except ERRORS as error:
+            say(f"stopping {self.task.name} failed, and is tried again: {error}")
+            return
+        self.stop_at = None
+        self._stopped = time.monotonic()
 
-    def settle(self, ending: Ending, *, killed: bool) -> None:
-        """Note how it ended for the run; `killed` tells whether that was asked for."""
+    @contextlib.contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """Note what goes wrong in a `with` block: what matters is tried again, or looked at later."""
+        try:
+            yield
+        except ERRORS as error:
+            say(f"{doing} {self.task.name}: {error}")
+
+    def settle(self, ending: Ending) -> None:
+        """Note how it ended for the run."""
         state, reason = self.view.state()
         if self.view.settled is not None or state is State.SUCCEEDED or ending.state is State.INTERRUPTED:
             return
@@ -105,6 +143,6 @@ class Kept:
         if self.view.code == ExitCode.STOPPED:
             self.view.settled = (State.SUCCEEDED, "stopped at the end of the run") if done else (State.STOPPED, "")
         elif self.view.code == 128 + signal.SIGKILL:
-            self.view.settled = (State.STOPPED, "killed" if killed else f"killed: it did not stop within {ending.grace:g} s")
+            self.view.settled = (State.STOPPED, "killed" if ending.killed else f"killed: it did not stop within {ending.grace:g} s")
         else:
             self.view.settled = (State.FAILED if done else State.STOPPED, reason)

@@ -10,8 +10,8 @@ from docker.models.containers import Container
 from launcher.backend.docker import output
 from launcher.backend.docker.engine import Engine
 from launcher.backend.docker.task import TaskView, moment
-from launcher.backend.local.progress import Progress
 from launcher.backend.model import LogLine, RunStatus, State, TaskStatus
+from launcher.backend.progress import Progress
 from launcher.render import labels
 
 # As many lines of each task tell how it is: an evaluation, a checkpoint and each worker's progress are among them.

@@ -1,7 +1,8 @@
 """A container's output as lines with their times, as the engine kept them."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from docker import DockerClient
 
@@ -43,8 +44,14 @@ def read(client: DockerClient, container: str, task: str, *, after: str = "", ta
     yield from ((stamp, line) for stamp, line in lines([kept], task) if stamp > after)
 
 
-def follow(client: DockerClient, container: str, task: str, *, after: str = "") -> Iterator[tuple[str, LogLine]]:
-    """Yield the lines after a stamp, and those to come until the container ends. Raises one of engine.ERRORS."""
+def follow(
+    client: DockerClient, container: str, task: str, *, after: str = "", opened: Callable[[Any], None] = lambda _: None
+) -> Iterator[tuple[str, LogLine]]:
+    """Yield the lines after a stamp, and those to come until the container ends. Raises one of engine.ERRORS.
+
+    `opened` is given the engine's answer, whose `close` ends this from another thread.
+    """
     since = (moment(after) or 0.0) - 0.001 if after else None
     frames = client.api.logs(container, timestamps=True, since=since, stream=True, follow=True)
+    opened(frames)
     yield from ((stamp, line) for stamp, line in lines(frames, task) if stamp > after)

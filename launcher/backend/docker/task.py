@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from launcher.backend.local.progress import number, text, whole
 from launcher.backend.model import Restart, State, TaskStatus
+from launcher.backend.progress import number, whole
+from launcher.backend.reasons import LAST_LINE, said, waiting
 from trainer.events import Event, parse
 from trainer.exit_codes import ExitCode, describe
 
-_LAST_LINE = 300  # characters of the last line that reasons quote
 _GONE = "0001-01-01"  # how the engine writes that something has not happened
 
 # What the engine calls the states in which nothing of a container runs, nor will by itself.
@@ -67,6 +67,16 @@ class TaskView:
         self.container = state
         return changed
 
+    def starts(self) -> None:
+        """Note that its container is being started: what was last seen of it is of before."""
+        self.container = {**self.container, "Status": "created"}
+
+    @property
+    def ran_for(self) -> float:
+        """Seconds that the container ran the last time, 0 where it never ended."""
+        began, ended = (moment(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
+        return 0.0 if began is None or ended is None else max(0.0, ended - began)
+
     def ended_with(self, code: int) -> None:
         """Note the exit code of an attempt, which the engine tells once."""
         self._code = code
@@ -75,7 +85,7 @@ class TaskView:
         """Take in one line of output; return the event in it, if it is one."""
         event = parse(written) if written.startswith('{"event":') else None
         if event is None and written.strip():
-            self.last_line = written.strip()[:_LAST_LINE]
+            self.last_line = written.strip()[:LAST_LINE]
         return event
 
     def tell(self, event: Event, *, own: bool) -> None:
@@ -88,17 +98,17 @@ class TaskView:
         if not own:
             return
         if kind == "waiting":
-            self._told = (State.PENDING, _waiting(event))
+            self._told = (State.PENDING, waiting(event))
         elif kind == "started":
             self._started(event)
         elif kind in {"ready", "restored", "progress"}:
             self._told = (State.RUNNING, "")
         elif kind == "restarting":
-            cause = _said(event)
+            cause = said(event)
             self.restarts.append(Restart(_time(event), len(self.restarts) + 1, whole(event, "exit_code"), cause))
             self._told = (State.RESTARTING, cause)
         elif kind == "failed":
-            self.failure, self.gave_up = _said(event), whole(event, "exit_code")
+            self.failure, self.gave_up = said(event), whole(event, "exit_code")
 
     def _started(self, event: Event) -> None:
         self._told = (State.RUNNING, "")
@@ -160,13 +170,3 @@ class TaskView:
 
 def _time(event: Event) -> float:
     return number(event, "time") or 0.0
-
-
-def _said(event: Event) -> str:
-    return ": ".join(part[:_LAST_LINE] for part in (text(event, "cause"), text(event, "detail")) if part)
-
-
-def _waiting(event: Event) -> str:
-    missing = event.get("missing")
-    names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
-    return f"waiting for {', '.join(names)}" if names else "waiting for peers"

@@ -169,8 +169,9 @@ class LocalBackend:
         status = snapshot.status
         if not kept and status.state not in ENDED:
             status = leftovers.interrupted(layout, snapshot)
-        # A run's directory may have been moved aside since.
-        return _with_summary(dataclasses.replace(status, name=layout.name, run_dir=str(layout.run_dir)), layout)
+        # A run's directory may have been moved aside since; other backends store elsewhere what a run makes.
+        run_dir = str(layout.run_dir) if self._backend == BACKEND else status.run_dir
+        return _with_summary(dataclasses.replace(status, name=layout.name, run_dir=run_dir), layout)
 
     def _let_go(self, name: str) -> None:
         fd = self._lifelines.pop(name, None)

@@ -10,7 +10,7 @@ import time
 from io import FileIO
 from typing import Any
 
-from launcher.backend.local import locks
+from launcher.backend.local import locks, processes
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.state import write_json
 from launcher.errors import LauncherError, UsageError
@@ -53,8 +53,9 @@ def start(
     """
     # What the run was last started from is told by spec.json: it changes once the run is on its way.
     new_spec = layout.spec.with_suffix(".new")
-    write_json(new_spec, spec)
-    write_json(layout.plan, to_document(plan))
+    has_secrets = bool(spec.get("env"))
+    write_json(new_spec, spec, private=has_secrets)
+    write_json(layout.plan, to_document(plan), private=has_secrets)
     with contextlib.ExitStack() as opened:
         ready, ready_of_child = _pipe(opened)
         lifeline_of_child, lifeline = (None, None) if detach else _pipe(opened)
@@ -76,8 +77,10 @@ def start(
             pass_fds=passed,
         )
         ready_of_child.close()
-        answer = _answer(ready, process, within)
+        answer = _answer(ready, within)
         if answer is None:
+            # With what it has started itself: Docker Compose goes on without who called it.
+            processes.kill_session(process.pid)
             process.wait()
             raise LauncherError(
                 f"the supervisor of {layout.name} did not come up within {within:g} s or ended at once",
@@ -102,14 +105,13 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **({"PYTHONPATH": os.pathsep.join(filter(None, [inherited, source]))} if source else {})}
 
 
-def _answer(ready: FileIO, process: subprocess.Popen[bytes], within: float) -> dict[str, str] | None:
+def _answer(ready: FileIO, within: float) -> dict[str, str] | None:
     """Return what the supervisor says: nothing when all is well, else a message; None when it says nothing in time."""
     deadline = time.monotonic() + within
     said = b""
     while not said.endswith(b"\n"):
         readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))
         if not readable:
-            process.kill()
             break
         part = ready.read(4096)
         if not part:

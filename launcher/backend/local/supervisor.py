@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from launcher.backend.local import endings, ports, processes, state, summary
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.lifelines import Lifelines
-from launcher.backend.local.progress import Progress
 from launcher.backend.local.record import Record, say
 from launcher.backend.local.restarts import Verdict
 from launcher.backend.local.signals import SignalPipe
 from launcher.backend.local.state import Snapshot
 from launcher.backend.local.task import TaskRun
 from launcher.backend.model import RunStatus, State
+from launcher.backend.progress import Progress
 from launcher.plan.addresses import LOOPBACK, readdress
 from launcher.plan.document import to_document
 from launcher.plan.models import Plan

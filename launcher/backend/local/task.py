@@ -11,8 +11,9 @@ from pathlib import Path
 from launcher.backend.local import processes, restarts
 from launcher.backend.local.logfiles import LogWriter
 from launcher.backend.local.processes import Identity
-from launcher.backend.local.progress import number, text, whole
 from launcher.backend.model import Restart, State, TaskStatus
+from launcher.backend.progress import number, whole
+from launcher.backend.reasons import LAST_LINE, said, waiting
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
 from trainer.events import Event, parse
@@ -23,7 +24,6 @@ _READ = 64 * 1024
 _DRAIN = 1024 * 1024
 _KILL_AGAIN = 5.0
 _KILLED_FROM_OUTSIDE = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}
-_LAST_LINE = 300  # characters of the last line that reasons quote
 
 
 class TaskRun:
@@ -202,16 +202,16 @@ class TaskRun:
             return False
         before = (self.state, self.reason)
         if kind == "waiting":
-            self.state, self.reason = State.PENDING, _waiting(event)
+            self.state, self.reason = State.PENDING, waiting(event)
         elif kind in {"started", "ready", "restored", "progress"}:
             self.state, self.reason = State.RUNNING, ""
         elif kind == "restarting":
-            code, cause = whole(event, "exit_code"), _said(event)
+            code, cause = whole(event, "exit_code"), said(event)
             self.restarts.append(Restart(time.time(), self.attempt, code, cause))
             self._counted_in_place = whole(event, "restarts") or self._counted_in_place
             self.state, self.reason = State.RESTARTING, cause
         elif kind == "failed":
-            self.failure = _said(event)
+            self.failure = said(event)
         return (self.state, self.reason) != before or kind == "restarting"
 
     def status(self) -> TaskStatus:
@@ -246,16 +246,5 @@ class TaskRun:
             if event is not None:
                 events.append(event)
             elif line.strip():
-                self.last_line = line.decode("utf-8", "replace").strip()[:_LAST_LINE]
+                self.last_line = line.decode("utf-8", "replace").strip()[:LAST_LINE]
         return events
-
-
-def _said(event: Event) -> str:
-    """Return the cause that an event gives, with its detail."""
-    return ": ".join(part[:_LAST_LINE] for part in (text(event, "cause"), text(event, "detail")) if part)
-
-
-def _waiting(event: Event) -> str:
-    missing = event.get("missing")
-    names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
-    return f"waiting for {', '.join(names)}" if names else "waiting for peers"

@@ -1,6 +1,6 @@
 """What a run has reached, from its events."""
 
-from launcher.backend.local.progress import Progress
+from launcher.backend.progress import Progress
 
 
 def test_evaluations_are_told_rather_than_training_metrics() -> None:

@@ -1,0 +1,52 @@
+"""A run's containers made and started by Compose, all of them or none."""
+
+import contextlib
+from pathlib import Path
+
+from docker.errors import NotFound
+from docker.models.containers import Container
+
+from launcher.backend.docker.engine import ERRORS, Engine, asking, compose
+from launcher.backend.docker.look import volume_of
+from launcher.backend.docker.stopping import stop_running
+from launcher.errors import LauncherError
+from launcher.render import labels
+
+
+def begin(engine: Engine, run: str, file: Path) -> list[Container]:
+    """Have Compose start what its file says; return the containers.
+
+    What is left of an earlier run is stopped and removed first. Raises LauncherError when one cannot be started; nothing of this run
+    is left then: no container, no network, and no volume but one that was there before.
+    """
+    doing = f"starting the containers of {run}"
+    had_data = True
+    try:
+        with asking(doing):
+            had_data = _has_data(engine, run)
+            stop_running(engine.containers(run))  # one that nobody keeps saves what it has
+            engine.remove(run)
+        compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing)
+        with asking(doing):
+            return engine.containers(run)
+    except BaseException:
+        with contextlib.suppress(*ERRORS):
+            engine.remove(run)
+            for volume in () if had_data else engine.volumes(run):
+                volume.remove()
+        raise
+
+
+def _has_data(engine: Engine, run: str) -> bool:
+    """Tell whether the run's volume is there. Raises LauncherError where one of its name is not the run's: Compose would take it."""
+    name = volume_of(run)
+    try:
+        volume = engine.client.volumes.get(name)
+    except NotFound:
+        return False
+    if (volume.attrs.get("Labels") or {}).get(labels.RUN) != run:
+        raise LauncherError(
+            f"the engine has a volume {name} that is not of a run called {run}",
+            f"give the run another name, or see whose it is: docker volume inspect {name}",
+        )
+    return True

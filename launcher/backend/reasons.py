@@ -1,0 +1,18 @@
+"""What events of a task say in words, for the reasons that statuses and logs give. Pure."""
+
+from launcher.backend.progress import text
+from trainer.events import Event
+
+LAST_LINE = 300  # characters of a task's own words that a reason quotes
+
+
+def said(event: Event) -> str:
+    """Return the cause that an event gives, with its detail; empty when it gives none."""
+    return ": ".join(part[:LAST_LINE] for part in (text(event, "cause"), text(event, "detail")) if part)
+
+
+def waiting(event: Event) -> str:
+    """Return whom a task waits for, by its event `waiting`."""
+    missing = event.get("missing")
+    names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
+    return f"waiting for {', '.join(names)}" if names else "waiting for peers"

@@ -1,0 +1,39 @@
+"""What is said of a task for its events, whatever a program may have written into them."""
+
+from typing import Any
+
+import pytest
+
+from launcher.backend.reasons import LAST_LINE, said, waiting
+
+
+@pytest.mark.parametrize(
+    "event, words",
+    [
+        ({"cause": "a peer was lost", "detail": "ps-0: no answer"}, "a peer was lost: ps-0: no answer"),
+        ({"cause": "a peer was lost"}, "a peer was lost"),
+        ({"detail": "ValueError: no such layer"}, "ValueError: no such layer"),
+        ({"cause": 5, "detail": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_cause_comes_with_its_detail(event: dict[str, Any], words: str) -> None:
+    assert said({"event": "failed", **event}) == words
+
+
+def test_a_task_that_says_very_much_is_quoted_in_part() -> None:
+    assert said({"event": "failed", "cause": "x" * 5000}) == "x" * LAST_LINE
+
+
+@pytest.mark.parametrize(
+    "missing, words",
+    [
+        ([{"task": "ps-0"}, {"task": "worker-1"}], "waiting for ps-0, worker-1"),
+        ([], "waiting for peers"),
+        ("ps-0", "waiting for peers"),
+        (["ps-0"], "waiting for peers"),
+        (None, "waiting for peers"),
+    ],
+)
+def test_who_is_missing_is_named(missing: Any, words: str) -> None:
+    assert waiting({"event": "waiting", "missing": missing}) == words
