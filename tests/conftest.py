@@ -10,6 +10,18 @@ import pytest
 FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
 
 
+# Marks whose tests are all below one directory: asked for alone, the others need not even be imported, TensorFlow with them.
+OF_THEIR_OWN = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker", "kubernetes")}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Look only where tests of the one mark are that is asked for: `pytest -m docker` says at once why it skips them."""
+    wanted = OF_THEIR_OWN.get(config.getoption("markexpr"))
+    if wanted is None or collection_path.is_relative_to(wanted) or wanted.is_relative_to(collection_path):
+        return None
+    return True
+
+
 def pytest_configure() -> None:
     """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):

@@ -1,22 +1,40 @@
-"""Makes an engine's socket answer on a TCP port of loopback: `python relay.py SOCKET` prints the port, and relays until it is killed."""
+"""Makes an engine's socket answer on a TCP port of loopback: `python relay.py SOCKET` prints the port, and relays until it is killed.
+
+SIGUSR1 makes it lose every connection that there is, without a word to either side, as a network does. New ones are relayed.
+"""
 
 import contextlib
+import signal
 import socket
 import sys
 import threading
+import time
+
+lost_at = 0.0
+
+
+def lose(*_: object) -> None:
+    """Pass nothing on any more of the connections that there are."""
+    global lost_at  # noqa: PLW0603 - a signal handler has nowhere else to leave it
+    lost_at = time.monotonic()
 
 
 def pump(reading: socket.socket, writing: socket.socket) -> None:
     """Pass on what comes, and that it ends."""
+    began = time.monotonic()
     with contextlib.suppress(OSError):
         while data := reading.recv(65536):
-            writing.sendall(data)
+            if began > lost_at:
+                writing.sendall(data)
+    if began <= lost_at:
+        return
     with contextlib.suppress(OSError):
         writing.shutdown(socket.SHUT_WR)
 
 
 def main() -> None:
     """Relay every connection."""
+    signal.signal(signal.SIGUSR1, lose)
     with socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)
         while True:

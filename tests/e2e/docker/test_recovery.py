@@ -1,6 +1,9 @@
 """What happens to containers, done to two clusters that run side by side: each role is killed, paused and cut off."""
 
 import contextlib
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, Run, launch, left, started
+from tests.e2e.docker.running import NOTHING, PROBE, Run, launch, left, started
 
 # One after the other, on the same two clusters.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("two clusters")]
@@ -37,12 +40,6 @@ GROUPS = [
     [("servers", "ps-0")],
     [("servers", "chief"), ("peers", "worker-0")],
 ]
-PROBE = (
-    "import socket, sys\n"
-    "try:\n    socket.create_connection((sys.argv[1], 2222), timeout=3)\n"
-    "except OSError as error:\n    print('refused:', error)\n"
-    "else:\n    print('connected')"
-)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +59,7 @@ def test_both_are_listed_and_each_has_its_own_logs(runs: dict[str, Run]) -> None
     for kind, run in runs.items():
         assert run.name in listed
         status = run.status()
-        assert (status["state"], status["backend"]) == ("running", "docker")
+        assert (status["state"], status["backend"], status["run_dir"]) == ("running", "docker", f"volume {run.name}_run")
         assert f'"run":"{run.name}"' in str(run.inspect(LEADERS[kind])["Config"]["Env"])
         lines = run.launcher("logs", run.name, "--tail", "1").splitlines()
         assert {line.split()[0] for line in lines} <= set(run.tasks())
@@ -74,10 +71,13 @@ def test_nobody_else_reaches_tensorflow_s_port(runs: dict[str, Run], image: Buil
     assert list(networks) == [f"{run.name}_cluster"]
     address = networks[f"{run.name}_cluster"]["IPAddress"]
     inside = docker("exec", run.container("worker-0"), "python", "-c", PROBE, "ps-0")
-    assert inside.strip() == "connected"
-    for network in ("bridge", f"{run.name}_tensorboard", f"{runs['peers'].name}_cluster"):
+    assert inside.strip() == "answers"
+    # Not from another network, and not from the host, whose address on the network would let all its programs in.
+    for network in ("bridge", "host", f"{run.name}_tensorboard", f"{runs['peers'].name}_cluster"):
         outside = docker("run", "--rm", "--network", network, "--entrypoint", "python", image.name, "-c", PROBE, address)
         assert outside.startswith("refused:"), network
+    here = subprocess.run([sys.executable, "-c", PROBE, address], capture_output=True, text=True, timeout=30, check=True)
+    assert here.stdout.startswith("refused:")
     assert run.inspect("chief")["HostConfig"]["PortBindings"] in ({}, None)
 
 
@@ -89,7 +89,7 @@ def test_a_trainer_that_is_killed_comes_back_with_its_container(runs: dict[str, 
         run.python(task, KILL_THE_TRAINER)
     run.until(f"the engine to start {task} again", lambda: run.inspect(task)["RestartCount"] > before["RestartCount"], 60)
     run.until(f"{task} to run", lambda: run.inspect(task)["State"]["Running"], 60)
-    run.goes_on(LEADERS[kind])
+    run.goes_on(task, LEADERS[kind], leader=LEADERS[kind])
     assert [restart["exit_code"] for restart in run.tasks_status()[task]["restarts"]][-1:] == [137]
 
 
@@ -99,7 +99,7 @@ def test_a_container_that_is_killed_outright_is_started_again_by_the_launcher(ru
     before = run.inspect(task)["State"]["StartedAt"]
     docker("kill", run.container(task))  # to the engine that is a wish to stop it: it does not start it again
     run.until(f"{task} to run again", lambda: run.inspect(task)["State"]["StartedAt"] != before, 60)
-    run.goes_on(LEADERS[kind], 240)
+    run.goes_on(task, LEADERS[kind], leader=LEADERS[kind])
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
@@ -114,8 +114,8 @@ def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], group: li
     finally:
         for kind, task in group:
             docker("unpause", runs[kind].container(task))
-    for kind in dict(group):
-        runs[kind].goes_on(LEADERS[kind], 240)
+    for kind, task in group:
+        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
@@ -127,8 +127,8 @@ def test_a_task_that_was_cut_off_from_the_network_takes_part_again(runs: dict[st
         network, container = f"{runs[kind].name}_cluster", runs[kind].container(task)
         with contextlib.suppress(DockerError):  # a container that was started again meanwhile is connected
             docker("network", "connect", "--alias", task, network, container)
-    for kind in dict(group):
-        runs[kind].goes_on(LEADERS[kind], 240)
+    for kind, task in group:
+        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
 
 
 def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
@@ -145,7 +145,7 @@ def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
     runs["servers"].goes_on()
 
 
-def test_without_its_keeper_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_without_its_keeper_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run], image: Built, tmp_path: Path) -> None:
     run = runs["servers"]
     keeper = run.keeper()
     keeper.kill()
@@ -153,11 +153,34 @@ def test_without_its_keeper_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run
     status = run.status()
     assert status["state"] == "running"
     assert status["step"]
+    assert status["run_dir"] == f"volume {run.name}_run"
+    refused = launch("logs", run.name, "--role", "worker", "--index", "9", runs=run.runs)
+    assert (refused.returncode, "worker-1" in refused.stderr) == (2, True)
     # Somebody else, who has the engine alone, sees the same and may stop it.
     other = Run(run.name, tmp_path / "elsewhere")
     assert other.status()["state"] == "running"
     assert any(line.startswith("chief") for line in other.launcher("logs", run.name, "--tail", "3").splitlines())
     run.goes_on()
+    # As a keeper leaves it that the engine did not answer for long: it does not know that the run goes on.
+    file = run.runs / run.name / "launcher" / "state.json"
+    told = json.loads(file.read_text())
+    told["status"] |= {"state": "interrupted", "reason": "the engine has not answered for 600 s", "ended": time.time()}
+    file.write_text(json.dumps(told))
+    status = run.status()
+    assert (status["state"], status["run_dir"]) == ("running", f"volume {run.name}_run")
+    again = launch("up", str(run.runs.parent / f"{run.name}.yaml"), runs=run.runs)
+    assert again.returncode == 2
+    assert "runs already" in again.stderr
+    # Stopped as if it were kept: with a last checkpoint.
+    reached = run.step()
     run.launcher("down", run.name)
-    assert run.status()["state"] == "stopped"
+    status = run.status()
+    assert (status["state"], status["reason"]) == ("stopped", "asked to stop")
+    assert status["checkpoint_step"] >= reached
     assert left(run.name)["containers"] == []
+    summary = docker("run", "--rm", "--volume", f"{run.name}_run:/runs:ro", "--entrypoint", "cat", image.name, f"/runs/{run.name}/run.json")
+    assert json.loads(summary)["state"] == "stopped"
+    # From elsewhere its spec is not known: it is not gone on with unasked.
+    elsewhere = launch("up", str(run.runs.parent / f"{run.name}.yaml"), runs=tmp_path / "elsewhere")
+    assert elsewhere.returncode == 2
+    assert "does not tell from which spec" in elsewhere.stderr

@@ -6,8 +6,11 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +41,22 @@ def refused(file: Path, message: str, remedy: str, *, environment: dict[str, str
         said = done.stderr.splitlines()
         assert any(line.startswith("error:") and re.search(message, line) for line in said), done.stderr
         assert any(line.startswith("remedy:") and remedy in line for line in said), done.stderr
-        assert {**left(file.stem), "volumes": []} == NOTHING
+        assert left(file.stem) == NOTHING
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
     with socket.create_server(("127.0.0.1", 0)) as server:
         file = spec(tmp_path, tensorboard={"port": server.getsockname()[1]})
         refused(file, "TensorBoard's port is taken", "--set tensorboard.port")
+        with cleaned(file.stem, runs) as run:
+            assert launch("up", str(file), runs=runs).returncode == 1
+            # It has nothing to show, and has left nothing but why.
+            for more in ((), ("--port", str(free_port()))):
+                shown = launch("tensorboard", run.name, *more, runs=runs)
+                assert (shown.returncode, "has never been on its way" in shown.stderr) == (2, True), shown.stderr
+            assert left(run.name) == NOTHING
+            assert "port is taken" in run.status()["reason"]
 
 
 def test_gpus_where_there_are_none(image: Built, tmp_path: Path) -> None:
@@ -58,7 +70,45 @@ def test_more_cores_than_there_are(tmp_path: Path) -> None:
 
 
 def test_an_image_that_is_nowhere(tmp_path: Path) -> None:
-    refused(spec(tmp_path, image="localhost:1/nobody/has:this"), "pulling the image localhost:1/nobody/has:this failed", "")
+    name = "localhost:1/nobody/has:this"
+    refused(spec(tmp_path, image=name), f"pulling the image {name} failed", f"docker pull {name}")
+
+
+def test_a_volume_that_is_somebody_else_s(tmp_path: Path) -> None:
+    file = spec(tmp_path)
+    volume = docker("volume", "create", f"{file.stem}_run").strip()
+    try:
+        for more in ((), ("--fresh",)):
+            done = launch("up", str(file), *more, runs=tmp_path / "runs")
+            assert (done.returncode, "is not of a run called" in done.stderr) == (1, True), done.stdout + done.stderr
+            assert f"docker volume inspect {volume}" in done.stderr
+        assert docker("volume", "ls", "--quiet", "--filter", f"name={volume}").split() == [volume]
+    finally:
+        docker("volume", "rm", volume)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what somebody else may not do")
+def test_an_engine_that_one_may_not_talk_to() -> None:
+    engine = Path(docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip().removeprefix("unix://"))
+    if not engine.is_socket() or engine.stat().st_mode & stat.S_IWOTH:
+        pytest.skip(f"the engine at {engine} lets everybody in")
+    nobody = 65534
+    command = [sys.executable, "-m", "launcher", "ls", "--on", "docker"]
+    with tempfile.TemporaryDirectory() as home:
+        Path(home).chmod(0o777)
+        environment = os.environ | {"HOME": home, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=home, user=nobody, group=nobody, extra_groups=[], env=environment,
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+        except PermissionError as error:
+            pytest.skip(f"others may not run the Python of this checkout: {error}")
+    if "No module named" in done.stderr:
+        pytest.skip("others may not read this checkout")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "error: you may not talk to the Docker engine" in done.stderr
+    assert "add yourself to the group docker" in done.stderr
 
 
 def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
@@ -79,29 +129,6 @@ def test_no_compose_plugin(tmp_path: Path) -> None:
     refused(spec(tmp_path), "no Compose plugin", "docker compose version", environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
 
 
-def test_a_directory_on_an_engine_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    engine = docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip()
-    if not engine.startswith("unix://"):
-        pytest.skip(f"the engine is at {engine}, not at a socket to forward")
-    relay = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("relay.py")), engine.removeprefix("unix://")], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert relay.stdout is not None
-        environment = {"DOCKER_HOST": f"tcp://127.0.0.1:{relay.stdout.readline().strip()}"}
-        file = spec(tmp_path, code="./src")
-        refused(file, "engine is on another machine", "launcher image build --code", environment=environment, code=2)
-        # Without directories of this machine it trains there.
-        file = spec(tmp_path)
-        with cleaned(file.stem, tmp_path / "runs"):
-            done = launch("up", str(file), runs=tmp_path / "runs", environment=environment)
-            assert done.returncode == 0, done.stderr
-    finally:
-        relay.kill()
-        relay.communicate()
-
-
 def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "wrong.py").write_text("class Net:\n    pass\n")
@@ -119,7 +146,39 @@ def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path:
             state = run.inspect(task)
             assert (state["State"]["ExitCode"], state["RestartCount"]) == (2, 0)
         assert not any(run.inspect(task)["State"]["Running"] for task in run.tasks())
+        # Nor do they come back with the engine, when it is next started.
+        assert {run.inspect(task)["HostConfig"]["RestartPolicy"]["Name"] for task in run.tasks()} == {"no"}
         assert summary["seconds"] < 90
+
+
+def test_none_of_several_that_give_up_is_tried_again(tmp_path: Path) -> None:
+    program = ["python", "-c", "import sys; sys.exit(2)"]
+    file = spec(tmp_path, strategy="multi_worker_mirrored", roles={"worker": {"replicas": 3}}, command=program)
+    with cleaned(file.stem, tmp_path / "runs") as run:
+        done = launch("up", str(file), "--json", runs=tmp_path / "runs")
+        assert done.returncode == 1, done.stdout[-4000:]
+        told = {task: run.inspect(task) for task in run.tasks()}
+        assert len(told) == 3
+        assert {facts["HostConfig"]["RestartPolicy"]["Name"] for facts in told.values()} == {"no"}
+        time.sleep(2)  # as long as the engine's own waits for a start are by then
+        assert not any(run.inspect(task)["State"]["Running"] for task in told)
+
+
+def test_volumes_of_the_user_s_image_go_with_its_containers(image: Built, tmp_path: Path) -> None:
+    name = f"tf-launcher/test:{unique('volume')}"
+    (tmp_path / "Dockerfile").write_text(f"FROM {image.name}\nVOLUME /scratch\n")
+    docker("build", "--tag", name, str(tmp_path), deadline=300)
+    try:
+        file = spec(tmp_path, image=name, command=["python", "-c", "print('done')"])
+        with cleaned(file.stem, tmp_path / "runs") as run:
+            done = launch("up", str(file), runs=tmp_path / "runs")
+            assert done.returncode == 0, done.stdout + done.stderr
+            mounted = [mount["Name"] for mount in run.inspect("chief")["Mounts"] if mount["Destination"] == "/scratch"]
+            assert docker("volume", "ls", "--quiet", "--filter", f"name={mounted[0]}").split() == mounted
+            run.launcher("down", run.name)
+            assert docker("volume", "ls", "--quiet", "--filter", f"name={mounted[0]}").split() == []
+    finally:
+        docker("image", "rm", "--force", name)
 
 
 def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> None:
