@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.backend.local.progress import Progress, number, text, whole
 from launcher.backend.model import LogLine, Restart, RunStatus, State, TaskStatus
+from launcher.backend.progress import Progress, number, whole
+from launcher.backend.reasons import said, waiting
 from trainer.events import Event, parse
-
-_LONGEST = 300  # characters of a cause
 
 
 @dataclass
@@ -33,11 +32,9 @@ class Told:
         if not own:
             return
         if kind == "waiting":
-            missing = event.get("missing")
-            names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
-            self.state = (State.PENDING, f"waiting for {', '.join(names) or 'peers'}")
+            self.state = (State.PENDING, waiting(event))
         elif kind == "restarting":
-            cause = ": ".join(part[:_LONGEST] for part in (text(event, "cause"), text(event, "detail")) if part)
+            cause = said(event)
             self.restarts.append(Restart(number(event, "time") or 0.0, 0, whole(event, "exit_code"), cause))
             self.state = (State.RESTARTING, cause)
         elif kind in {"started", "ready", "restored", "progress"}:
