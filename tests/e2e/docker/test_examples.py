@@ -59,7 +59,7 @@ def test_compose_alone_trains_it_and_the_launcher_finds_it(name: str, tmp_path: 
     port, project = free_port(), unique(name)
     # As it is committed, but for what two runs cannot share: the name and the port.
     text = (ROOT / "compose" / f"{name}.yaml").read_text().replace("published: '6006'", f"published: '{port}'")
-    text = text.replace(f"name: {name}\n", f"name: {project}\n", 1).replace(f"run: {name}\n", f"run: {project}\n", 1)
+    text = text.replace(f"name: {name}\n", f"name: {project}\n", 1).replace(f"run: {name}\n", f"run: {project}\n")
     file = tmp_path / "compose.yaml"
     file.write_text(text.replace("../examples/", f"{EXAMPLES}/"))
     with cleaned(project, tmp_path / "runs") as run:
