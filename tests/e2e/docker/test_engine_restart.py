@@ -24,7 +24,7 @@ SPEC = {
 
 
 class Engine:
-    """A Docker engine with everything of its own: socket, data and networks."""
+    """A Docker engine with everything of its own: socket, data and network."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -34,18 +34,11 @@ class Engine:
     def start(self, within: float = 90) -> None:
         """Start it, and wait until it answers."""
         (self.directory / "daemon.json").write_text("{}")
-        command = ["dockerd", "--config-file", str(self.directory / "daemon.json"), "--host", f"unix://{self.socket}"]
-        command += ["--data-root", str(self.directory / "data"), "--exec-root", str(self.directory / "exec")]
-        # No bridge of its own and no rules for forwarding: both are the machine's, and another engine may be using them.
-        command += [
-            "--pidfile",
-            str(self.directory / "pid"),
-            "--bridge=none",
-            "--iptables=false",
-            "--ip6tables=false",
-            "--ip-forward=false",
-        ]
-        command += ["--default-address-pool", "base=10.214.0.0/16,size=24"]
+        engine = ["dockerd", "--config-file", str(self.directory / "daemon.json"), "--host", f"unix://{self.socket}"]
+        engine += ["--data-root", str(self.directory / "data"), "--exec-root", str(self.directory / "exec")]
+        engine += ["--pidfile", str(self.directory / "pid")]
+        # In a network of its own: bridges, addresses and rules for forwarding are the machine's, and another engine may be using them.
+        command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "engine", *engine]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + within
@@ -69,8 +62,8 @@ class Engine:
 
 @pytest.fixture
 def engine_of_its_own(image: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("an engine of the test's own can only be started by root, where dockerd is installed")
+    if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "unshare", "ip"))):
+        pytest.skip("an engine of the test's own can only be started by root, where dockerd, unshare and ip are installed")
     engine = Engine(tmp_path_factory.mktemp("engine"))
     try:
         engine.start()
