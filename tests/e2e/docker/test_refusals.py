@@ -148,7 +148,7 @@ def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path:
         assert not any(run.inspect(task)["State"]["Running"] for task in run.tasks())
         # Nor do they come back with the engine, when it is next started.
         assert {run.inspect(task)["HostConfig"]["RestartPolicy"]["Name"] for task in run.tasks()} == {"no"}
-        assert summary["seconds"] < 90
+        assert summary["seconds"] < 180  # ten, on a quiet machine
 
 
 def test_none_of_several_that_give_up_is_tried_again(tmp_path: Path) -> None:
