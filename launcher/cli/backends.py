@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from launcher.backend.model import Backend, Where
+from launcher.cli.options import placed
 from launcher.errors import UsageError
 from launcher.plan.models import Target
 
@@ -42,7 +43,9 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
     module, _, attribute = BACKENDS[check_backend(name)].partition(":")
     make = getattr(importlib.import_module(module), attribute)
     if name in _PLACED:
-        return cast("Backend", make(runs, where or Where()))
+        where = where or Where()
+        context, namespace = placed(name, where.context, where.namespace)
+        return cast("Backend", make(runs, Where(context, namespace, remembered=where.remembered)))
     if where is not None and (where.context or where.namespace):
         raise UsageError(f"--context and --namespace are for clusters; {name} is none", "leave them out, or say --on kubernetes")
     return cast("Backend", make(runs))

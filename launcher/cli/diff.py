@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from launcher.backend.model import Where
-from launcher.cli.options import Context, Namespace, Runs, Set, SpecFile, complete_backend
+from launcher.cli.options import Context, Namespace, Runs, Set, SpecFile, complete_backend, placed
 from launcher.cli.runs import DEFAULT_RUNS
 from launcher.errors import UsageError
 
@@ -34,6 +34,7 @@ def diff(
         raise UsageError(f"nothing is applied on {on}, so there is nothing to compare", "`launcher up` shows what has changed in a spec")
     from launcher.backend.kubernetes.backend import KubernetesBackend
 
+    context, namespace = placed("kubernetes", context, namespace)
     given = [*(overrides or []), *([f"kubernetes.namespace={namespace}"] if namespace else [])]
     spec, plan = planned(file, given, "kubernetes", runs)
     backend = KubernetesBackend(runs, Where(context, spec.kubernetes.namespace, remembered=False))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from launcher.backend.model import Where
-from launcher.cli.options import Context, Json, Namespace, On, Runs, Set
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
 from launcher.cli.runs import DEFAULT_RUNS
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def doctor(
     target = check_backend(on)
     spec = None if file is None else load(file, overrides or [])
     own = spec.kubernetes.namespace if spec is not None else None
+    context, namespace = placed(on, context, namespace)
     question = Question(spec, Where(context, namespace or own, remembered=False), str(runs))
     found = []
     for finding in _examine(_EXAMINERS[target], question):

@@ -87,17 +87,22 @@ On = Annotated[str, typer.Option("--on", metavar="BACKEND", help="Where the run 
 Context = Annotated[
     str | None,
     typer.Option(
-        "--context", envvar="LAUNCHER_CONTEXT", metavar="NAME", help="On Kubernetes: the context of the kubeconfig.", show_default=False
+        "--context", metavar="NAME", help="On Kubernetes: the context of the kubeconfig, or LAUNCHER_CONTEXT.", show_default=False
     ),
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option(
-        "--namespace", "-n", envvar="LAUNCHER_NAMESPACE", metavar="NAME", help="On Kubernetes: the namespace.", show_default=False
-    ),
+    typer.Option("--namespace", "-n", metavar="NAME", help="On Kubernetes: the namespace, or LAUNCHER_NAMESPACE.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the spec, such as train.steps=500. May be given more than once."),
 ]
+
+
+def placed(on: str, context: str | None, namespace: str | None) -> tuple[str | None, str | None]:
+    """Return the context and the namespace that were given, or else, for a cluster, those that the environment names."""
+    if on != "kubernetes":
+        return context, namespace
+    return context or os.environ.get("LAUNCHER_CONTEXT"), namespace or os.environ.get("LAUNCHER_NAMESPACE")

@@ -13,7 +13,7 @@ import typer
 
 from launcher.backend.model import Backend, RunStatus, State, Where
 from launcher.cli.errors import INTERRUPTED
-from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, SpecFile
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, SpecFile, placed
 from launcher.cli.runs import DEFAULT_RUNS, command
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
@@ -49,6 +49,7 @@ def up(
 
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
+    context, namespace = placed(on, context, namespace)
     # A namespace on the command line stands for the spec's own: manifests and status name the same.
     given = [*(overrides or []), *([f"kubernetes.namespace={namespace}"] if namespace else [])]
     spec, plan = planned(file, given, check_backend(on), runs)

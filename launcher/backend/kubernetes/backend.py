@@ -141,7 +141,7 @@ class KubernetesBackend:
             known.spec = self.spec(name) or {}
             known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")))
         said.extend(known.tender.tend(seen, status))
-        late = tending.too_late(status, seen, time.time(), parse_duration(self._limit(known, "start_timeout", "10m")))
+        late = known.tender.late(seen, status, parse_duration(self._limit(known, "start_timeout", "10m")))
         if late:
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
@@ -200,6 +200,12 @@ class KubernetesBackend:
         if run is not None and not run.own_claim:
             volume.remove(cluster, run)
         else:
+            claim = cluster.get("PersistentVolumeClaim", name)
+            if claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name:
+                raise LauncherError(
+                    f"the claim {name} in {cluster.words()} was not made for this run; nothing was deleted",
+                    f"delete what the run has stored there yourself: its directory is {name}/",
+                )
             cluster.delete("PersistentVolumeClaim", name)
         cluster.delete("ConfigMap", record.name_of(name))
         self._forget(name)

@@ -5,7 +5,7 @@ import socket
 import threading
 from typing import Any
 
-from kubernetes.client import CoreV1Api
+from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.stream import portforward
 
 from launcher.backend.kubernetes import look, trouble
@@ -45,7 +45,6 @@ class Forward:
     def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
         board(cluster, run)  # fails now and aloud rather than with the first connection
         self._cluster, self._run = cluster, run
-        self._api = CoreV1Api(cluster.client)
         self._server = _listen(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
 
@@ -60,9 +59,9 @@ class Forward:
         with connection, contextlib.suppress(LauncherError, *ERRORS):
             # Asked each time: the pod may have been replaced.
             pod = board(self._cluster, self._run)["metadata"]["name"]
-            opened = portforward(
-                self._api.connect_get_namespaced_pod_portforward, pod, self._cluster.namespace, ports=str(TENSORBOARD_PORT)
-            )
+            # A client of its own: while one opens a stream it is of no other use, and a browser opens several at once.
+            api = CoreV1Api(ApiClient(configuration=self._cluster.client.configuration))
+            opened = portforward(api.connect_get_namespaced_pod_portforward, pod, self._cluster.namespace, ports=str(TENSORBOARD_PORT))
             far = opened.socket(TENSORBOARD_PORT)
             back = threading.Thread(target=_pump, args=(far, connection), name="forward-back", daemon=True)
             back.start()

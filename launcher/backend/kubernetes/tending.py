@@ -13,6 +13,7 @@ from launcher.backend.model import RunStatus, State
 
 # The task, for how long, and the first words of what is wrong.
 _REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
+_FIRST_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
 GIVE_UP = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; given up by the launcher"}}
 
 
@@ -39,14 +40,22 @@ def given_up(pod: Object) -> float | None:
 def too_late(status: RunStatus, seen: Seen, now: float, start_timeout: float) -> str:
     """Return why a run that has not started within `start_timeout` seconds is to be ended, empty while it may go on. Pure.
 
-    Time counts from when a Job was let go by its queue.
+    Time counts from when a Job was let go by its queue. A pod that came later than the first ones replaces one that ran.
     """
     started = [time for job in seen.jobs if (time := observe.seconds(job.get("status", {}).get("startTime"))) is not None]
     if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
         return ""
-    if not any(pod.get("status", {}).get("phase") == "Pending" for pod in seen.pods) and len(seen.pods) >= len(status.tasks):
+    waiting = [pod for pod in seen.pods if pod.get("status", {}).get("phase") == "Pending"]
+    if not waiting and len(seen.pods) >= len(status.tasks):
         return ""  # all have started: the tasks themselves wait for each other as long as limits.start_timeout says
+    if waiting and not any(_is_first(pod, min(started)) for pod in waiting):
+        return ""
     return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
+
+
+def _is_first(pod: Object, started: float) -> bool:
+    created = observe.seconds(pod["metadata"].get("creationTimestamp"))
+    return created is None or created - started < _FIRST_WITHIN
 
 
 class Tender:
@@ -56,14 +65,27 @@ class Tender:
         self._cluster, self._run, self._patience = cluster, run, patience
         self._done: set[str] = set()
         self._said: set[str] = set()
+        self._pending_since: float | None = None  # of time.monotonic, without a break
+        self._ran = False
+
+    def late(self, seen: Seen, status: RunStatus, start_timeout: float) -> str:
+        """Return why the run is to be ended because it has not started, once it was seen to wait for `start_timeout` seconds."""
+        now = time.monotonic()
+        self._ran = self._ran or status.state is State.RUNNING
+        if self._ran or status.state is not State.PENDING:
+            self._pending_since = None
+            return ""
+        self._pending_since = self._pending_since or now
+        return too_late(status, seen, time.time(), start_timeout) if now - self._pending_since >= start_timeout else ""
 
     def tend(self, seen: Seen, status: RunStatus) -> Iterator[str]:
         """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
         yield from self._trouble(status)
         for pod in lost(seen, time.time(), self._patience):
             if pod["metadata"]["uid"] not in self._done:
-                self._done.add(pod["metadata"]["uid"])
-                yield self._give_up(pod)
+                said = self._give_up(pod)
+                self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
+                yield said
         if status.state is State.FAILED:
             yield from self._let_go(seen)
 
@@ -90,6 +112,6 @@ class Tender:
             name = job["metadata"]["name"]
             over = observe.condition(job, "Failed") or observe.condition(job, "Complete") or job.get("spec", {}).get("suspend")
             if not over and name not in self._done:
-                self._done.add(name)
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})
+                self._done.add(name)
                 yield f"{name} is ended with the run"

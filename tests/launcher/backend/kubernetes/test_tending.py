@@ -1,8 +1,11 @@
 """Which pods are given up, and which run is ended because it never started."""
 
 import dataclasses
+import time
 from datetime import UTC, datetime
 from typing import Any, cast
+
+import pytest
 
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
@@ -60,6 +63,54 @@ def test_a_run_that_has_trained_or_waits_in_its_queue_is_not() -> None:
 def test_tasks_that_have_all_started_wait_for_each_other_by_themselves() -> None:
     seen = Seen("digits", [job("2026-01-01T00:06:00Z")], [pod(deleted=None)])
     assert too_late(status(State.PENDING), seen, NOW, 1) == ""
+
+
+def test_a_pod_that_replaces_one_that_ran_may_wait_for_its_node() -> None:
+    replaced = pod("Pending", deleted=None)
+    replaced["metadata"]["creationTimestamp"] = "2026-01-01T00:08:30Z"
+    seen = Seen("digits", [job("2026-01-01T00:06:00Z")], [replaced])
+    assert too_late(status(State.PENDING), seen, NOW, 60) == ""
+    replaced["metadata"]["creationTimestamp"] = "2026-01-01T00:06:30Z"
+    assert too_late(status(State.PENDING), seen, NOW, 60)
+
+
+def test_a_run_is_too_late_only_when_it_was_seen_to_wait_for_so_long() -> None:
+    seen = Seen("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
+    tender = Tender(cast("Cluster", Refusing()), "digits", 60)
+    assert tender.late(seen, status(State.PENDING), 0.05) == ""  # whoever begins to watch now knows nothing of before
+    time.sleep(0.1)
+    assert tender.late(seen, status(State.PENDING), 0.05)
+    assert tender.late(seen, status(State.RUNNING), 0.05) == ""
+    time.sleep(0.1)
+    assert tender.late(seen, status(State.PENDING), 0.05) == ""  # it has run
+
+
+class AwayError(Exception):
+    """The cluster does not answer."""
+
+
+class AwayOnce:
+    """A cluster that answers the second time."""
+
+    namespace = "team-a"
+    patched = 0
+
+    def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
+        """Answer the second time."""
+        self.patched += 1
+        if self.patched == 1:
+            raise AwayError(kind, name, patch, subresource)
+
+
+def test_what_a_cluster_that_was_away_could_not_do_is_done_later() -> None:
+    cluster = AwayOnce()
+    tender, seen = Tender(cast("Cluster", cluster), "digits", 0), Seen("digits", (), [pod()])
+    with pytest.raises(AwayError):
+        list(tender.tend(seen, status(State.RUNNING)))
+    (told,) = tender.tend(seen, status(State.RUNNING))
+    assert "was given up" in told
+    assert list(tender.tend(seen, status(State.RUNNING))) == []
+    assert cluster.patched == 2
 
 
 class Refusing:
