@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHARED = {"trainer.settings", "trainer.settings_rules", "trainer.exit_codes", "trainer.events", "trainer.workloads.catalog"}
+SHARED = {
+    "trainer.settings",
+    "trainer.settings_rules",
+    "trainer.strategies",
+    "trainer.exit_codes",
+    "trainer.events",
+    "trainer.workloads.catalog",
+}
 # What runs in the trainer's parent process, which must be small and start at once.
 PARENT = sorted({"trainer.__main__", "trainer.supervise", "trainer.peers", "trainer.tf_config"} | SHARED)
 HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")

@@ -16,7 +16,8 @@ from trainer import __version__
 from trainer.exit_codes import MEANING, ExitCode
 
 if typing.TYPE_CHECKING:
-    from trainer.settings import Strategy, TrainerSettings
+    from trainer.settings import TrainerSettings
+    from trainer.strategies import Strategy
     from trainer.supervise import Job, Report
     from trainer.tf_config import TaskConfig
 

@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.settings import TRAINING, Settings, Strategy, TrainerSettings
+from trainer.settings import Settings, TrainerSettings
 from trainer.settings_rules import misfits
+from trainer.strategies import TRAINING, Strategy
 from trainer.tf_config import TaskConfig
 from trainer.workloads.catalog import CATALOG
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from trainer.reactor import Reactor, Timer
-from trainer.settings import SERVED, Strategy
+from trainer.strategies import SERVED, Strategy
 from trainer.tf_config import TaskConfig, split_address
 
 Answer = str | None  # why an address gave no connection; None: it gave one

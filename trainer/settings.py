@@ -9,12 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
-
-# The strategies that train a model; `manual` runs a program that says itself what runs where.
-TRAINING: tuple[Strategy, ...] = ("single", "mirrored", "multi_worker_mirrored", "parameter_server")
-# The strategies whose ps and workers are TensorFlow servers: they run what the chief sends them, until it tells them to stop.
-SERVED: frozenset[Strategy] = frozenset({"parameter_server", "manual"})
+from trainer.strategies import Strategy
 
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 

@@ -6,7 +6,8 @@ Imports no TensorFlow. Each rule is a function of the settings and the strategy;
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainer.settings import TRAINING, LearningRate, Strategy, Train, direction
+from trainer.settings import LearningRate, Train, direction
+from trainer.strategies import TRAINING, Strategy
 
 # schedule -> the fields that belong to it, and those of them that it cannot do without.
 _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

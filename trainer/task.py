@@ -15,7 +15,8 @@ from trainer import error_file, lifeline, quiet, user_errors
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
-from trainer.settings import SERVED, TrainerSettings
+from trainer.settings import TrainerSettings
+from trainer.strategies import SERVED
 from trainer.tf_config import TaskConfig, parse
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 import typer
 
 from launcher.errors import UsageError
-from trainer.settings import Strategy
+from trainer.strategies import Strategy
 
 EXAMPLES = (
     ("launcher init", "cluster.yaml: a parameter-server cluster that trains mnist_mlp"),

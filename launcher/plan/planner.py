@@ -17,7 +17,8 @@ from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Target,
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.quantities import parse_duration, parse_memory
-from trainer.settings import Strategy, Train, TrainerSettings
+from trainer.settings import Train, TrainerSettings
+from trainer.strategies import Strategy
 from trainer.workloads.catalog import with_defaults
 
 # Threads between operations of a task that trains, at the least: the trainer's own loop is fastest with one a core, but on

@@ -19,7 +19,7 @@ from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rules import is_directory_name
-from trainer.settings import SERVED
+from trainer.strategies import SERVED
 
 TENSORBOARD = "tensorboard"
 TENSORBOARD_PORT = 6006  # inside its container; outside it is the spec's

@@ -8,7 +8,8 @@ from launcher.spec import names
 from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
 from launcher.spec.kubernetes import Kubernetes
 from launcher.spec.problems import FieldError, shown
-from trainer.settings import Strategy, Train
+from trainer.settings import Train
+from trainer.strategies import Strategy
 
 
 def _version(value: object) -> object:

@@ -15,8 +15,9 @@ from launcher.spec import kubernetes_rules, names, quantities, wording
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
 from launcher.spec.subject import Subject
-from trainer.settings import TRAINING, Train, direction
+from trainer.settings import Train, direction
 from trainer.settings_rules import misfits
+from trainer.strategies import TRAINING
 from trainer.workloads import catalog
 
 # Plain words, so that the JSON Schema can say it too.

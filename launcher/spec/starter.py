@@ -4,7 +4,8 @@ from launcher.errors import UsageError
 from launcher.spec import names
 from launcher.spec.problems import FieldError
 from launcher.spec.rules import check_workload
-from trainer.settings import TRAINING, Train
+from trainer.settings import Train
+from trainer.strategies import TRAINING
 from trainer.workloads.catalog import CATALOG, with_defaults
 
 _HEAD = """\

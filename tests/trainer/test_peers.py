@@ -10,7 +10,7 @@ import pytest
 
 from trainer.peers import PeerWait, Prober, awaited, outcome, watched_chief
 from trainer.reactor import Reactor
-from trainer.settings import Strategy
+from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, parse
 
 PS = {"chief": ["c:1"], "worker": ["w0:1", "w1:1"], "ps": ["p0:1"]}

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.settings import TRAINING, Checkpoints, Export, Strategy, Train, TrainerSettings
+from trainer.settings import Checkpoints, Export, Train, TrainerSettings
+from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import with_defaults
 from trainer.workloads.errors import WorkloadError
 

@@ -5,7 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.settings import TRAINING, Checkpoints, Evaluation, Settings, Strategy, Summaries, Train
+from trainer.settings import Checkpoints, Evaluation, Settings, Summaries, Train
+from trainer.strategies import TRAINING, Strategy
 
 
 class MnistMlpParams(Settings):

@@ -7,7 +7,7 @@ A run that is stopped asks those first that save a checkpoint, and the servers t
 import json
 
 from launcher.plan.models import Plan, Task
-from trainer.settings import SERVED
+from trainer.strategies import SERVED
 
 # A user's own workers may still be writing their last words; parameter servers only wait for ever.
 _COMMAND_WORKER_WAIT = 3.0

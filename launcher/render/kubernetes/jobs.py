@@ -7,7 +7,7 @@ from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import ExitCode
-from trainer.settings import SERVED
+from trainer.strategies import SERVED
 
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

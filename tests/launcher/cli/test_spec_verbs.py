@@ -11,7 +11,7 @@ import yaml
 from launcher.cli.main import run
 from launcher.cli.runs import command
 from tests.launcher.cli.conftest import Cli, Spec
-from trainer.settings import Strategy
+from trainer.strategies import Strategy
 from trainer.workloads.catalog import CATALOG
 
 

@@ -3,7 +3,7 @@
 from typing import get_args
 
 from launcher.plan import rules
-from trainer.settings import Strategy
+from trainer.strategies import Strategy
 
 
 def test_every_strategy_has_its_restart_rules() -> None:

@@ -8,7 +8,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.spec.loader import load
 from launcher.spec.starter import starter
-from trainer.settings import TRAINING, Strategy
+from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG
 
 FITTING = [(strategy, name) for name, entry in CATALOG.items() for strategy in entry.strategies]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.workloads.drive_forms import EXACT, STEPS, forms
-from trainer.settings import TRAINING
+from trainer.strategies import TRAINING
 
 pytestmark = pytest.mark.slow
 
