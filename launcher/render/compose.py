@@ -19,7 +19,7 @@ from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rules import is_directory_name
-from trainer.strategies import SERVED
+from trainer.strategies import SERVED, TRAINING
 
 TENSORBOARD = "tensorboard"
 TENSORBOARD_PORT = 6006  # inside its container; outside it is the spec's
@@ -85,13 +85,15 @@ def _header(source: Source) -> str:
     plan = source.plan
     board = source.spec.tensorboard
     image = image_for(source.spec)
+    trains = plan.strategy in TRAINING
+    does, again = ("trains;", "goes on from the last checkpoint") if trains else ("runs;  ", "runs it again from its beginning")
     lines = [
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
         f"It needs the image {image}, and an engine with Compose 2.20 or newer.",
-        "  docker compose -f FILE up        trains; every task ends by itself, TensorBoard goes on serving",
+        f"  docker compose -f FILE up        {does} every task ends by itself, TensorBoard goes on serving",
         f"                                   on http://{_host(board.host)}:{board.port}",
-        "  docker compose -f FILE down      removes the containers; up goes on from the last checkpoint",
-        "  docker compose -f FILE down -v   removes checkpoints and logs too",
+        f"  docker compose -f FILE down      removes the containers; up {again}",
+        f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too",
         *(f"Note: {note}." for note in _notes(source.spec, plan)),
     ]
     # What a line is to YAML is what ends a comment, whatever stood in a name or an option.
