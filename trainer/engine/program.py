@@ -156,15 +156,17 @@ def _leaving(record: Record, told: "_Told") -> Callable[[ExitCode, str], NoRetur
     """Return what ends this process from the watch's thread: the program's own thread may never come back from TensorFlow."""
 
     def leave(code: ExitCode, reason: str) -> NoReturn:
-        if code == ExitCode.STOPPED:
-            record.update("stopped", told.step)
-        if reason:
-            line = f"{reason}; the program starts again from its beginning"
-            print(line, file=sys.stderr)
-            error_file.write(line)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            if code == ExitCode.STOPPED:
+                record.update("stopped", told.step)
+            if reason:
+                line = f"{reason}; the program starts again from its beginning"
+                print(line, file=sys.stderr)
+                error_file.write(line)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # whatever could not be written
+            os._exit(code)
 
     return leave
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from trainer.exit_codes import ExitCode
@@ -55,7 +56,8 @@ class Watch:
                 self.leave(ExitCode.STOPPED, "")
                 return
             if now - said >= _SAY_EVERY:
-                self.alive()
+                with suppress(OSError):  # a full disk must not end the watching: a stop would not be heard any more
+                    self.alive()
                 said = now
             if now - asked >= _ASK_EVERY:
                 if gone := self._gone(silent):

@@ -1,6 +1,8 @@
 """life: Conway's Game of Life on a torus over the tasks, until a state comes again."""
 
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from trainer.workloads.errors import WorkloadError
 
 _FRAME = 200  # milliseconds
 _PICTURE_EVERY = 100  # generations between pictures for TensorBoard
+_LARGEST_SIDE = 65_535  # pixels of a GIF
+_MOST_PIXELS = 300_000_000  # of all frames; each takes a byte, twice while they are written
 
 
 def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
@@ -24,6 +28,7 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
     Ends with the first state that was there before, or after `generations`; the period is then left out. Writes `life.gif` and the last
     board, `last.rle`, into the results, and pictures for TensorBoard.
     """
+    cell, frame_count = film(cluster.notice, params)
     strips = Strips(start(params, seed), cluster.tasks)
     first_seen: dict[int, int] = {}  # fingerprint -> generation
     frames: list[Board] = []
@@ -31,19 +36,19 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
     generation, state = 0, strips.state()
     while state.fingerprint not in first_seen and generation < params.generations:
         first_seen[state.fingerprint] = generation
-        if generation < params.frames:
+        if generation < frame_count:
             frames.append(strips.board())
         if generation % _PICTURE_EVERY == 0:
-            _show(cluster, frames[-1] if generation < params.frames else strips.board(), params.cell, generation)
+            _show(cluster, frames[-1] if generation < frame_count else strips.board(), cell, generation)
         strips.advance()
         generation, state = generation + 1, strips.state()
         cluster.progress(generation, params.generations, {"alive": state.alive})
     seconds = time.perf_counter() - began
     last = strips.board()
-    _show(cluster, last, params.cell, generation)
+    _show(cluster, last, cell, generation)
     cluster.write("last.rle", rle.write(last))
-    if params.frames:
-        cluster.write("life.gif", animation(frames, params.cell, _FRAME))
+    if frames:
+        cluster.write("life.gif", animation(frames, cell, _FRAME))
     metrics = {"generations": float(generation), "alive": float(state.alive), "generations_per_second": generation / seconds}
     since = first_seen.get(state.fingerprint)
     if since is None:
@@ -51,6 +56,20 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
         return metrics
     cluster.notice(f"the state of generation {generation} is that of generation {since}: period {generation - since}")
     return {"period": float(generation - since), "since": float(since), **metrics}
+
+
+def film(notice: Callable[[str], None], params: LifeParams) -> tuple[int, int]:
+    """Return the pixels of a cell's side and the frames of the animation: smaller and fewer where it would not fit, which is said."""
+    cells = params.height * params.width
+    frames = min(params.frames, params.generations)
+    cell = max(1, min(params.cell, _LARGEST_SIDE // max(params.height, params.width)))
+    if frames:
+        cell = max(1, min(cell, math.isqrt(_MOST_PIXELS // (frames * cells))))
+        fewer = min(frames, max(1, _MOST_PIXELS // (cells * cell * cell)))
+        if (cell, fewer) != (params.cell, frames):
+            notice(f"the board is large: life.gif shows {fewer} generations, a cell {cell} pixels wide")
+        frames = fewer
+    return cell, frames
 
 
 def start(params: LifeParams, seed: int) -> Board:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ from trainer.programs.cluster import Cluster
 from trainer.workloads.catalog import MatmulParams
 
 _ALL = "all"
+_CHANCE = 0.25  # part of a round trip by which two of them differ
 
 
 @dataclass(frozen=True)
 class Measured:
     """A device's result: the sum over the product, its shape, and the median seconds of each part.
 
-    `round_trip` is how long a single number takes: asking the device for anything costs that, whatever it computes.
+    `round_trip` is how long a single number of a matrix that is there takes: asking the device for anything costs that, whatever it computes.
     """
 
     total: float
@@ -32,9 +33,13 @@ class Measured:
     round_trip: float
 
     @property
-    def gflops(self) -> float:
-        """Thousand million operations a second, a multiplication and an addition each one: 2 N^3 of them, the round trip taken off."""
-        return 2 * self.shape[0] ** 3 / max(self.compute - self.round_trip, 1e-9) / 1e9
+    def gflops(self) -> float | None:
+        """Thousand million operations a second, a multiplication and an addition each one: 2 N^3 of them, the round trip taken off.
+
+        None where what is left of the time could as well be chance.
+        """
+        spent = self.compute - self.round_trip
+        return 2 * self.shape[0] ** 3 / spent / 1e9 if spent > _CHANCE * self.round_trip else None
 
 
 def matmul(cluster: Cluster, params: MatmulParams, seed: int) -> dict[str, float]:
@@ -44,37 +49,46 @@ def matmul(cluster: Cluster, params: MatmulParams, seed: int) -> dict[str, float
     """
     matrix = np.random.default_rng(seed).random((params.size, params.size), dtype=np.float32)
     expected = float(np.sum(np.square(np.sum(matrix, axis=0, dtype=np.float64))))
-    wanted = [task.device for task in (cluster.chief, *cluster.tasks)] if _ALL in params.devices else _found(cluster, params.devices)
+    wanted = _found(cluster, params.devices)
     found = []
     for step, device in enumerate(wanted, 1):
         found.append(_measure(cluster.chief.cpu, matrix, device, params.repeats))
-        cluster.progress(step, len(wanted), {"gflops": found[-1].gflops})
+        cluster.progress(step, len(wanted), _known({"gflops": found[-1].gflops}))
     _show(cluster, found)
     metrics = {"sum": found[0].total, "relative_error": max(abs(one.total - expected) / expected for one in found)}
     for one in found:
         values = {"gflops": one.gflops, "compute_s": one.compute, "transfer_s": one.there + one.back}
-        metrics |= {f"{devices.short(one.device)}/{what}": value for what, value in values.items()}
+        metrics |= {f"{devices.short(one.device)}/{what}": value for what, value in _known(values).items()}
     return metrics
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _found(cluster: Cluster, names: list[str]) -> list[str]:
     """Return the devices by these names, each once: two may fall back to the same one."""
-    return list(dict.fromkeys(cluster.device(name) for name in names))
+    everyone = [task.device for task in (cluster.chief, *cluster.tasks)]
+    found = [device for name in names for device in (everyone if name == _ALL else [cluster.device(name)])]
+    return list(dict.fromkeys(found))
 
 
 def _measure(origin: str, matrix: Any, device: str, repeats: int) -> Measured:
     """Do everything once, for what a first time costs, then `repeats` times for the medians; the matrix begins on `origin`."""
-    with tf.device(origin):
-        here = tf.constant(matrix)
+
+    def here() -> Any:
+        # Another one each time: TensorFlow remembers the copies that it has sent, and those that it has fetched.
+        with tf.device(origin):
+            return tf.constant(matrix)
+
     with tf.device(device):
-        one = tf.constant(1.0)
-        moved, there = _timed("there", lambda: _ready(tf.identity(here)), repeats)
-        product, compute = _timed("product", lambda: _ready(tf.matmul(moved, moved, transpose_b=True)), repeats)
-        _, round_trip = _timed("round_trip", lambda: float(one + one), repeats)
+        moved, there = _timed("there", lambda matrix: _ready(tf.identity(matrix)), repeats, before=here)
+        product, compute = _timed("product", lambda _: _ready(tf.matmul(moved, moved, transpose_b=True)), repeats)
+        _, round_trip = _timed("round_trip", lambda _: _ready(moved), repeats)
+        copy, back = _timed("back", lambda matrix: matrix.numpy(), repeats, before=lambda: _ready(tf.identity(product)))
         with tf.name_scope("sum"):
             # In float64: a million numbers of 250 each are more than float32 adds up exactly.
             total = float(tf.reduce_sum(tf.cast(product, tf.float64)))
-    copy, back = _timed("back", product.numpy, repeats)
     return Measured(total, copy.shape, product.device, there, compute, back, round_trip)
 
 
@@ -84,14 +98,15 @@ def _ready(matrix: Any) -> Any:
     return matrix
 
 
-def _timed(name: str, action: Callable[[], Any], repeats: int) -> tuple[Any, float]:
-    """Return what `action` gives, and the median of its seconds; the device log knows it by `name`."""
+def _timed(name: str, action: Callable[[Any], Any], repeats: int, before: Callable[[], Any] = lambda: None) -> tuple[Any, float]:
+    """Return what `action` makes of what `before` gives, and the median of its seconds; the device log knows it by `name`."""
     seconds = []
     with tf.name_scope(name):
-        result = action()
+        result = action(before())
         for _ in range(repeats):
+            given = before()
             began = time.perf_counter()
-            result = action()
+            result = action(given)
             seconds.append(time.perf_counter() - began)
     return result, statistics.median(seconds)
 
@@ -107,7 +122,7 @@ def _show(cluster: Cluster, found: list[Measured]) -> None:
             f"{one.compute:.4f}",
             f"{one.back:.4f}",
             f"{one.round_trip:.4f}",
-            f"{one.gflops:.1f}",
+            "-" if one.gflops is None else f"{one.gflops:.1f}",
         )
         for one in found
     ]

@@ -73,8 +73,10 @@ class LifeParams(Settings):
     width: int = Field(50, ge=1, le=10_000, description="Columns of the torus.")
     density: float = Field(0.2, ge=0, le=1, description="Part of the cells that live at the start of `random`.")
     generations: int = Field(5000, ge=1, le=10_000_000, description="Generations after which it ends when no state has come again.")
-    frames: int = Field(300, ge=0, le=10_000, description="First generations that the animation shows; 0 writes none.")
-    cell: int = Field(4, ge=1, le=64, description="Pixels of a cell's side in pictures.")
+    frames: int = Field(
+        300, ge=0, le=10_000, description="First generations that the animation shows, fewer of large boards; 0 writes none."
+    )
+    cell: int = Field(4, ge=1, le=64, description="Pixels of a cell's side in pictures, fewer of large boards.")
 
 
 @dataclass(frozen=True)

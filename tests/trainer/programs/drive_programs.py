@@ -71,7 +71,7 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     for slices in ("unequal", "speed"):
         told[f"map_reduce_{slices}"] = run("map_reduce", {"count": 10_000_000, "slices": slices})
     told["map_reduce_few"] = run("map_reduce", {"count": 2})
-    told["matmul"] = run("matmul", {"size": 300, "repeats": 3})
+    told["matmul"] = run("matmul", {"size": 1500, "repeats": 3})
     told["matmul_fallback"] = run("matmul", {"size": 50, "devices": ["gpu:1", "worker-1", "worker-2/cpu:0", "worker-1/gpu:0"]})
     for name, (text, height, width) in PATTERNS.items():
         file = scratch / f"{name}.rle"

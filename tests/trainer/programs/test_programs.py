@@ -92,7 +92,7 @@ def test_matmul_on_every_task(report: Report) -> None:
     told = report["matmul"]
     metrics = told["metrics"]
     assert metrics["relative_error"] < 1e-5
-    matrix = np.random.default_rng(0).random((300, 300), dtype=np.float32).astype(np.float64)
+    matrix = np.random.default_rng(0).random((1500, 1500), dtype=np.float32).astype(np.float64)
     for task in ("chief", "worker-0", "worker-1", "worker-2"):
         place = f"{task}/cpu:0"
         for part in ("gflops", "compute_s", "transfer_s"):
@@ -100,7 +100,7 @@ def test_matmul_on_every_task(report: Report) -> None:
     assert metrics["sum"] == pytest.approx((matrix @ matrix.T).sum(), rel=1e-5)
     products = {task for operation, name, _, task, _, _ in told["rows"] if name == "product"}
     assert products == {"chief", "worker-0", "worker-1", "worker-2"}
-    assert "300x300" in told["files"]["matmul.txt"]
+    assert "1500x1500" in told["files"]["matmul.txt"]
 
 
 def test_matmul_falls_back_where_a_device_is_not_there(report: Report) -> None:
@@ -109,7 +109,10 @@ def test_matmul_falls_back_where_a_device_is_not_there(report: Report) -> None:
         "chief has no gpu:1, it has cpu:0: what was to run there runs on its CPU",
         "worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU",
     ]
-    assert {name.rpartition("/")[0] for name in told["metrics"] if name.endswith("gflops")} == {
+    # Moved for certain: 36 MB both ways take longer than 20 kB.
+    large = report["matmul"]["metrics"]["worker-1/cpu:0/transfer_s"]
+    assert large > 3 * told["metrics"]["worker-1/cpu:0/transfer_s"]
+    assert {name.rpartition("/")[0] for name in told["metrics"] if name.endswith("compute_s")} == {
         "chief/cpu:0",
         "worker-1/cpu:0",
         "worker-2/cpu:0",
