@@ -14,7 +14,7 @@ import yaml
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, Run, cleaned, free_port, get, launch, left, unique
-from tests.integration.test_examples import ACCURACY, DIGITS, OWN_PROGRAM, PROGRAMS, SMALL, TRAINED
+from tests.integration.test_examples import ACCURACY, COMMANDS, DIGITS, OWN_PROGRAM, PROGRAMS, SMALL, TRAINED
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(330)]
 
@@ -42,7 +42,7 @@ def test_compose_takes_the_committed_file(file: Path) -> None:
 
 def assert_reached(name: str, run: Run, logs: str) -> None:
     """Check that a run has come to what its example is there for: its metrics, or what a program says of itself."""
-    if name.startswith("custom"):
+    if name in COMMANDS:
         said = OWN_PROGRAM.findall(logs)
         assert len(said) == 1, logs[-3000:]  # the chief alone
         assert float(said[0]) >= ACCURACY
