@@ -70,7 +70,11 @@ def meant_key(error: ErrorDetails, model: sections.Model) -> Path | None:
 
 def document_path(error: ErrorDetails, prefix: Path = ()) -> Path:
     """Return the path of the document that an error is about."""
-    return (*prefix, *(part for part in error["loc"] if part != "[key]"))
+    *path, last = error["loc"] or ("[key]",)
+    # What pydantic puts behind a key that is wrong itself; a key that nobody knows may be called so, too.
+    if last != "[key]" or error["type"] == "extra_forbidden":
+        path.append(last)
+    return (*prefix, *path)
 
 
 def _finding(error: ErrorDetails, model: sections.Model, sources: Mapping[Path, Source], prefix: Path) -> Finding:
