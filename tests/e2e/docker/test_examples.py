@@ -1,4 +1,4 @@
-"""Every example trains in containers, to the accuracy it is there for: under a bare `docker compose up`, and with the launcher."""
+"""Every example trains in containers, to the accuracy it is there for: here with the launcher, some in test_compose_alone.py."""
 
 import json
 import re
@@ -51,41 +51,6 @@ def assert_reached(name: str, run: Run, logs: str) -> None:
     metrics = run.status()["metrics"]
     for metric, (low, high) in expected.items():
         assert low <= metrics[metric] <= high, metrics
-
-
-@pytest.mark.parametrize("name", BY_COMPOSE)
-@pytest.mark.usefixtures("image")
-def test_compose_alone_trains_it_and_the_launcher_finds_it(name: str, tmp_path: Path) -> None:
-    port, project = free_port(), unique(name)
-    # As it is committed, but for what two runs cannot share: the name and the port.
-    text = (ROOT / "compose" / f"{name}.yaml").read_text().replace("published: '6006'", f"published: '{port}'")
-    text = text.replace(f"name: {name}\n", f"name: {project}\n", 1).replace(f"run: {name}\n", f"run: {project}\n")
-    file = tmp_path / "compose.yaml"
-    file.write_text(text.replace("../examples/", f"{EXAMPLES}/"))
-    with cleaned(project, tmp_path / "runs") as run:
-        docker("compose", "--file", str(file), "up", "--detach", deadline=120)
-        tasks = run.tasks()
-        # All but TensorBoard end by themselves, and well: that is what `docker compose up` waits for.
-        docker("wait", *(run.container(task) for task in tasks), deadline=240)
-        assert {task: run.inspect(task)["State"]["ExitCode"] for task in tasks} == dict.fromkeys(tasks, 0)
-        assert {task: run.inspect(task)["RestartCount"] for task in tasks} == dict.fromkeys(tasks, 0)
-        status = run.status()
-        assert status["state"] == "succeeded"
-        assert project in run.launcher("ls")
-        logs = run.launcher("logs", project)
-        assert_reached(name, run, logs)
-        told = get(f"http://127.0.0.1:{port}/data/environment")
-        assert status["tensorboard"] == f"http://127.0.0.1:{port}", told
-        if name.startswith("mnist"):
-            assert set(get(f"http://127.0.0.1:{port}/data/runs")) >= {"train", "eval"}
-            tags = get(f"http://127.0.0.1:{port}/data/plugin/scalars/tags")
-            assert tags["train"], tags
-        # What it stored stays when its containers go.
-        docker("compose", "--file", str(file), "down", deadline=120)
-        assert left(project) == {"containers": [], "networks": [], "volumes": [f"{project}_run"]}
-        assert run.status()["state"] == "stopped"
-        docker("compose", "--file", str(file), "down", "--volumes", deadline=120)
-        assert left(project) == NOTHING
 
 
 @pytest.mark.parametrize("name", BY_LAUNCHER)
