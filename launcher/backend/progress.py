@@ -79,6 +79,23 @@ class Progress:
             self.metrics = numbers(event, "metrics")
 
 
+@dataclass
+class Pace:
+    """How one task gets on by its own last progress event; the fields are TaskStatus's."""
+
+    step: int | None = None
+    local_step: int | None = None
+    examples_per_second: float | None = None
+    input_wait: float | None = None
+    peer_wait: float | None = None
+
+    @classmethod
+    def of(cls, event: Event) -> "Pace":
+        """Return what a progress event tells."""
+        speeds = (number(event, key) for key in ("examples_per_second", "input_wait", "peer_wait"))
+        return cls(whole(event, "step"), whole(event, "local_step"), *speeds)
+
+
 def whole(event: Event, key: str) -> int | None:
     """Return an integer field; None when it is no such thing."""
     value = event.get(key)

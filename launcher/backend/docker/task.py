@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from launcher.backend.model import Restart, State, TaskStatus
-from launcher.backend.progress import number, whole
+from launcher.backend.progress import Pace, number, whole
 from launcher.backend.reasons import LAST_LINE, said, waiting
 from trainer.events import Event, parse
 from trainer.exit_codes import ExitCode, describe
@@ -44,10 +44,7 @@ class TaskView:
     _told: tuple[State, str] = (State.PENDING, "")
     _starts: int = 0
     _code: int | None = None
-    _step: int | None = None
-    _local_step: int | None = None
-    _speed: float | None = None
-    _waits: tuple[float | None, float | None] = (None, None)  # for input, for peers
+    _pace: Pace = field(default_factory=Pace)
 
     @property
     def phase(self) -> str:
@@ -92,9 +89,7 @@ class TaskView:
         """Take in one event about this task; `own` when it wrote it itself."""
         kind = event["event"]
         if kind == "progress":
-            self._step, self._local_step = whole(event, "step"), whole(event, "local_step")
-            self._speed = number(event, "examples_per_second")
-            self._waits = number(event, "input_wait"), number(event, "peer_wait")
+            self._pace = Pace.of(event)
         if not own:
             return
         if kind == "waiting":
@@ -160,11 +155,7 @@ class TaskView:
             exit_code=self.code if over else None,
             started=moment(self.container.get("StartedAt")),
             ended=moment(self.container.get("FinishedAt")) if over else None,
-            step=self._step,
-            local_step=self._local_step,
-            examples_per_second=self._speed,
-            input_wait=self._waits[0],
-            peer_wait=self._waits[1],
+            **vars(self._pace),
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backend.model import LogLine, Restart, RunStatus, State, TaskStatus
-from launcher.backend.progress import Progress, number, whole
+from launcher.backend.progress import Pace, Progress, number, whole
 from launcher.backend.reasons import said, waiting
 from trainer.events import Event, parse
 
@@ -15,10 +15,7 @@ from trainer.events import Event, parse
 class Told:
     """What one task has told."""
 
-    step: int | None = None
-    local_step: int | None = None
-    speed: float | None = None
-    waits: tuple[float | None, float | None] = (None, None)  # for input, for peers
+    pace: Pace = field(default_factory=Pace)
     restarts: list[Restart] = field(default_factory=list)  # of its process, in its pod
     state: tuple[State, str] | None = None  # of the process in the pod that runs, and why
 
@@ -26,9 +23,7 @@ class Told:
         """Take in an event about the task; `own` when it wrote it itself."""
         kind = event["event"]
         if kind == "progress":
-            self.step, self.local_step = whole(event, "step"), whole(event, "local_step")
-            self.speed = number(event, "examples_per_second")
-            self.waits = number(event, "input_wait"), number(event, "peer_wait")
+            self.pace = Pace.of(event)
         if not own:
             return
         if kind == "waiting":
@@ -44,19 +39,10 @@ class Told:
         """Return the status of a task, known from its pods, with what it told."""
         both = sorted([*task.restarts, *self.restarts], key=lambda restart: restart.time)
         restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
-        told: dict[str, Any] = (
-            {"state": self.state[0], "reason": self.state[1]} if self.state and task.state is State.RUNNING and not task.reason else {}
-        )
-        return dataclasses.replace(
-            task,
-            **told,
-            restarts=restarts,
-            step=self.step,
-            local_step=self.local_step,
-            examples_per_second=self.speed,
-            input_wait=self.waits[0],
-            peer_wait=self.waits[1],
-        )
+        told: dict[str, Any] = {"restarts": restarts, **vars(self.pace)}
+        if self.state and task.state is State.RUNNING and not task.reason:
+            told |= {"state": self.state[0], "reason": self.state[1]}
+        return dataclasses.replace(task, **told)
 
 
 class Story:

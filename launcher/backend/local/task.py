@@ -12,7 +12,7 @@ from launcher.backend.local import processes, restarts
 from launcher.backend.local.logfiles import LogWriter
 from launcher.backend.local.processes import Identity
 from launcher.backend.model import Restart, State, TaskStatus
-from launcher.backend.progress import number, whole
+from launcher.backend.progress import Pace, whole
 from launcher.backend.reasons import LAST_LINE, said, waiting
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
@@ -53,10 +53,7 @@ class TaskRun:
         self._delay = 0.0
         self._counted = 0  # restarts that count, of the processes that have ended
         self._counted_in_place = 0  # of the process that runs, which restarts its child by itself
-        self._step: int | None = None
-        self._local_step: int | None = None
-        self._speed: float | None = None
-        self._waits: tuple[float | None, float | None] = (None, None)  # for input, for peers
+        self._pace = Pace()
 
     @property
     def running(self) -> bool:
@@ -195,9 +192,7 @@ class TaskRun:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
         kind = event["event"]
         if kind == "progress":
-            self._step, self._local_step = whole(event, "step"), whole(event, "local_step")
-            self._speed = number(event, "examples_per_second")
-            self._waits = number(event, "input_wait"), number(event, "peer_wait")
+            self._pace = Pace.of(event)
         if not own or self.told:
             return False
         before = (self.state, self.reason)
@@ -226,11 +221,7 @@ class TaskRun:
             exit_code=self.exit_code,
             started=self.started,
             ended=self.ended,
-            step=self._step,
-            local_step=self._local_step,
-            examples_per_second=self._speed,
-            input_wait=self._waits[0],
-            peer_wait=self._waits[1],
+            **vars(self._pace),
         )
 
     def close(self) -> None:
