@@ -10,6 +10,7 @@ import os
 import signal
 import stat
 import sys
+import time
 import typing
 
 from trainer import __version__
@@ -25,6 +26,8 @@ _ENVIRONMENT = {
     "GRPC_FAIL_FAST": "use_caller",  # TensorFlow waits for peers that are not there yet
     "PYTHONUNBUFFERED": "1",  # what a killed attempt printed is not lost
 }
+
+_LAST_WORDS = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +50,23 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return ExitCode.WRONG_CONFIGURATION
-    return _run(options, command)
+    code = _run(options, command)
+    _last_words(code)
+    return code
+
+
+def _last_words(code: int) -> None:
+    """Stay for a moment where nothing but a person helps, as process 1 of a container.
+
+    Its engine would start it anew at once, unless whoever reads why it failed is faster and tells the engine not to.
+    """
+    if code != ExitCode.WRONG_CONFIGURATION or os.getpid() != 1:
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the exit code is to say what was wrong
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    time.sleep(_LAST_WORDS)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -116,6 +135,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name), failure))
     if settings is not None and not command and task.is_chief:
         _settle(settings, code, "".join(failure))
+    _last_words(code)
     # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
     with contextlib.suppress(OSError):
         sys.stdout.flush()

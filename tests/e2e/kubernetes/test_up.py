@@ -195,7 +195,7 @@ def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Lau
     try:
         until(
             lambda: (launcher.status("long")["step"] or 0) > told["checkpoint_step"],
-            270,
+            180,
             "steps after the last ones",
             lambda: str(up.poll()),
         )
