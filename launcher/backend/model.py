@@ -99,11 +99,10 @@ class Board:
 
 @dataclass(frozen=True)
 class Where:
-    """Which cluster and namespace of it, for a backend that has several; the user's own choice where left out."""
+    """Which cluster and namespace of it, for a backend that has several; where left out, where the run was started last, else the user's own."""
 
     context: str | None = None
     namespace: str | None = None
-    remembered: bool = True  # else where the run was started last; a new start goes where the user points now
 
 
 class Backend(Protocol):

@@ -45,7 +45,7 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
     if name in _PLACED:
         where = where or Where()
         context, namespace = placed(name, where.context, where.namespace)
-        return cast("Backend", make(runs, Where(context, namespace, remembered=where.remembered)))
+        return cast("Backend", make(runs, Where(context, namespace)))
     if where is not None and (where.context or where.namespace):
         raise UsageError(f"--context and --namespace are for clusters; {name} is none", "leave them out, or say --on kubernetes")
     return cast("Backend", make(runs))

@@ -27,7 +27,7 @@ def diff(
 ) -> int:
     """Show what `up` would change in a cluster."""
     from launcher.cli.backends import check_backend
-    from launcher.cli.planning import planned
+    from launcher.cli.planning import planned_there
     from launcher.spec.loader import dump
 
     if check_backend(on) != "kubernetes":
@@ -35,9 +35,8 @@ def diff(
     from launcher.backend.kubernetes.backend import KubernetesBackend
 
     context, namespace = placed("kubernetes", context, namespace)
-    given = [*(overrides or []), *([f"kubernetes.namespace={namespace}"] if namespace else [])]
-    spec, plan = planned(file, given, "kubernetes", runs)
-    backend = KubernetesBackend(runs, Where(context, spec.kubernetes.namespace, remembered=False))
+    spec, plan, where = planned_there(file, overrides or [], "kubernetes", runs, Where(context, namespace))
+    backend = KubernetesBackend(runs, where)
     differs = False
     for line in backend.differences(plan, dump(spec)):
         differs = True

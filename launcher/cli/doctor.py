@@ -46,7 +46,7 @@ def doctor(
     spec = None if file is None else load(file, overrides or [])
     own = spec.kubernetes.namespace if spec is not None else None
     context, namespace = placed(on, context, namespace)
-    question = Question(spec, Where(context, namespace or own, remembered=False), str(runs))
+    question = Question(spec, Where(context, namespace or own), str(runs))
     found = []
     for finding in _examine(_EXAMINERS[target], question):
         found.append(finding)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.backend.model import Where
 from launcher.plan import places, planner
 from launcher.plan.models import Plan, Target
 from launcher.spec.loader import digest, load
@@ -16,6 +17,28 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     known = spec if target == "local" else _anywhere(spec, file.absolute().parent)
     where = places.run_dir(target, runs, spec.name)
     return spec, planner.plan(spec, target, run_dir=where, digest=digest(known), spec_dir=file.parent)
+
+
+def planned_there(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:
+    """Return the same, and the place that is meant: the namespace that `where` names stands for the spec's own.
+
+    Where neither names one, a namespace that was named when the run was started last holds on: it is the same run.
+    """
+    if target != "kubernetes":
+        return *planned(file, overrides, target, runs), where
+    from launcher.backend.kubernetes import kept
+
+    spec, plan = planned(file, _in_namespace(overrides, where.namespace), target, runs)
+    if spec.kubernetes.namespace is None:
+        before = kept.last(runs, spec.name, where.context, None)
+        if before.said:
+            spec, plan = planned(file, _in_namespace(overrides, before.namespace), target, runs)
+    return spec, plan, Where(where.context, spec.kubernetes.namespace)
+
+
+def _in_namespace(overrides: Sequence[str], namespace: str | None) -> list[str]:
+    # As a part of the spec: manifests and status then name the same.
+    return [*overrides, *([f"kubernetes.namespace={namespace}"] if namespace else [])]
 
 
 def _anywhere(spec: ClusterSpec, directory: Path) -> ClusterSpec:

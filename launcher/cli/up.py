@@ -43,17 +43,15 @@ def up(
 ) -> int:
     """Run a spec, and follow it until it is done."""
     from launcher.cli.backends import check_backend, open_backend
-    from launcher.cli.planning import planned
+    from launcher.cli.planning import planned_there
     from launcher.cli.rerun import Asked, alone, before, decide, from_where, is_there, move_aside
     from launcher.spec.loader import dump
 
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
     context, namespace = placed(on, context, namespace)
-    # A namespace on the command line stands for the spec's own: manifests and status name the same.
-    given = [*(overrides or []), *([f"kubernetes.namespace={namespace}"] if namespace else [])]
-    spec, plan = planned(file, given, check_backend(on), runs)
-    backend = open_backend(on, runs, Where(context, spec.kubernetes.namespace if on == "kubernetes" else namespace, remembered=False))
+    spec, plan, where = planned_there(file, overrides or [], check_backend(on), runs, Where(context, namespace))
+    backend = open_backend(on, runs, where)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     say = _sayer(as_json=as_json)
     with ExitStack() as starting:

@@ -1,26 +1,23 @@
 """The Kubernetes backend: the calls behind the CLI's verbs.
 
 It keeps nothing that matters: the cluster's Jobs restart tasks, its API tells how they are, and a record there (record.py) has
-the spec. Below `runs`/.kubernetes/<name> is only where a run was started and the output of pods that are gone since.
+the spec. On this machine is only where a run was started and the output of pods that are gone since (kept.py).
 """
 
 import contextlib
 import dataclasses
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.kubernetes import applying, differences, ending, forward, lines, look, record, tending, volume
+from launcher.backend.kubernetes import applying, differences, ending, forward, kept, lines, look, record, tending, volume
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
-from launcher.backend.local import state
-from launcher.backend.local.trouble import explain
 from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, Where
 from launcher.errors import LauncherError, UsageError
 from launcher.images import image_for
@@ -56,7 +53,7 @@ class KubernetesBackend:
 
     def __init__(self, runs: Path, where: Where) -> None:
         self._runs, self._where = runs.absolute(), where
-        self._clusters: dict[tuple[str | None, str | None], Cluster] = {}
+        self._placed: dict[str, Cluster] = {}  # where each run is
         self._known: dict[str, _Known] = {}
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
 
@@ -71,11 +68,12 @@ class KubernetesBackend:
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Apply the run's objects. Detached or not, the cluster keeps the run. Raises UsageError when it runs already."""
         del detach
-        cluster = self._cluster(plan.name)
+        cluster, run = self._cluster(plan.name), self._run(plan, spec)
         self._forget(plan.name)
         self._ended.pop(plan.name, None)
-        applying.start(cluster, self._run(plan, spec), spec)
-        self._remember(plan.name, cluster)
+        applying.start(cluster, run, spec)
+        said = run.options.namespace is not None
+        kept.remember(self._runs, dataclasses.replace(_place(cluster), said=said), plan.name)
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
@@ -94,8 +92,8 @@ class KubernetesBackend:
             return known.last
 
     def _without_jobs(self, cluster: Cluster, name: str) -> RunStatus:
-        kept = cluster.get("ConfigMap", record.name_of(name))
-        told = record.final(kept)
+        noted = cluster.get("ConfigMap", record.name_of(name))
+        told = record.final(noted)
         if told is not None:
             return told
         claim = cluster.get("PersistentVolumeClaim", name)
@@ -103,15 +101,15 @@ class KubernetesBackend:
         place = look.claim_words(name, cluster, name)
         if look.pods_of(cluster, name):
             return RunStatus(name, BACKEND, State.RUNNING, "it is being stopped", run_dir=place)
-        if kept is None and name in self._ended:
+        if noted is None and name in self._ended:
             return self._ended[name]
-        if kept is None and not ours:
+        if noted is None and not ours:
             known = ", ".join(self._names(cluster))
             raise UsageError(
                 f"there is no run {name} in {cluster.words()}",
                 f"the runs there are {known}" if known else "start one with `launcher up FILE --on kubernetes`",
             )
-        spec = record.spec(kept) or {}
+        spec = record.spec(noted) or {}
         reason = "its Jobs were deleted; `up` goes on from its last checkpoint"
         return RunStatus(name, BACKEND, State.STOPPED, reason, run_dir=place, strategy=str(spec.get("strategy", "")))
 
@@ -145,7 +143,7 @@ class KubernetesBackend:
         if late:
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
-            ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(name)), now=False)
+            ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
             self._forget(name)
         elif status.state in ENDED:
             record.note(known.cluster, status)
@@ -155,7 +153,7 @@ class KubernetesBackend:
 
     def runs(self) -> list[RunStatus]:
         """Tell of every run of the namespace, newest first."""
-        cluster = self._place(self._where.context, self._where.namespace)
+        cluster = Cluster(self._where.context, self._where.namespace)
         known = []
         for name in self._names(cluster):
             with contextlib.suppress(UsageError):  # removed meanwhile
@@ -176,8 +174,10 @@ class KubernetesBackend:
             raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(names)}")
         chosen = lines.Chosen(tuple(tasks), since, tail)
         if not follow:
-            return lines.there(known.cluster, name, self._kept(name), chosen)
-        return lines.follow(known.cluster, name, self._kept(name), chosen, lambda: self.status(name).state in ENDED, PATIENCE)
+            return lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
+        return lines.follow(
+            known.cluster, name, self._kept(known.cluster, name), chosen, lambda: self.status(name).state in ENDED, PATIENCE
+        )
 
     def stop(self, name: str, *, now: bool = False) -> None:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
@@ -185,7 +185,7 @@ class KubernetesBackend:
         before: RunStatus | None = self._status(known, name)
         with known.lock:
             before = before if known.watcher.seen.jobs else None
-        ended = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(name)), now=now)
+        ended = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=now)
         self._forget(name)
         if ended is not None:
             self._ended[name] = ended
@@ -209,11 +209,7 @@ class KubernetesBackend:
             cluster.delete("PersistentVolumeClaim", name)
         cluster.delete("ConfigMap", record.name_of(name))
         self._forget(name)
-        try:
-            if look.directory(self._runs, name).exists():
-                shutil.rmtree(look.directory(self._runs, name))
-        except OSError as error:
-            raise explain(error, f"deleting what is kept of {name}") from error
+        kept.forget(self._runs, _place(cluster), name)
 
     def set_aside(self, name: str, aside: str) -> str:
         """Rename the run's directory on its volume, and what is kept of it here."""
@@ -226,9 +222,7 @@ class KubernetesBackend:
             )
         if cluster.get("PersistentVolumeClaim", run.claim) is not None:
             volume.move_aside(cluster, run, aside)
-        kept = look.directory(self._runs, name)
-        if kept.exists():
-            kept.rename(kept.with_name(aside))
+        kept.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
         return look.claim_words(run.claim, cluster, aside)
 
@@ -260,26 +254,17 @@ class KubernetesBackend:
 
     def _cluster(self, name: str) -> Cluster:
         """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
-        there = (state.read_json(look.directory(self._runs, name) / "place.json") or {}) if self._where.remembered else {}
-        context = self._where.context or there.get("context")
-        namespace = self._where.namespace or (there.get("namespace") if context == there.get("context") else None)
-        return self._place(context, namespace)
+        if name not in self._placed:  # found once: what is kept of it may be moved or deleted meanwhile
+            place = kept.last(self._runs, name, self._where.context, self._where.namespace)
+            self._placed[name] = Cluster(place.context, place.namespace)
+        return self._placed[name]
 
-    def _place(self, context: str | None, namespace: str | None) -> Cluster:
-        if (context, namespace) not in self._clusters:
-            self._clusters[context, namespace] = Cluster(context, namespace)
-        return self._clusters[context, namespace]
+    def _kept(self, cluster: Cluster, name: str) -> Path:
+        return kept.logs(self._runs, _place(cluster), name)
 
-    def _remember(self, name: str, cluster: Cluster) -> None:
-        place = look.directory(self._runs, name) / "place.json"
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            state.write_json(place, {"context": cluster.context, "namespace": cluster.namespace})
-        except OSError as error:
-            raise explain(error, f"noting where {name} is") from error
 
-    def _kept(self, name: str) -> Path:
-        return look.directory(self._runs, name) / "logs"
+def _place(cluster: Cluster) -> kept.Place:
+    return kept.Place(cluster.context, cluster.namespace)
 
 
 def _spec(dumped: dict[str, Any]) -> ClusterSpec:

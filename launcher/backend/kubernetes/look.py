@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from pathlib import Path
 
 from launcher.backend.kubernetes import observe
 from launcher.backend.kubernetes.api import Cluster, Object
@@ -108,8 +107,3 @@ def place_of(seen: Seen, cluster: Cluster) -> str:
 def claim_words(claim: str, cluster: Cluster, run: str) -> str:
     """Say where in the cluster a run's directory is."""
     return f"claim {claim} in {cluster.words()}, {run}/"
-
-
-def directory(runs: Path, run: str) -> Path:
-    """Return where this machine keeps what it knows of a run on a cluster; no run of another backend has that name."""
-    return runs / ".kubernetes" / run

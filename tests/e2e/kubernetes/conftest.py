@@ -1,5 +1,6 @@
 """A real cluster by KUBECONFIG, a namespace of its own for each test, and the trainer's image on its nodes."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from launcher.images import DEFAULT_IMAGE
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
+from tests.e2e.kubernetes.launching import Launcher
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,27 @@ def image() -> str:
 def namespace(cluster: str) -> Iterator[Namespace]:
     """Return a namespace that enforces Pod Security `restricted`, deleted with all in it when the module is done."""
     assert cluster
+    with _namespace() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def other_namespace(cluster: str) -> Iterator[Namespace]:
+    """Return another one."""
+    assert cluster
+    with _namespace() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def launcher(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """Return the command line for the namespace, with a directory of runs of its own."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("LAUNCHER_")}
+    return Launcher(namespace, tmp_path_factory.mktemp("runs"), env)
+
+
+@contextlib.contextmanager
+def _namespace() -> Iterator[Namespace]:
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
     try:

@@ -1,20 +1,16 @@
 """`launcher up --on kubernetes` and its verbs, as a user types them."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
+from tests.e2e.kubernetes.launching import UP, Launcher, left
 from tests.e2e.kubernetes.relay import Relay
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
@@ -27,56 +23,12 @@ roles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}
 train: {workload: mnist_mlp, steps: 100000000, checkpoint: {every_seconds: 2}}
 kubernetes: {tensorboard: false}
 """
-UP = 300.0  # seconds within which a run of mnist has trained, on a machine that does much else
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """The command line, in one namespace and with one directory of runs."""
-
-    namespace: Namespace
-    runs: Path
-    env: dict[str, str]
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start the launcher; its output goes to a pipe."""
-        return subprocess.Popen(self._words(arguments), cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def __call__(self, *arguments: str, code: int = 0, timeout: float = 120) -> str:
-        """Run the launcher, check its exit code, and return what it wrote."""
-        done = subprocess.run(self._words(arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
-        assert done.returncode == code, f"launcher {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
-
-    def status(self, name: str) -> dict[str, Any]:
-        """Return what `launcher status --json` tells."""
-        told = json.loads(self("status", name, "--json"))
-        assert isinstance(told, dict)
-        return told
-
-    def _words(self, arguments: tuple[str, ...]) -> list[str]:
-        verb, *rest = arguments
-        placed = ["--on", "kubernetes", "--namespace", self.namespace.name, "--runs", str(self.runs)]
-        return [sys.executable, "-m", "launcher", verb, *rest, *placed]
-
-
-@pytest.fixture(scope="module")
-def launcher(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("LAUNCHER_")}
-    return Launcher(namespace, tmp_path_factory.mktemp("runs"), env)
 
 
 @pytest.fixture(scope="module")
 def trained(launcher: Launcher) -> str:
     """Run the example of the README once for the tests below; return what `up` wrote."""
     return launcher("up", "examples/mnist-ps.yaml", timeout=UP)
-
-
-def left(namespace: Namespace) -> list[str]:
-    """Return what is left in the namespace of what the launcher makes."""
-    kinds = "jobs,pods,deployments,services,networkpolicies,configmaps,persistentvolumeclaims"
-    names = namespace.kubectl("get", kinds, "-l", "app.kubernetes.io/name=tf-launcher", "-o", "name").split()
-    return sorted(name.partition("/")[2] for name in names if not name.startswith("pod/"))
 
 
 def test_up_follows_the_run_to_its_end(trained: str, launcher: Launcher) -> None:

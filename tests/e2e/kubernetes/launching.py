@@ -1,0 +1,50 @@
+"""The launcher's command line on a real cluster, as a user types it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.kubernetes.cluster import ROOT, Namespace
+
+UP = 300.0  # seconds within which a run of mnist has trained, on a machine that does much else
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The command line, in one namespace and with one directory of runs."""
+
+    namespace: Namespace
+    runs: Path
+    env: dict[str, str]
+    said: bool = True  # the namespace is on the command line
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start the launcher; its output goes to a pipe."""
+        return subprocess.Popen(self._words(arguments), cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def __call__(self, *arguments: str, code: int = 0, timeout: float = 120) -> str:
+        """Run the launcher, check its exit code, and return what it wrote."""
+        done = subprocess.run(self._words(arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
+        assert done.returncode == code, f"launcher {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return what `launcher status --json` tells."""
+        told = json.loads(self("status", name, "--json"))
+        assert isinstance(told, dict)
+        return told
+
+    def _words(self, arguments: tuple[str, ...]) -> list[str]:
+        verb, *rest = arguments
+        namespace = ["--namespace", self.namespace.name] if self.said else []
+        return [sys.executable, "-m", "launcher", verb, *rest, "--on", "kubernetes", *namespace, "--runs", str(self.runs)]
+
+
+def left(namespace: Namespace) -> list[str]:
+    """Return what is left in the namespace of what the launcher makes."""
+    kinds = "jobs,pods,deployments,services,networkpolicies,configmaps,persistentvolumeclaims"
+    names = namespace.kubectl("get", kinds, "-l", "app.kubernetes.io/name=tf-launcher", "-o", "name").split()
+    return sorted(name.partition("/")[2] for name in names if not name.startswith("pod/"))
