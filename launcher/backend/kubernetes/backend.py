@@ -93,14 +93,14 @@ class KubernetesBackend:
 
     def _without_jobs(self, cluster: Cluster, name: str) -> RunStatus:
         noted = cluster.get("ConfigMap", record.name_of(name))
+        place = look.claim_words(name, cluster, name)
+        if look.pods_of(cluster, name):
+            return RunStatus(name, BACKEND, State.RUNNING, "it is being stopped", run_dir=place)
         told = record.final(noted)
         if told is not None:
             return told
         claim = cluster.get("PersistentVolumeClaim", name)
         ours = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) == name
-        place = look.claim_words(name, cluster, name)
-        if look.pods_of(cluster, name):
-            return RunStatus(name, BACKEND, State.RUNNING, "it is being stopped", run_dir=place)
         if noted is None and name in self._ended:
             return self._ended[name]
         if noted is None and not ours:
@@ -110,7 +110,9 @@ class KubernetesBackend:
                 f"the runs there are {known}" if known else "start one with `launcher up FILE --on kubernetes`",
             )
         spec = record.spec(noted) or {}
-        reason = "its Jobs were deleted; `up` goes on from its last checkpoint"
+        ttl = (spec.get("kubernetes") or {}).get("ttl")
+        gone = f"were deleted, or finished more than kubernetes.ttl ({ttl}) ago while nobody watched" if ttl else "were deleted"
+        reason = f"its Jobs {gone}; `up` goes on from its last checkpoint"
         return RunStatus(name, BACKEND, State.STOPPED, reason, run_dir=place, strategy=str(spec.get("strategy", "")))
 
     def spec(self, name: str) -> dict[str, Any] | None:
@@ -145,7 +147,7 @@ class KubernetesBackend:
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
             ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
             self._forget(name)
-        elif status.state in ENDED:
+        elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on
             record.note(known.cluster, status)
 
     def _limit(self, known: _Known, limit: str, default: str) -> str:

@@ -24,6 +24,9 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
     pods = look.pods_of(cluster, run)
     story = Story(before.tasks[0].name if before and before.tasks else "")
     story.take(logs.news(pods))  # what has ended is gone in a moment
+    if before is not None:
+        # First of all: who else watches must not take it for a run whose Jobs somebody deleted.
+        record.note(cluster, _ended(before, story))
     for job in cluster.listed("Job", look.labels_of(run)):
         cluster.delete("Job", job["metadata"]["name"])
     grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
@@ -36,7 +39,7 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
     if before is None:
         return None
     ended = _ended(before, story)
-    record.note(cluster, ended)
+    record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
     return ended
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from launcher.backend.kubernetes import observe
+from launcher.backend.kubernetes import observe, record
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.observe import Seen, task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
@@ -67,9 +67,16 @@ class Watcher:
         if not fresh and time.monotonic() < self._next:
             return self._last
         self.seen = gather(self.cluster, self.run)
-        self._last = self._read() if self.seen.jobs else None
+        self._last = (self._expired() or self._read()) if self.seen.jobs else None
         self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
         return self._last
+
+    def _expired(self) -> RunStatus | None:
+        """Return how the run is noted to have ended, where `kubernetes.ttl` has deleted some of its Jobs since; those left tell half of it."""
+        if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.seen.jobs):
+            return None
+        noted = self.cluster.get("ConfigMap", record.name_of(self.run))
+        return record.final(noted) if record.roles(noted) - {observe.role_of(job) for job in self.seen.jobs} else None
 
     def _read(self) -> RunStatus:
         status = observe.status(self.seen, time.time())

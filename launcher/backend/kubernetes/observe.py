@@ -174,7 +174,12 @@ def _restart(pod: Object, attempt: int) -> Restart:
 
 def is_role(job: Object) -> bool:
     """Tell whether a Job is that of a role, and none of another purpose."""
-    return _label(job, COMPONENT) in rules.ROLE_ORDER
+    return role_of(job) in rules.ROLE_ORDER
+
+
+def role_of(job: Object) -> str:
+    """Return the role whose Job this is."""
+    return _label(job, COMPONENT)
 
 
 def task_of(pod: Object) -> str:

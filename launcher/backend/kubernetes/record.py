@@ -65,10 +65,26 @@ def final(record: Object | None) -> RunStatus | None:
         return None
 
 
+def roles(record: Object | None) -> frozenset[str]:
+    """Return the roles of the run that was last started; none when they are not known."""
+    return frozenset(role for role, one in ((spec(record) or {}).get("roles") or {}).items() if one)
+
+
 def note(cluster: Cluster, status: RunStatus) -> None:
-    """Note how a run has ended; nothing where it has no record."""
+    """Note how a run has ended; nothing where that is noted, or where it has no record."""
+    kept = cluster.get("ConfigMap", name_of(status.name))
+    if kept is not None and final(kept) is None:
+        _write_final(cluster, status)
+
+
+def amend(cluster: Cluster, status: RunStatus) -> None:
+    """Note how a run has ended in place of what was noted; nothing where it has no record."""
     if cluster.get("ConfigMap", name_of(status.name)) is not None:
-        cluster.patch("ConfigMap", name_of(status.name), {"data": {_STATUS: as_json(dataclasses.asdict(status))}})
+        _write_final(cluster, status)
+
+
+def _write_final(cluster: Cluster, status: RunStatus) -> None:
+    cluster.patch("ConfigMap", name_of(status.name), {"data": {_STATUS: as_json(dataclasses.asdict(status))}})
 
 
 def _document(record: Object | None, key: str) -> dict[str, Any] | None:

@@ -1,0 +1,78 @@
+"""How a run has ended is still known when its Jobs are gone, and from the moment when they go."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import Namespace, until
+from tests.e2e.kubernetes.launching import UP, Launcher
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+
+
+def program(code: str) -> str:
+    """Return the line of a spec that runs a program which knows its `role`."""
+    head = "import json, os, sys, time; role = json.loads(os.environ['TF_CONFIG'])['task']['type']; "
+    return f"command: [python, -c, {json.dumps(head + code)}]\n"
+
+
+def jobs(namespace: Namespace, run: str) -> list[str]:
+    return [job["metadata"]["name"] for job in namespace.objects("jobs", run)]
+
+
+def noted(namespace: Namespace, run: str) -> dict[str, Any] | None:
+    """Return how the run's record says that it has ended, or None."""
+    record = json.loads(namespace.kubectl("get", "configmap", f"{run}-record", "-o", "json"))
+    status = record["data"].get("status.json")
+    return None if status is None else dict(json.loads(status))
+
+
+def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
+    options = "limits: {grace_period: 2s}\nkubernetes: {tensorboard: false, ttl: 2s}\n"
+    failing = program("time.sleep(2 if role == 'worker' else 600); sys.exit(2)")
+    file.write_text(f"version: 1\nname: failing\nimage: {image}\n{roles}{options}{failing}")
+    launcher("up", str(file), code=1, timeout=UP)
+    # The failed Job goes; the others, which were suspended with the run, stay, and know nothing of it.
+    until(lambda: jobs(launcher.namespace, "failing") == ["failing-chief", "failing-ps"], 60, "the failed Job to expire")
+    told = launcher.status("failing")
+    assert told["state"] == "failed"
+    assert told["reason"].startswith("worker-0, attempt 1: exit code 2")
+    launcher("wait", "failing", code=1)
+    launcher("down", "failing")
+    assert launcher.status("failing")["state"] == "failed"
+    launcher("down", "failing", "--delete-data", "--yes")
+
+    file.write_text(f"version: 1\nname: alone\nimage: {image}\n{options}{program('sys.exit(0)')}")
+    launcher("up", str(file), "--detach")
+    until(lambda: jobs(launcher.namespace, "alone") == [], 90, "the Job to expire")
+    told = launcher.status("alone")
+    assert "finished more than kubernetes.ttl (2s) ago while nobody watched" in told["reason"]
+    launcher("down", "alone", "--delete-data", "--yes")
+
+
+def test_how_it_ended_is_noted_before_its_jobs_go(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        f"version: 1\nname: slow\nimage: {image}\nlimits: {{grace_period: 20s}}\nkubernetes: {{tensorboard: false}}\n"
+        + program("import signal; signal.signal(signal.SIGTERM, lambda *_: time.sleep(15)); time.sleep(600)")
+    )
+    launcher("up", str(file), "--detach")
+    until(lambda: launcher.status("slow")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("slow"))
+    stopping = launcher.start("down", "slow")
+    try:
+        until(lambda: jobs(launcher.namespace, "slow") == [], 60, "the Job to go")
+        assert (noted(launcher.namespace, "slow") or {})["state"] == "stopped"
+        # Its pod still saves: another watcher is told so.
+        told = launcher.status("slow")
+        assert (told["state"], told["reason"]) == ("running", "it is being stopped")
+        assert stopping.wait(60) == 0
+    finally:
+        stopping.kill()
+        stopping.communicate()
+    told = launcher.status("slow")
+    assert (told["state"], told["reason"]) == ("stopped", "asked to stop")
+    launcher("down", "slow", "--delete-data", "--yes")
