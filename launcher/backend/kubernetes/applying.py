@@ -1,14 +1,15 @@
 """A run's objects onto the cluster: checked by the API server before anything is made, then applied in order, all or none."""
 
-import contextlib
 import copy
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from launcher import images
-from launcher.backend.kubernetes import look, record
-from launcher.backend.kubernetes.api import Cluster, Object, status_of
+from launcher.backend.kubernetes import look, observe, record
+from launcher.backend.kubernetes.api import KINDS, Cluster, Object, status_of
+from launcher.backend.model import ENDED
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -51,27 +52,64 @@ def dry_run(cluster: Cluster, made: Object) -> Object:
 
 
 def start(cluster: Cluster, run: Run, spec: dict[str, Any]) -> None:
-    """Apply the run's objects. Raises LauncherError when one is refused; what this has made is removed again then."""
+    """Apply the run's objects. Raises LauncherError when one is refused; what this has made is removed again then.
+
+    Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the record, the other changes nothing.
+    """
     made = objects(run, cluster)
-    _clear(cluster, run.name)
-    new = [
-        (kind, name)
-        for kind, name in (("ConfigMap", record.name_of(run.name)), ("PersistentVolumeClaim", run.claim))
-        if cluster.get(kind, name) is None
-    ]
-    owner = record.owner(record.write(cluster, run, spec))
+    before = cluster.get("ConfigMap", record.name_of(run.name))
+    _refuse_at_work(cluster, run.name)
+    begun = record.begin(cluster, run, spec, before)
+    new: list[tuple[str, str]] = []  # what is not the record's, and was not there
     try:
+        _clear(cluster, run.name)
+        if run.own_claim and _is_new(cluster, "PersistentVolumeClaim", run.claim):
+            new.append(("PersistentVolumeClaim", run.claim))
+        owner = record.owner(begun.record)
         for one in made:
             if one["kind"] != "PersistentVolumeClaim":
                 one["metadata"]["ownerReferences"] = [owner]
             cluster.apply(one)
-    except BaseException:
-        with contextlib.suppress(LauncherError):  # the first refusal is the one to tell
-            remove(cluster, run.name)
-            for kind, name in new:
-                cluster.delete(kind, name)
+    except BaseException as error:
+        left = _undo(cluster, begun, new)
+        if left and isinstance(error, LauncherError):
+            error.remedy += f"; what was made could not all be removed again ({left}): launcher down {run.name} --on kubernetes"
         raise
-    _prune(cluster, run.name, {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"})
+    _prune(cluster, run.name, {(one["kind"], one["metadata"]["name"]) for one in made})
+    record.free(cluster, run.name)
+
+
+def _is_new(cluster: Cluster, kind: str, name: str) -> bool:
+    """Tell whether an object is not there; one that is being deleted is waited for until it is not."""
+    there = cluster.get(kind, name)
+    if there is not None and there["metadata"].get("deletionTimestamp"):
+        await_deleted(cluster, kind, name)
+        return True
+    return there is None
+
+
+def _undo(cluster: Cluster, begun: record.Start, new: list[tuple[str, str]]) -> str:
+    """Remove what a start has made that came to nothing; return what could not be removed and why, empty where all was.
+
+    Nothing is touched once another launcher has taken the run over: the objects are that one's.
+    """
+    failed = []
+    steps: list[Callable[[], None]] = [
+        lambda: remove(cluster, begun.run),
+        *(functools.partial(cluster.delete, kind, name) for kind, name in new),
+        lambda: record.undo(cluster, begun),
+    ]
+    try:
+        if not record.is_ours(cluster, begun):
+            return ""
+    except LauncherError as error:  # the first error is the one to tell
+        return error.message
+    for step in steps:
+        try:
+            step()
+        except LauncherError as error:
+            failed.append(error.message)
+    return "; ".join(failed)
 
 
 def remove(cluster: Cluster, run: str) -> None:
@@ -96,26 +134,34 @@ def await_gone(cluster: Cluster, run: str, within: float) -> None:
         time.sleep(_LOOK_EVERY)
 
 
+def await_deleted(cluster: Cluster, kind: str, name: str) -> None:
+    """Wait until an object that was deleted is gone. Raises LauncherError when it is there still."""
+    deadline = time.monotonic() + _GONE_WITHIN
+    while cluster.get(kind, name) is not None:
+        if time.monotonic() > deadline:
+            raise LauncherError(
+                f"the {kind} {name} is still there {_GONE_WITHIN:.0f} s after it was deleted",
+                f"something uses it: kubectl describe {KINDS[kind][1]} {name} -n {cluster.namespace}",
+            )
+        time.sleep(_LOOK_EVERY)
+
+
+def _refuse_at_work(cluster: Cluster, run: str) -> None:
+    """Raise UsageError when Jobs of the run are at work, or wait for a node or a queue."""
+    seen = look.gather(cluster, run)
+    if seen.jobs and look.judged(observe.status(seen, time.time()), ready=False).state not in ENDED:
+        names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
+        raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
+
+
 def _clear(cluster: Cluster, run: str) -> None:
-    """Delete the Jobs of an earlier start, which cannot be changed. Raises UsageError when they are still at work."""
+    """Delete the Jobs of an earlier start, which cannot be changed."""
     jobs = cluster.listed("Job", look.labels_of(run))
-    at_work = [job["metadata"]["name"] for job in jobs if job.get("status", {}).get("active") and not _over(jobs)]
-    if at_work:
-        raise UsageError(
-            f"{run} runs already in {cluster.words()}: {', '.join(at_work)}", f"stop it first: launcher down {run} --on kubernetes"
-        )
     for job in jobs:
         cluster.delete("Job", job["metadata"]["name"])
     if jobs:
         await_gone(cluster, run, _GONE_WITHIN)
         _await_no_jobs(cluster, run)
-
-
-def _over(jobs: list[Object]) -> bool:
-    """Tell whether the run has failed: what is left of it only ends."""
-    return any(
-        one.get("type") == "Failed" and one.get("status") == "True" for job in jobs for one in job.get("status", {}).get("conditions") or ()
-    )
 
 
 def _await_no_jobs(cluster: Cluster, run: str) -> None:
@@ -128,13 +174,14 @@ def _await_no_jobs(cluster: Cluster, run: str) -> None:
         time.sleep(_LOOK_EVERY)
 
 
-def _prune(cluster: Cluster, run: str, used: set[str]) -> None:
-    """Delete code of earlier starts."""
-    for one in cluster.listed("ConfigMap", look.labels_of(run)):
-        name = one["metadata"]["name"]
-        if name not in used and name != record.name_of(run):
-            try:
-                cluster.delete("ConfigMap", name)
-            except LauncherError as error:
-                if status_of(error) != 403:  # without that right it is merely left behind
-                    raise
+def _prune(cluster: Cluster, run: str, used: set[tuple[str, str]]) -> None:
+    """Delete what earlier starts have made and this one has no use for: other code, a TensorBoard that is not wanted any more."""
+    for kind in OWNED:
+        for one in cluster.listed(kind, look.labels_of(run)):
+            name = one["metadata"]["name"]
+            if (kind, name) not in used and name != record.name_of(run):
+                try:
+                    cluster.delete(kind, name)
+                except LauncherError as error:
+                    if status_of(error) != 403:  # without that right it is merely left behind
+                        raise

@@ -96,6 +96,8 @@ class KubernetesBackend:
         place = look.claim_words(name, cluster, name)
         if look.pods_of(cluster, name):
             return RunStatus(name, BACKEND, State.RUNNING, "it is being stopped", run_dir=place)
+        if words := record.being_started(noted):
+            return RunStatus(name, BACKEND, State.PENDING, f"it is being {words}", run_dir=place)
         told = record.final(noted)
         if told is not None:
             return told
@@ -209,6 +211,7 @@ class KubernetesBackend:
                     f"delete what the run has stored there yourself: its directory is {name}/",
                 )
             cluster.delete("PersistentVolumeClaim", name)
+            applying.await_deleted(cluster, "PersistentVolumeClaim", name)
         cluster.delete("ConfigMap", record.name_of(name))
         self._forget(name)
         kept.forget(self._runs, _place(cluster), name)

@@ -22,6 +22,7 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
     Returns how it has ended. Raises LauncherError when pods stay.
     """
     pods = look.pods_of(cluster, run)
+    record.free(cluster, run)
     story = Story(before.tasks[0].name if before and before.tasks else "")
     story.take(logs.news(pods))  # what has ended is gone in a moment
     if before is not None:

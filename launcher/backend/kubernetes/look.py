@@ -85,10 +85,10 @@ class Watcher:
         told = {task.name for task in status.tasks[:_MOST_READ]} | {task.name for task in status.tasks if task.name == "evaluator"}
         self._story.take(self._logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
         status = self._story.onto(status, ended=status.state not in _UNDERWAY)
-        return dataclasses.replace(_judged(status, ready=self._story.progress.ready), run_dir=place_of(self.seen, self.cluster))
+        return dataclasses.replace(judged(status, ready=self._story.progress.ready), run_dir=place_of(self.seen, self.cluster))
 
 
-def _judged(status: RunStatus, *, ready: bool) -> RunStatus:
+def judged(status: RunStatus, *, ready: bool) -> RunStatus:
     """Return the status of a run with the state that fits what its tasks told: it runs when it trains, not when a pod does."""
     if status.state not in _UNDERWAY:
         return status

@@ -5,6 +5,10 @@ It owns the run's other objects but the claim of its data: deleted, they go with
 
 import dataclasses
 import json
+import socket
+import time
+import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.backend.kubernetes.api import Cluster, Object, as_json, status_of
@@ -14,6 +18,10 @@ from launcher.render.kubernetes.objects import Run, checked, metadata
 
 COMPONENT = "record"
 _SPEC, _STATUS = "spec.json", "status.json"
+# On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds; clocks may differ.
+_STARTING = "tf-launcher/starting"
+_STARTS_WITHIN = 600.0
+_OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
 
 
 def name_of(run: str) -> str:
@@ -21,26 +29,66 @@ def name_of(run: str) -> str:
     return checked(f"{run}-record")
 
 
-def write(cluster: Cluster, run: Run, spec: dict[str, Any]) -> Object:
-    """Write the record of a run that starts, in place of the one before, and return it.
+@dataclass(frozen=True)
+class Start:
+    """The record of a run while one launcher starts it, and keeps every other out. `before` is the record that there was, or None."""
+
+    run: str
+    mark: str
+    record: Object
+    before: Object | None
+
+
+def begin(cluster: Cluster, run: Run, spec: dict[str, Any], before: Object | None) -> Start:
+    """Write the record of a run that starts, in place of `before`, which was read before anything else was looked at.
 
     Raises UsageError when another `up` has been quicker.
     """
-    head = metadata(run, name_of(run.name), COMPONENT)
+    if words := being_started(before):
+        raise UsageError(f"{run.name} in {cluster.words()} is being {words}", _OTHER_START)
+    mark = as_json({"id": uuid.uuid4().hex, "host": socket.gethostname(), "since": time.time()})
+    head = metadata(run, name_of(run.name), COMPONENT, annotations={_STARTING: mark})
     head["namespace"] = cluster.namespace
     made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": {_SPEC: as_json(spec)}}
-    old = cluster.get("ConfigMap", head["name"])
     try:
-        if old is None:
-            return cluster.create(made)
-        head["resourceVersion"] = old["metadata"]["resourceVersion"]
-        return cluster.replace(made)
+        if before is None:
+            return Start(run.name, mark, cluster.create(made), None)
+        head["resourceVersion"] = before["metadata"]["resourceVersion"]
+        return Start(run.name, mark, cluster.replace(made), before)
     except LauncherError as error:
         if status_of(error) == 409:
-            raise UsageError(
-                f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status"
-            ) from error
+            raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", _OTHER_START) from error
         raise
+
+
+def being_started(record: Object | None) -> str:
+    """Return who starts a run at the moment, as `started by ...`; empty where nobody does, or he must have died over it."""
+    try:
+        mark = json.loads(_annotations(record).get(_STARTING, ""))
+        age = time.time() - float(mark["since"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return f"started by `launcher up` on {mark.get('host', '?')} since {max(0.0, age):.0f} s" if age < _STARTS_WITHIN else ""
+
+
+def is_ours(cluster: Cluster, start: Start) -> bool:
+    """Tell whether nobody has taken over since."""
+    return _annotations(cluster.get("ConfigMap", name_of(start.run))).get(_STARTING) == start.mark
+
+
+def free(cluster: Cluster, run: str) -> None:
+    """Let others start the run again; it has started, or was stopped while it did."""
+    if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
+        cluster.patch("ConfigMap", name_of(run), {"metadata": {"annotations": {_STARTING: None}}})
+
+
+def undo(cluster: Cluster, start: Start) -> None:
+    """Put the record back as it was before a start that failed."""
+    if start.before is None:
+        cluster.delete("ConfigMap", name_of(start.run))
+        return
+    head = {key: value for key, value in start.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
+    cluster.replace({**start.before, "metadata": head})
 
 
 def owner(record: Object) -> Object:
@@ -85,6 +133,10 @@ def amend(cluster: Cluster, status: RunStatus) -> None:
 
 def _write_final(cluster: Cluster, status: RunStatus) -> None:
     cluster.patch("ConfigMap", name_of(status.name), {"data": {_STATUS: as_json(dataclasses.asdict(status))}})
+
+
+def _annotations(record: Object | None) -> dict[str, str]:
+    return ((record or {}).get("metadata") or {}).get("annotations") or {}
 
 
 def _document(record: Object | None, key: str) -> dict[str, Any] | None:
