@@ -25,16 +25,14 @@ def lost(seen: Seen, now: float, patience: float) -> list[Object]:
 def given_up(pod: Object) -> float | None:
     """Return since when a pod is being deleted while its node does not answer, else None."""
     head = pod["metadata"]
-    found = trouble.of_pod(pod)
-    if (
-        not head.get("deletionTimestamp")
-        or found is None
-        or found.kind != "node"
-        or pod["status"].get("phase") not in {"Running", "Pending"}
-    ):
+    if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
         return None
-    # The time of deletion is the one by which the pod should be gone.
-    return datetime.fromisoformat(head["deletionTimestamp"]).timestamp() - float(head.get("deletionGracePeriodSeconds") or 0)
+    # By then it should be gone: a node that answers kills it at the end of its grace period.
+    due = datetime.fromisoformat(head["deletionTimestamp"]).timestamp()
+    if trouble.is_silent(pod):
+        return due - float(head.get("deletionGracePeriodSeconds") or 0)
+    # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
+    return due if trouble.is_moved_off(pod) else None
 
 
 def too_late(status: RunStatus, seen: Seen, now: float, start_timeout: float) -> str:

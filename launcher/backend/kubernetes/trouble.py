@@ -177,17 +177,28 @@ def _remedy_for_nodes(why: str) -> str:
 
 def _of_node(pod: Object) -> Trouble | None:
     """Return that a running pod's node does not answer."""
-    status = pod.get("status", {})
-    ready: Object = next((one for one in status.get("conditions", []) if one["type"] == "Ready"), {})
-    lost = status.get("reason") == "NodeLost" or (ready.get("status") == "False" and ready.get("reason") == "NodeNotReady")
-    leaving = bool(pod.get("metadata", {}).get("deletionTimestamp"))
-    evicting = any(
-        one["type"] == "DisruptionTarget" and one.get("reason") == "DeletionByTaintManager" for one in status.get("conditions", [])
-    )
-    if not lost and not (leaving and evicting):
+    if not is_silent(pod):
         return None
     node = pod.get("spec", {}).get("nodeName", "?")
     return Trouble("node", f"its node {node} does not answer", "wait for the node, or see docs/kubernetes.md, A node lost")
+
+
+def is_silent(pod: Object) -> bool:
+    """Tell whether the cluster says of a running pod that its node does not answer.
+
+    It then takes back the pod's readiness, and of its containers the node's last word stays. That a pod was deleted for a taint says
+    nothing of its node: people taint nodes too, and the pod may still be saving.
+    """
+    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
+    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
+    taken_back = ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
+    return pod.get("status", {}).get("reason") == "NodeLost" or ready.get("reason") == "NodeNotReady" or taken_back
+
+
+def is_moved_off(pod: Object) -> bool:
+    """Tell whether a pod was deleted because of its node: that is lost, or somebody wants nothing to run there."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(one["type"] == "DisruptionTarget" and one.get("reason") == "DeletionByTaintManager" for one in conditions)
 
 
 def _because(message: object) -> str:

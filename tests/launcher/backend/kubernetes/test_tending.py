@@ -32,6 +32,16 @@ def test_a_pod_on_a_lost_node_is_given_up_some_time_after_kubernetes_did() -> No
     assert lost(seen, NOW, 61) == []
 
 
+def test_a_pod_that_somebody_wants_off_its_node_is_given_up_only_when_its_grace_period_is_long_over() -> None:
+    tainted = pod(ready="")
+    tainted["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+        {"type": "Ready", "status": "True"},
+    ]
+    assert lost(Seen("digits", (), [tainted]), NOW, 30) == [tainted]  # it should have been gone by 00:09:30
+    assert lost(Seen("digits", (), [tainted]), NOW, 31) == []
+
+
 def test_other_pods_are_not_touched() -> None:
     others = [pod(deleted=None), pod("Succeeded"), pod("Failed"), pod(ready="ContainersNotReady")]
     assert lost(Seen("digits", (), others), NOW, 0) == []

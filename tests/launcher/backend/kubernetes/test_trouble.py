@@ -59,8 +59,24 @@ PODS = {
         "spec": {"nodeName": "node-2"},
         "status": {
             "phase": "Running",
-            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}],
+            "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+                {"type": "Ready", "status": "False"},
+                {"type": "ContainersReady", "status": "True"},
+            ],
         },
+    },
+}
+# Somebody has tainted its node, which is well.
+MOVED_OFF = {
+    "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+    "status": {
+        "phase": "Running",
+        "conditions": [
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+            {"type": "Ready", "status": "True"},
+            {"type": "ContainersReady", "status": "True"},
+        ],
     },
 }
 
@@ -81,8 +97,9 @@ def test_a_pod_in_trouble_says_which_and_what_to_do(words: str) -> None:
         {"status": {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]}},
         {"metadata": {}, "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}},
         {"status": {"phase": "Pending"}},
+        MOVED_OFF,
     ],
-    ids=["running", "creating", "succeeded", "ready", "new"],
+    ids=["running", "creating", "succeeded", "ready", "new", "moved off"],
 )
 def test_a_pod_that_is_well_is_not_in_trouble(pod: dict[str, Any]) -> None:
     assert trouble.of_pod(pod) is None
