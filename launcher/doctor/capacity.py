@@ -9,12 +9,14 @@ from typing import Any
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.errors import LauncherError
+from launcher.render.kubernetes import pods
 from launcher.spec.models import ClusterSpec, Role
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
     f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
 }
+_KEEPS_OFF = frozenset({"NoSchedule", "NoExecute"})
 _AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 
 
@@ -25,10 +27,25 @@ class Node:
     name: str
     labels: dict[str, str]
     free: dict[str, float] = field(default_factory=dict)
+    taints: Sequence[Object] = ()  # those that keep pods off
 
-    def takes(self, wanted: dict[str, float], labels: dict[str, str]) -> bool:
-        """Tell whether a pod with these requests and this node selector fits."""
-        return labels.items() <= self.labels.items() and all(self.free.get(key, 0.0) >= value for key, value in wanted.items())
+    def takes(self, wanted: "Wanted") -> bool:
+        """Tell whether a pod with these requests, this node selector and these tolerations fits."""
+        fits = all(self.free.get(key, 0.0) >= value for key, value in wanted.amounts.items())
+        return fits and wanted.labels.items() <= self.labels.items() and not self.repels(wanted)
+
+    def repels(self, wanted: "Wanted") -> list[str]:
+        """Return the taints that the pod does not tolerate, as kubectl writes them."""
+        return [_taint_words(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in wanted.tolerations)]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a pod asks of a node."""
+
+    amounts: dict[str, float]
+    labels: dict[str, str]
+    tolerations: Sequence[Object] = ()
 
 
 def amount(quantity: object) -> float:
@@ -53,16 +70,18 @@ def examine(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
     if spec is None:
         return
     try:
-        pods = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
+        others = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
     except LauncherError:
         yield warning(
             "capacity", "you may not list pods of all namespaces: what they use is not known", "what follows is as if nobody else was there"
         )
-        pods = []
-    take(nodes, pods)
+        others = []
+    take(nodes, others)
     left = unplaced(nodes, spec)
     if left:
-        yield problem("capacity", f"no node has room for {', '.join(left)}", "ask for less, free some, or add nodes")
+        taints = sorted({taint for role in _roles(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
+        tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
+        yield problem("capacity", f"no node has room for {', '.join(left)}", f"ask for less, free some, or add nodes{tolerate}")
     else:
         yield ok("capacity", "every task fits on what is free")
 
@@ -70,7 +89,9 @@ def examine(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
 def node(one: Object) -> Node:
     """Return a node with all that it has to give."""
     offered: dict[str, Any] = one.get("status", {}).get("allocatable") or {}
-    return Node(one["metadata"]["name"], dict(one["metadata"].get("labels") or {}), {key: amount(value) for key, value in offered.items()})
+    taints = [taint for taint in one.get("spec", {}).get("taints") or () if taint.get("effect") in _KEEPS_OFF]
+    labels = dict(one["metadata"].get("labels") or {})
+    return Node(one["metadata"]["name"], labels, {key: amount(value) for key, value in offered.items()}, taints)
 
 
 def take(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
@@ -88,22 +109,24 @@ def take(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
 
 def unplaced(nodes: Sequence[Node], spec: ClusterSpec) -> list[str]:
     """Return the roles, with how many tasks of each, that find no place; the largest tasks are placed first."""
-    roles = spec.roles
-    named = {name: role for name in ("chief", "worker", "ps", "evaluator") if (role := getattr(roles, name)) is not None}
     left: dict[str, int] = {}
-    for name, role in sorted(named.items(), key=lambda item: (-item[1].gpus, -(item[1].cpu or 0.0))):
-        wanted, labels = _wanted(spec, role)
+    for name, role in sorted(_roles(spec).items(), key=lambda item: (-item[1].gpus, -(item[1].cpu or 0.0))):
+        wanted = _wanted(spec, role)
         for _ in range(role.replicas):
-            place = next((one for one in nodes if one.takes(wanted, labels)), None)
+            place = next((one for one in nodes if one.takes(wanted)), None)
             if place is None:
                 left[name] = left.get(name, 0) + 1
                 continue
-            for key, value in wanted.items():
+            for key, value in wanted.amounts.items():
                 place.free[key] -= value
     return [f"{count} {name}" for name, count in left.items()]
 
 
-def _wanted(spec: ClusterSpec, role: Role) -> tuple[dict[str, float], dict[str, str]]:
+def _roles(spec: ClusterSpec) -> dict[str, Role]:
+    return {name: role for name in ("chief", "worker", "ps", "evaluator") if (role := getattr(spec.roles, name)) is not None}
+
+
+def _wanted(spec: ClusterSpec, role: Role) -> Wanted:
     options = spec.kubernetes
     wanted = {"pods": 1.0}
     if role.cpu is not None:
@@ -113,7 +136,19 @@ def _wanted(spec: ClusterSpec, role: Role) -> tuple[dict[str, float], dict[str, 
     if role.gpus:
         wanted[options.gpu_resource] = float(role.gpus)
     labels = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
-    return wanted, labels
+    return Wanted(wanted, labels, pods.tolerations(options, role))
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    # https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
+    if toleration.get("effect") not in {None, taint["effect"]} or toleration.get("key") not in {None, taint["key"]}:
+        return False
+    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _taint_words(taint: Object) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def _takes_pods(one: Object) -> bool:

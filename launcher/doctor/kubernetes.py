@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,6 +28,7 @@ RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "pods", ("get", "list", "create", "delete")),
     ("", "pods/log", ("get",)),
     ("", "events", ("list",)),
+    ("", "resourcequotas", ("list",)),
     ("", "pods/portforward", ("get", "create")),
     ("", "pods/status", ("patch",)),
 )
@@ -35,6 +36,7 @@ RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _OPTIONAL = {
     "pods/portforward": "`launcher tensorboard` does not work",
     "pods/status": "tasks of a lost node wait until somebody else gives their pods up",
+    "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "the reasons of pods that wait are not told",
 }
 # Provisioners whose volumes one node at a time mounts, whatever is asked for.
@@ -52,9 +54,10 @@ def examine(question: Question) -> Iterator[Finding]:
     yield from _version(cluster, spec)
     yield from _permissions(cluster)
     yield from _namespace(cluster)
-    yield from _policies(cluster)
-    yield from _quotas(cluster)
-    yield from _storage(cluster, spec)
+    yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster))
+    yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
+    wanted = f"ask for a storage class that offers {spec.storage.access}"
+    yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, spec))
     yield from capacity.examine(cluster, question.spec)
     yield from _image_and_names(cluster, spec)
 
@@ -109,19 +112,23 @@ def _namespace(cluster: Cluster) -> Iterator[Finding]:
         yield of_error("namespace", error)
 
 
-def _listed(cluster: Cluster, path: str, doing: str) -> list[dict[str, Any]] | None:
-    """Return a list, or None where it may not be seen or is not there."""
+def _listed(cluster: Cluster, path: str, doing: str) -> list[dict[str, Any]]:
+    return list(cluster.request("get", path, doing=doing).get("items") or ())
+
+
+def _or_unseen(what: str, lost: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield what a look finds; where it may not look, that it could not, what is `lost` with it, and which rule is missing."""
     try:
-        return list(cluster.request("get", path, doing=doing).get("items") or ())
-    except LauncherError:
-        return None
+        yield from look()
+    except LauncherError as error:
+        yield warning(what, f"{error.message}: {lost}", error.remedy)
 
 
 def _policies(cluster: Cluster) -> Iterator[Finding]:
     found = _listed(cluster, cluster.path("NetworkPolicy"), "listing network policies")
     closed = [
         policy["metadata"]["name"]
-        for policy in found or ()
+        for policy in found
         if not policy["spec"].get("podSelector")
         and "Egress" in (policy["spec"].get("policyTypes") or ())
         and not policy["spec"].get("egress")
@@ -132,13 +139,13 @@ def _policies(cluster: Cluster) -> Iterator[Finding]:
             f"{', '.join(closed)} lets no pod of the namespace send anything",
             "allow the run's pods to reach each other's port 2222, and DNS, by a policy of your own",
         )
-    elif found is not None:
+    else:
         yield ok("network policies", "none keeps pods from sending")
 
 
 def _quotas(cluster: Cluster) -> Iterator[Finding]:
     path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
-    for quota in _listed(cluster, path, "listing quotas") or ():
+    for quota in _listed(cluster, path, "listing quotas"):
         status = quota.get("status", {})
         full = [
             name
@@ -158,9 +165,6 @@ def _storage(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
             yield ok("storage", f"claim {spec.kubernetes.claim} is {there.get('status', {}).get('phase', 'there')}")
         return
     classes = _listed(cluster, "/apis/storage.k8s.io/v1/storageclasses", "listing storage classes")
-    if classes is None:
-        yield warning("storage", "you may not list storage classes", "ask for one that offers " + spec.storage.access)
-        return
     by_name = {one["metadata"]["name"]: one for one in classes}
     key = "storageclass.kubernetes.io/is-default-class"
     default = next((name for name, one in by_name.items() if (one["metadata"].get("annotations") or {}).get(key) == "true"), None)

@@ -9,7 +9,7 @@ from launcher.render.kubernetes import storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items
 from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TRAINER, Object, Run, literal, pod_metadata, selector
-from launcher.spec.kubernetes import EnvSource, Volume
+from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
 from launcher.spec.models import Role
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -190,8 +190,8 @@ def _scheduling(run: Run, group: Group) -> Object:
     nodes = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
     if nodes:
         fields["nodeSelector"] = nodes
-    if tolerations := _tolerations(run, role):
-        fields["tolerations"] = tolerations
+    if tolerated := tolerations(options, role):
+        fields["tolerations"] = tolerated
     if affinity := _affinity(run, group):
         fields["affinity"] = {"podAffinity": affinity}
     if options.placement == "spread" and group.count > 1:
@@ -206,11 +206,12 @@ def _scheduling(run: Run, group: Group) -> Object:
     return fields
 
 
-def _tolerations(run: Run, role: Role) -> list[dict[str, Any]]:
-    given = [toleration.model_dump(exclude_none=True) for toleration in run.options.tolerations]
-    if not role.gpus:
+def tolerations(options: Kubernetes, role: Role | None = None) -> list[dict[str, Any]]:
+    """Return which taints the pods of a role tolerate; without a role, those of a pod that is none of the tasks."""
+    given = [toleration.model_dump(exclude_none=True) for toleration in options.tolerations]
+    if role is None or not role.gpus:
         return given
-    return [{"key": run.options.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}, *given]
+    return [{"key": options.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}, *given]
 
 
 def _affinity(run: Run, group: Group) -> Object:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
@@ -49,6 +49,17 @@ def test_what_a_spec_lacks_there_is_named(namespace: Namespace, tmp_path: Path) 
     assert found["storage"] == ("problem", "there is no storage class no-such")
     assert found["image"][0] == "problem"
     assert "ErrImageNeverPull" in found["image"][1]
+
+
+def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace) -> None:
+    kubectl("taint", "nodes", "--all", "dedicated=others:NoSchedule")
+    try:
+        code, found = doctor(namespace.name, "examples/mnist-single.yaml")
+    finally:
+        kubectl("taint", "nodes", "--all", "dedicated-")
+    assert code == 1
+    assert found["capacity"] == ("problem", "no node has room for 1 chief")
+    assert "untolerated taint" in found["image"][1]
 
 
 def test_a_namespace_that_is_not_there_is_named() -> None:

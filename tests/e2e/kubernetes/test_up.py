@@ -218,6 +218,11 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     assert '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["list"]}' in refused
     namespace.kubectl("create", "rolebinding", "ada", "--role=tf-launcher", f"--serviceaccount={namespace.name}:ada")
     time.sleep(1)  # the API server learns of it
+    found = {one["what"]: one for one in json.loads(ada("doctor", "--json"))["findings"]}
+    assert found["permissions"]["level"] == "ok"
+    assert "may not list nodes" in found["nodes"]["words"]
+    assert "may not list storageclasses" in found["storage"]["words"]
+    assert 'resources: ["storageclasses"], verbs: ["list"]' in found["storage"]["remedy"]
     assert "small succeeded" in ada("up", str(file), timeout=UP)
     assert "small" in ada("ls")
     ada("down", "small", "--delete-data", "--yes")

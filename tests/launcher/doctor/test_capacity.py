@@ -40,6 +40,32 @@ def test_what_other_pods_have_is_not_free() -> None:
     assert unplaced(nodes, spec(chief={"cpu": 3}, ps={}, worker={})) == ["1 chief"]
 
 
+TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    "tolerations, left",
+    [
+        ([], ["1 chief"]),
+        ([{"key": "dedicated", "value": "ml"}], []),
+        ([{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}], []),
+        ([{"operator": "Exists"}], []),
+        ([{"key": "dedicated", "value": "other"}], ["1 chief"]),
+        ([{"key": "dedicated", "value": "ml", "effect": "NoExecute"}], ["1 chief"]),
+    ],
+)
+def test_a_taint_keeps_off_who_does_not_tolerate_it(tolerations: list[dict[str, str]], left: list[str]) -> None:
+    tainted = a_node("a") | {"spec": {"taints": [TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]}}
+    asked = {"version": 1, "name": "digits", "kubernetes": {"tolerations": tolerations}}
+    assert unplaced([node(tainted)], ClusterSpec.model_validate(asked)) == left
+
+
+def test_a_gpus_own_taint_is_tolerated_by_tasks_with_gpus_alone() -> None:
+    own = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    nodes = [node(a_node("a", gpus="2") | {"spec": {"taints": [own]}})]
+    assert unplaced(nodes, spec(chief={}, ps={}, worker={"gpus": 1})) == ["1 chief", "1 ps"]
+
+
 def test_a_gpu_of_another_type_does_not_do() -> None:
     nodes = [node(a_node("a", gpus="8"))]
     asked = spec(chief={}, ps={}, worker={"gpus": 1, "gpu_type": "NVIDIA-H100-80GB-HBM3"})
