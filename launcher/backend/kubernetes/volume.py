@@ -1,5 +1,6 @@
 """What a pod does and ends: a run's directory moved aside or removed, on a volume that nothing else sees; or a probe of the cluster."""
 
+import math
 import time
 
 from launcher.backend.kubernetes import trouble
@@ -10,38 +11,38 @@ from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.objects import TRAINER, Run, metadata
 
 COMPONENT = "housekeeping"
-_WITHIN = 300.0  # seconds, an image that is pulled first included
+# What little it takes, said so that a quota admits it.
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+_WITHIN = 300.0  # seconds, an image that is pulled first and a node that is added for it included
 # What keeps a pod from starting that seldom mends itself, and for how many seconds it is waited for nevertheless.
-_HOPELESS = frozenset({"image", "config", "nodes"})
-_HOPE = 20.0
+_HOPE: dict[str, float] = {"image": 20.0, "config": 20.0}
+_PROBE_HOPE = {**_HOPE, "nodes": 60.0}  # who only asks does not wait for what may come
 _LOOK_EVERY = 0.5
 
 
 def move_aside(cluster: Cluster, run: Run, aside: str) -> None:
     """Rename the run's directory on its volume; nothing happens where it is not there."""
     source, target = f"{CONTAINER_RUNS}/{run.name}", f"{CONTAINER_RUNS}/{aside}"
-    _do(cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside")
+    _do(cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside", _HOPE)
 
 
 def remove(cluster: Cluster, run: Run) -> None:
-    """Remove the run's directory from a volume that is not its own alone."""
-    _do(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data")
+    """Remove the run's directory from a volume that is not its own alone; nothing happens where the claim is not there."""
+    if cluster.get("PersistentVolumeClaim", run.claim) is not None:
+        _do(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _HOPE)
 
 
 def probe(cluster: Cluster, run: Run, command: list[str]) -> None:
     """Run a command in the run's image. Raises LauncherError with why it did not start, or did not succeed."""
-    _do(cluster, run, command, "starting a pod", mounted=False)
+    _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=False)
 
 
-def _do(cluster: Cluster, run: Run, command: list[str], doing: str, *, mounted: bool = True) -> None:
+def _do(cluster: Cluster, run: Run, command: list[str], doing: str, hope: dict[str, float], *, mounted: bool = True) -> None:
     made = _pod(run, command, mounted=mounted)
     made["metadata"]["namespace"] = cluster.namespace
-    name = made["metadata"]["name"]
-    cluster.delete("Pod", name, grace=1)
-    _await_gone(cluster, name)
-    cluster.create(made)
+    name = str(cluster.create(made)["metadata"]["name"])
     try:
-        _await_success(cluster, name, doing)
+        _await_success(cluster, name, doing, hope)
     finally:
         cluster.delete("Pod", name, grace=1)
 
@@ -49,13 +50,15 @@ def _do(cluster: Cluster, run: Run, command: list[str], doing: str, *, mounted: 
 def _pod(run: Run, command: list[str], *, mounted: bool) -> Object:
     volume, mount = pods.tmp()
     mounts, volumes = ([storage.mount(), mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
-    container = pods.container(run, TRAINER, command) | {"volumeMounts": mounts}
+    container = pods.container(run, TRAINER, command) | {"resources": _RESOURCES, "volumeMounts": mounts}
     head = metadata(run, f"{run.name}-{COMPONENT}", COMPONENT)
+    head["generateName"] = f"{head.pop('name')}-"  # one for each use: two may be at work at once
     placed: Object = {"nodeSelector": dict(run.options.node_selector)} if run.options.node_selector else {}
-    if run.options.tolerations:
-        placed["tolerations"] = [one.model_dump(exclude_none=True) for one in run.options.tolerations]
+    if tolerations := pods.tolerations(run.options):
+        placed["tolerations"] = tolerations
     spec = {
         "restartPolicy": "Never",
+        "activeDeadlineSeconds": math.ceil(_WITHIN),  # also where whoever made it was killed
         **pods.hardened(run),
         **placed,
         "containers": [container],
@@ -64,7 +67,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec}
 
 
-def _await_success(cluster: Cluster, name: str, doing: str) -> None:
+def _await_success(cluster: Cluster, name: str, doing: str, hope: dict[str, float]) -> None:
     began = time.monotonic()
     while True:
         pod = cluster.get("Pod", name)
@@ -75,16 +78,10 @@ def _await_success(cluster: Cluster, name: str, doing: str) -> None:
             return
         waited = time.monotonic() - began
         found = trouble.of_pod(pod)
-        hopeless = found is not None and (found.final or found.kind in _HOPELESS) and waited > _HOPE
+        hopeless = found is not None and waited > (_HOPE["config"] if found.final else hope.get(found.kind, _WITHIN))
         if phase == "Failed" or hopeless or waited > _WITHIN:
             why = found.words if found else f"it is {phase} after {_WITHIN:.0f} s"
             raise LauncherError(
                 f"{doing}: the pod {name} did not succeed: {why}", found.remedy if found else f"see kubectl describe pod {name}"
             )
-        time.sleep(_LOOK_EVERY)
-
-
-def _await_gone(cluster: Cluster, name: str) -> None:
-    deadline = time.monotonic() + _WITHIN
-    while cluster.get("Pod", name) is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)

@@ -1,0 +1,72 @@
+"""Runs on a claim that was there before, which others use too: their own directory on it, moved aside, deleted, and the claim gone.
+
+In a namespace whose quota wants of every pod to say what it takes.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import Namespace, until
+from tests.e2e.kubernetes.launching import UP, Launcher, left
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "team"},
+    "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+SPEC = """\
+version: 1
+name: guest
+roles: {chief: {cpu: 1, memory: 2Gi}}
+train: {workload: linear_regression, steps: 20}
+kubernetes: {claim: team}
+"""
+
+
+def directories(namespace: Namespace) -> list[str]:
+    """Return what is on the claim, as the run's TensorBoard sees it."""
+    namespace.kubectl("rollout", "status", "deployment/guest-tensorboard", "--timeout=90s", timeout=100)
+    return sorted(namespace.kubectl("exec", "deployment/guest-tensorboard", "--", "ls", "/runs").split())
+
+
+def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, tmp_path: Path) -> None:
+    namespace = launcher.namespace
+    namespace.kubectl("create", "quota", "small", "--hard=requests.cpu=4,requests.memory=8Gi,limits.memory=16Gi")
+    namespace.kubectl("apply", "-f", "-", text=json.dumps(CLAIM))
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC)
+    found = json.loads(launcher("doctor", str(file), "--json"))["findings"]
+    assert {one["what"]: one["level"] for one in found}["image"] == "ok"
+    launcher("up", str(file), timeout=UP)
+    assert launcher.status("guest")["run_dir"].startswith("claim team in ")
+    assert directories(namespace) == ["guest"]
+
+    fresh = launcher("up", str(file), "--fresh", "--set", "train.steps=30", timeout=UP)
+    assert "guest starts anew; the old run is now claim team in " in fresh
+    assert launcher.status("guest")["step"] == 30
+    aside, mine = sorted(directories(namespace), key=len, reverse=True)
+    assert mine == "guest"
+    assert aside.startswith("guest.")
+
+    launcher("down", "guest")
+    launcher("down", "guest", "--delete-data", "--yes")
+    assert left(namespace) == []
+    assert namespace.kubectl("get", "pvc", "-o", "name").split() == ["persistentvolumeclaim/team"]
+    launcher("up", str(file), "--set", "train.steps=5", timeout=UP)
+    assert launcher.status("guest")["step"] == 5  # from the start: what there was is gone
+    assert directories(namespace) == sorted([aside, "guest"])
+
+    # The claim is deleted by somebody: there is nothing left to delete, and nothing to wait for.
+    launcher("down", "guest")
+    namespace.kubectl("delete", "pvc", "team")
+    began = time.monotonic()
+    launcher("down", "guest", "--delete-data", "--yes")
+    assert time.monotonic() - began < 60
+    assert left(namespace) == []
+    until(lambda: not namespace.kubectl("get", "pods", "-o", "name").split(), 60, "the pods of housekeeping to go")
