@@ -47,6 +47,9 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most {}"),
 }
 
+# The same of a list's length.
+_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
+
 
 def findings(
     errors: Iterable[ErrorDetails],
@@ -97,6 +100,14 @@ def _finding(error: ErrorDetails, model: sections.Model, sources: Mapping[Path, 
             words.format(bound),
             f"write {bound}" if kind.endswith("equal") else "write a number in range",
         )
+    if kind == "multiple_of":
+        unit, value = context["multiple_of"], error["input"]
+        remedy = f"write {_number_text((value // unit + 1) * unit)}"
+        return Finding(path, f"{shown(value)} is no multiple of {unit}", f"a multiple of {unit}", remedy)
+    if kind in _LENGTHS and context["actual_length"]:
+        key, words = _LENGTHS[kind]
+        expected = f"{words} {context[key]} items"
+        return Finding(path, f"it has {context['actual_length']} items", expected, f"give {expected}")
     if kind == "literal_error":
         return _unknown_choice(path, error["input"], sections.choices(model, path[len(prefix) :]), sources.get(path))
     if kind in {"string_too_short", "too_short"}:
