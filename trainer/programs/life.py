@@ -48,7 +48,7 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
     _show(cluster, last, cell, generation)
     cluster.write("last.rle", rle.write(last))
     if frames:
-        cluster.write("life.gif", animation(frames, cell, _FRAME))
+        cluster.write("life.gif", animation((picture(board, cell) for board in frames), _FRAME))
     metrics = {"generations": float(generation), "alive": float(state.alive), "generations_per_second": generation / seconds}
     since = first_seen.get(state.fingerprint)
     if since is None:

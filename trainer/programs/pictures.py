@@ -1,7 +1,7 @@
 """Boards as pictures: one for TensorBoard, many as an animated GIF."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
@@ -16,9 +16,9 @@ def picture(board: Board, cell: int) -> Board:
     return np.where(np.kron(board, np.ones((cell, cell), np.uint8)) > 0, _ALIVE, _DEAD).astype(np.uint8)
 
 
-def animation(boards: Sequence[Board], cell: int, milliseconds: int) -> bytes:
-    """Return an animated GIF that repeats for ever, each of the boards shown for so long."""
-    first, *others = [Image.fromarray(picture(board, cell)) for board in boards]
+def animation(pictures: Iterable[Board], milliseconds: int) -> bytes:
+    """Return an animated GIF that repeats for ever, each of the pictures, [rows, columns] or [rows, columns, 3], shown for so long."""
+    first, *others = [Image.fromarray(one) for one in pictures]
     written = io.BytesIO()
     first.save(written, format="GIF", save_all=True, append_images=others, duration=milliseconds, loop=0)
     return written.getvalue()

@@ -13,7 +13,7 @@ BLINKER = [np.array(rows, np.uint8) for rows in ([[0, 1, 0], [0, 1, 0], [0, 1, 0
 
 
 def test_a_film_has_every_board_for_its_time_and_repeats() -> None:
-    with Image.open(io.BytesIO(animation(BLINKER, 5, 200))) as film:
+    with Image.open(io.BytesIO(animation([picture(board, 5) for board in BLINKER], 200))) as film:
         assert film.format == "GIF"
         assert film.size == (15, 15)
         assert getattr(film, "n_frames") == 2  # noqa: B009 - Pillow's type has it only for GIFs
