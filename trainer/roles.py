@@ -17,7 +17,7 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
-from trainer.workloads.protocol import Workload
+from trainer.workloads.protocol import Agent, Workload
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def run(context: Context) -> ExitCode:
 _alive: list[Session] = []
 
 
-def _workload(context: Context) -> Workload:
-    from trainer.workloads.loading import load_workload
+def _workload(context: Context) -> Workload | Agent:
+    from trainer.workloads.loading import load_agent, load_workload
 
-    return load_workload(context.job.train)
+    return load_agent(context.job.train) or load_workload(context.job.train)
 
 
 def _single(context: Context, workload: Workload) -> Session:
@@ -102,11 +102,28 @@ def _parameter_server(context: Context, workload: Workload) -> Session:
     return SynchronousSession(workload, context.job, connection, context.stopped)
 
 
+def _single_agent(context: Context, agent: Agent) -> Session:
+    from trainer.engine.agents import LocalAgentSession
+
+    return LocalAgentSession(agent, context.job)
+
+
+def _served_agent(context: Context, agent: Agent) -> Session:
+    from trainer.engine.ps_workers import connect
+    from trainer.engine.served_agents import ServedAgentSession
+
+    return ServedAgentSession(agent, context.job, connect(context.task))
+
+
 _SESSIONS: dict[str, Callable[[Context, Workload], Session]] = {
     "single": _single,
     "mirrored": _mirrored,
     "multi_worker_mirrored": _multi_worker,
     "parameter_server": _parameter_server,
+}
+_AGENT_SESSIONS: dict[str, Callable[[Context, Agent], Session]] = {
+    "single": _single_agent,
+    "parameter_server": _served_agent,
 }
 
 
@@ -117,7 +134,8 @@ def _train(context: Context) -> ExitCode:
     workload = _workload(context)
     if context.job.strategy != "single":
         _check_not_started(context)
-    session = _SESSIONS[context.job.strategy](context, workload)
+    strategy = context.job.strategy
+    session = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)
     outcome = loop.run(session, workload, context.job, context.report, context.stopped)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trainer.settings import LearningRate, Train, direction
 from trainer.strategies import TRAINING, Strategy
+from trainer.workloads.catalog import CATALOG
 
 # schedule -> the fields that belong to it, and those of them that it cannot do without.
 _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -109,6 +110,18 @@ def _unrolled(train: Train, strategy: Strategy) -> Iterator[Misfit]:
         yield Misfit(("gradients", "accumulate"), message, f"at most {_MOST_MIRRORED} with mirrored", remedy)
 
 
+def _unused(train: Train, _: Strategy) -> Iterator[Misfit]:
+    entry = CATALOG.get(train.workload)
+    if entry is None:
+        return
+    # By the value, not by what is set: the settings that tasks get are complete.
+    plain = Train(workload=train.workload)
+    for name in entry.unused:
+        if getattr(train, name) not in (getattr(plain, name), getattr(entry.defaults, name)):
+            message = f"`{name}` means nothing to {train.workload}"
+            yield Misfit((name,), message, f"no `{name}`", f"remove `{name}`; docs/workloads.md has what it takes in `params`")
+
+
 def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Misfit]:
     # By the value, not by what is set: the settings that tasks get are complete.
     plain = Train(workload=train.workload)
@@ -127,5 +140,6 @@ RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
     _determinism,
     _better,
     _unrolled,
+    _unused,
 )
 RULES_OF_PROGRAMS: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (_trains_nothing,)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.engine import tuning
 from trainer.engine.job import Job
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import HeldOutMetrics, Workload
+from trainer.workloads.protocol import Agent, HeldOutMetrics, Workload
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Built:
     optimizer: keras.optimizers.Optimizer
 
 
-def build(workload: Workload, job: Job, replicas: int = 1) -> Built:
+def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
     """Make the model and the optimizer as the job's settings ask, with start weights from its seed.
 
     How many examples a step has, of `replicas` together, is told to workloads whose optimizer asks for it; see `Scheduling`.
@@ -49,8 +49,10 @@ def seeds(model: keras.Model) -> list[tf.Variable]:
     return [v.value for v in model.non_trainable_variables if is_seed(v)]
 
 
-def metric_names(workload: Workload, model: keras.Model) -> tuple[str, ...]:
+def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...]:
     """Return the names of the workload's metrics, in order, without running the model."""
+    if isinstance(workload, Agent):
+        return tuple(workload.evaluated)
     names: list[str] = []
     spec = next(iter(workload.eval_data(1).take(0).element_spec for _ in range(1)))
 
@@ -97,6 +99,27 @@ def repeat(steps: tf.Tensor, step: Callable[[], tf.Tensor], width: int) -> tf.Te
 
     _, totals = tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), tf.zeros([width])))
     return totals
+
+
+def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator | AgentEvaluator":
+    """Return what evaluates the model."""
+    return AgentEvaluator(workload, model) if isinstance(workload, Agent) else Evaluator(workload, model, batch_size)
+
+
+class AgentEvaluator:
+    """Evaluates an agent by what it does."""
+
+    def __init__(self, agent: Agent, model: keras.Model) -> None:
+        self.names = ("loss", *agent.evaluated)
+        self._agent, self._model = agent, model
+
+    def __call__(self) -> dict[str, float]:
+        """Return loss and metrics."""
+        return self._agent.evaluate(self._model)
+
+    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """Return the same; None when `stopped` says so before."""
+        return None if stopped() else self()
 
 
 class Evaluator:

@@ -13,13 +13,12 @@ import tensorflow as tf
 
 from trainer.engine import averages, compute, evaluations, record
 from trainer.engine.checkpoints import listed, step_of
-from trainer.engine.compute import Evaluator
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.engine.session import PeerLostError
 from trainer.events import Reporter
-from trainer.workloads.protocol import Workload
+from trainer.workloads.protocol import Agent, Workload
 
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
@@ -27,7 +26,7 @@ _LAST_COMES = 30.0  # seconds after the run's end for its last checkpoint to be 
 _VANISHED = 5  # checkpoints in a row that were deleted before they could be read; then there is advice to give
 
 
-def follow(workload: Workload, job: Job, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
+def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
     """Evaluate checkpoints until the run's last one is done; return the last evaluation's step and metrics, None when stopped.
 
     Each checkpoint is evaluated once; of those saved while one was being evaluated, the newest. One that cannot be
@@ -144,11 +143,11 @@ class _Seen:
 class _Evaluator:
     """The model, and what is written about it."""
 
-    def __init__(self, workload: Workload, job: Job, report: Reporter) -> None:
+    def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
         built = compute.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer
-        self._evaluate = Evaluator(workload, self._model, job.evaluation_batch_size)
+        self._evaluate = compute.evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
         # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
         kept = {"optimizer": self._optimizer} if averages.are_kept(self._optimizer) else {}

@@ -8,7 +8,6 @@ from typing import Any
 
 from trainer.engine import averages, compute, evaluations, pace
 from trainer.engine.checkpoints import Checkpoints
-from trainer.engine.compute import Evaluator
 from trainer.engine.enough import Enough, check_metric
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
@@ -18,7 +17,7 @@ from trainer.engine.record import Record, RunState
 from trainer.engine.session import Progress, Session
 from trainer.engine.speaker import Speaker, waits
 from trainer.events import Reporter
-from trainer.workloads.protocol import Workload
+from trainer.workloads.protocol import Agent, Workload
 
 _EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
 _RECORD_EVERY = 10.0  # seconds after which run.json says anew that the run is alive
@@ -33,7 +32,7 @@ class Outcome:
     metrics: dict[str, float]
 
 
-def run(session: Session, workload: Workload, job: Job, report: Reporter, stopped: Callable[[], bool]) -> Outcome:
+def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter, stopped: Callable[[], bool]) -> Outcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
     Raises:
@@ -69,7 +68,7 @@ def run(session: Session, workload: Workload, job: Job, report: Reporter, stoppe
 class _Chief:
     """What the chief alone does between calls: it reports, saves, evaluates and writes."""
 
-    def __init__(self, session: Session, workload: Workload, job: Job, report: Reporter) -> None:
+    def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._session, self._workload, self._job, self._report = session, workload, job, report
         self.logs = Logs(job.run_dir)
         self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep)
@@ -84,7 +83,7 @@ class _Chief:
         self.enough = Enough(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *compute.metric_names(workload, session.model)))
-        self._evaluator: Evaluator | None = None
+        self._evaluator: compute.Evaluator | compute.AgentEvaluator | None = None
         self._best: BestModel | None = None
         if job.export and not job.has_evaluator:
             names = ("loss", *compute.metric_names(workload, session.model))
@@ -187,7 +186,7 @@ class _Chief:
                 loss=worker.loss,
                 metrics=worker.metrics,
                 examples_per_second=worker.examples_per_second,
-                seconds_per_step=self._job.examples_per_step / worker.examples_per_second,
+                seconds_per_step=worker.seconds_per_step,
                 **waits(worker),
             )
 
@@ -202,7 +201,7 @@ class _Chief:
             return
         began = time.monotonic()
         if self._evaluator is None:
-            self._evaluator = Evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
+            self._evaluator = compute.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
         with averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._evaluator()
             if self._best:

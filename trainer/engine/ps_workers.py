@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.engine import compute
-from trainer.engine.replica import Replica
 from trainer.engine.session import PeerLostError, WorkerProgress, cause
 from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
@@ -72,6 +71,22 @@ def watching() -> Iterator[None]:
         raise PeerLostError(cause(error)) from error
 
 
+class Measures(Protocol):
+    """What a worker tells of a step: a vector of `width` numbers, the loss, the `metrics`, the seconds it waited for input."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the names of the metrics."""
+
+    @property
+    def width(self) -> int:
+        """Return how many numbers there are."""
+
+    @property
+    def examples(self) -> int:
+        """Return the examples of a step."""
+
+
 @dataclass
 class _Call:
     """Steps for a worker. Once `over`, whoever is given it does nothing: it was lost with its worker, or is not wanted any more."""
@@ -83,15 +98,17 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What a call returned: `totals`, float32 [Replica.width], are sums over its `steps`.
+    """What a call returned: `totals`, float32 [Measures.width], are sums over its `steps`.
 
-    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells.
+    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells;
+    `brought` is whatever else it has for the chief.
     """
 
     totals: np.ndarray[Any, np.dtype[np.float32]]
     steps: int
     global_step: int = 0
     waited: float | None = None
+    brought: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +139,10 @@ class Workers:
     Every method raises PeerLostError when a server is gone.
     """
 
-    def __init__(self, connection: Connection, make_iterator: MakeIterator, run: Run, replica: Replica) -> None:
+    def __init__(self, connection: Connection, make_iterator: MakeIterator, run: Run, measures: Measures) -> None:
         self._coordinator, self.count = connection.coordinator, connection.workers
-        self._make_iterator, self._run, self._replica = make_iterator, run, replica
-        self._nothing_done = Done(totals=np.zeros(replica.width, np.float32), steps=0)
+        self._make_iterator, self._run, self._measures = make_iterator, run, measures
+        self._nothing_done = Done(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
         self._calls: dict[int, _Call] = {}  # that have not ended
@@ -134,7 +151,7 @@ class Workers:
         self._lost: set[int] = set()
         self.local_steps = [0] * self.count
         self.in_flight = 0
-        self.means = np.full(replica.width, np.nan, np.float32)  # as last known
+        self.means = np.full(measures.width, np.nan, np.float32)  # as last known
 
     def schedule(self, steps: int) -> None:
         """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
@@ -212,8 +229,9 @@ class Workers:
             task=f"worker-{result.worker}",
             local_step=self.local_steps[result.worker],
             loss=float(loss / result.steps),
-            metrics=compute.named(self._replica.metrics, [total / result.steps for total in metrics]),
-            examples_per_second=result.steps * self._replica.examples / result.seconds,
+            metrics=compute.named(self._measures.metrics, [total / result.steps for total in metrics]),
+            examples_per_second=result.steps * self._measures.examples / result.seconds,
+            seconds_per_step=result.seconds / result.steps,
             input_wait=float(waited / result.seconds),
             peer_wait=None if result.waited is None else result.waited / result.seconds,
         )

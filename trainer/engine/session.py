@@ -28,6 +28,7 @@ class WorkerProgress:
     loss: float
     metrics: dict[str, float]
     examples_per_second: float
+    seconds_per_step: float
     input_wait: float  # the part of its time, 0 to 1, that it waited for input
     peer_wait: float | None = None  # and for the others' gradients, where it does
 

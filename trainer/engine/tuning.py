@@ -6,7 +6,7 @@ import tensorflow as tf
 from trainer.engine.job import Job
 from trainer.engine.schedules import schedule
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Workload
+from trainer.workloads.protocol import Agent, Workload
 
 # settings.Gradients -> the argument of Keras's optimizers.
 _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
@@ -20,7 +20,7 @@ def prepare(job: Job) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def optimizer(workload: Workload, job: Job, examples_per_step: int) -> keras.optimizers.Optimizer:
+def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> keras.optimizers.Optimizer:
     """Return the workload's optimizer with the learning rate, clipping and loss scaling that the settings ask for.
 
     `examples_per_step`, of all replicas together, is told to workloads whose optimizer asks for it; see `Scheduling`.

@@ -1,11 +1,11 @@
 """The built-in workloads and programs by name: their code, defaults and parameters. Imports no TensorFlow."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.settings import Checkpoints, Evaluation, Settings, Summaries, Train
+from trainer.settings import Checkpoints, Evaluation, Export, Settings, Summaries, Train
 from trainer.strategies import TRAINING, Strategy
 
 
@@ -36,6 +36,31 @@ class LinearRegressionParams(Settings):
     """Parameters of linear_regression."""
 
     learning_rate: float = Field(0.001, gt=0, description="SGD's learning rate.")
+
+
+class GridworldDqnParams(Settings):
+    """Parameters of gridworld_dqn."""
+
+    boards: int = Field(16, ge=1, le=1024, description="Boards that each task that plays has, and moves at once.")
+    filters: list[Annotated[int, Field(ge=1, le=1024)]] = Field(
+        default=[32, 64, 64], min_length=3, max_length=3, description="Filters of the first three convolutions."
+    )
+    hidden: int = Field(
+        512,
+        ge=2,
+        le=8192,
+        multiple_of=2,
+        description="Filters of the last convolution: half of them for the advantage, half for the value.",
+    )
+    learning_rate: float = Field(0.0001, gt=0, description="Adam's learning rate.")
+    gamma: float = Field(0.99, ge=0, lt=1, description="What a reward is worth a move later.")
+    replay: int = Field(50_000, ge=10_000, le=10_000_000, description="Moves that the replay holds.")
+    random_steps: int = Field(10_000, ge=100, le=1_000_000_000, description="First steps, all at random; no updates before their end.")
+    epsilon_start: float = Field(1.0, ge=0, le=1, description="Probability of a random move after them.")
+    epsilon_end: float = Field(0.1, ge=0, le=1, description="Probability of a random move in the end.")
+    epsilon_steps: int = Field(10_000, ge=1, le=1_000_000_000, description="Steps over which it falls from one to the other.")
+    update_every: int = Field(4, ge=1, le=10_000, description="Steps to an update.")
+    target_rate: float = Field(0.001, gt=0, le=1, description="Part of the way to the network that the target network goes in an update.")
 
 
 class PlacementParams(Settings):
@@ -81,13 +106,18 @@ class LifeParams(Settings):
 
 @dataclass(frozen=True)
 class Entry:
-    """One built-in workload or program: where its class or function is, what it is, and what a spec may leave out."""
+    """One built-in workload or program: where its class or function is, what it is, and what a spec may leave out.
+
+    `unused` are the settings of `train` that mean nothing to it. An `agent` learns from what it does itself.
+    """
 
     target: str
     summary: str
     params: type[Settings]
     defaults: Train
     strategies: tuple[Strategy, ...] = TRAINING
+    unused: tuple[str, ...] = ()
+    agent: bool = False
 
 
 def _program(name: str, summary: str, params: type[Settings]) -> Entry:
@@ -147,6 +177,23 @@ CATALOG: dict[str, Entry] = {
             evaluate=Evaluation(every_steps=20_000),
             summaries=Summaries(every_steps=1000, profile_every_steps=0),
         ),
+    ),
+    "gridworld_dqn": Entry(
+        target="trainer.workloads.gridworld_dqn:GridworldDqn",
+        summary="deep Q-learning of GridWorld: workers play, the chief learns",
+        params=GridworldDqnParams,
+        defaults=Train(
+            workload="gridworld_dqn",
+            steps=500_000,  # 10,000 episodes of 50
+            batch_size=32,
+            checkpoint=Checkpoints(every_steps=50_000),
+            evaluate=Evaluation(every_steps=50_000),
+            summaries=Summaries(every_steps=5000, profile_every_steps=0),
+            export=Export(formats=[]),  # it plays; it does not serve
+        ),
+        strategies=("single", "parameter_server"),
+        unused=("sync", "learning_rate", "gradients", "precision", "jit_compile", "export"),
+        agent=True,
     ),
     "placement": _program("placement", "two additions on two tasks, brought together on the chief", PlacementParams),
     "map_reduce": _program("map_reduce", "the mean of a vector that is cut over the tasks", MapReduceParams),

@@ -11,7 +11,7 @@ from trainer.settings import Train
 from trainer.workloads.calling import Given
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Workload
+from trainer.workloads.protocol import Agent, Workload
 
 REQUIRED = ("model", "optimizer", "loss", "metrics", "train_data", "eval_data")
 
@@ -38,9 +38,18 @@ def load_workload(train: Train) -> Workload:
     return cast("Workload", workload)
 
 
-def _made(make: Any, target: str, train: Train) -> Workload:
+def load_agent(train: Train) -> Agent | None:
+    """Return the agent that `train` names, None where it names a workload that is given its data. Raises as `load_workload`."""
+    entry = CATALOG.get(train.workload)
+    if entry is None or not entry.agent:
+        return None
+    _, found = find(entry.target)
+    return cast("Agent", _constructed(found, entry.target, train))
+
+
+def _constructed(make: Any, target: str, train: Train) -> Any:
     try:
-        workload = make(params=train.params, data=train.data, seed=train.seed)
+        return make(params=train.params, data=train.data, seed=train.seed)
     except WorkloadError:
         raise
     except Exception as error:
@@ -49,6 +58,10 @@ def _made(make: Any, target: str, train: Train) -> Workload:
             f"{_in_words(error)}. Expected a class that takes `params`, `data` and `seed`."
         )
         raise WorkloadError(message) from error
+
+
+def _made(make: Any, target: str, train: Train) -> Workload:
+    workload = _constructed(make, target, train)
     missing = [name for name in REQUIRED if not callable(getattr(workload, name, None))]
     if missing:
         message = (

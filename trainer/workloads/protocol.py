@@ -3,8 +3,9 @@
 A workload says what to compute, never where: the same object trains on every strategy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import keras
@@ -80,6 +81,60 @@ class Accumulating(Protocol):
 
     def held_out_metrics(self) -> HeldOutMetrics | None:
         """Return them, once `metrics` was called for the first time; None for none."""
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """What a workload is that learns from what it does itself: no data are given to it. A step is one thing done.
+
+    `measured` names what is told of what was done, as means over the last `window` steps, `evaluated` what `evaluate`
+    returns beside the loss; `boards` games go on at once where it plays.
+    """
+
+    measured: tuple[str, ...]
+    evaluated: tuple[str, ...]
+    window: int
+
+    @property
+    def boards(self) -> int:
+        """Return how many games a task plays at once."""
+
+    def model(self) -> "keras.Model":
+        """Return what is learned, built, with all that going on from a checkpoint needs; trainable is what playing needs."""
+
+    def optimizer(self) -> "keras.optimizers.Optimizer":
+        """Return a new optimizer."""
+
+    def epsilon(self, step: int) -> float:
+        """Return the probability of doing something at random at `step`."""
+
+    def updates(self, before: int, after: int) -> int:
+        """Return how many updates belong to the steps from `before` to `after`."""
+
+    def start(self, count: int, player: int, step: int) -> "tuple[tf.Tensor, tf.Tensor]":
+        """Return `count` new games, and the seed of what `player` draws from `step` on."""
+
+    def play(
+        self,
+        weights: "Sequence[tf.Tensor]",
+        games: "tf.Tensor",
+        first: "tf.Tensor",
+        moves: "tf.Tensor",
+        epsilon: "tf.Tensor",
+        seed: "tf.Tensor",
+    ) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
+        """Go on for `moves` steps of each game, after `first`; return the games, what was done [steps, ...], the sums of `measured`.
+
+        Must be plain TensorFlow operations: on parameter_server it runs on workers, which run no Python.
+        """
+
+    def learn(
+        self, model: Any, optimizer: Any, experience: "tf.Tensor", step: "tf.Tensor", count: "tf.Tensor", batch_size: int
+    ) -> "tf.Tensor":
+        """Take what was done after `step`, make `count` updates, and return the sum of their losses; called in a graph."""
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """Return the loss and what `evaluated` names."""
 
 
 class Summarizing(Protocol):

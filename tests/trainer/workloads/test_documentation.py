@@ -63,7 +63,7 @@ def test_the_example_of_a_model_function_learns() -> None:
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_the_tables_are_the_catalogs(name: str) -> None:
     section = PAGES.split(f"`train.params` of {name}:")[1].split("`train.params` of")[0].split("##")[0]
-    documented = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*) \|$", section, re.MULTILINE)
+    documented = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (.*) \|$", section, re.MULTILINE)
     fields = CATALOG[name].params.model_fields
     assert documented == [(field, str(info.default), info.description) for field, info in fields.items()]
     assert f" {CATALOG[name].summary} |" in PAGE

@@ -9,7 +9,8 @@ import pytest
 from trainer.settings import Train
 from trainer.workloads.catalog import CATALOG, with_defaults
 from trainer.workloads.errors import DataError, WorkloadError
-from trainer.workloads.loading import load_workload
+from trainer.workloads.loading import load_agent, load_workload
+from trainer.workloads.protocol import Agent
 
 WHOLE = """
 class Whole:
@@ -56,7 +57,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", sorted(name for name, entry in CATALOG.items() if "single" in entry.strategies))
+@pytest.mark.parametrize("name", sorted(name for name, entry in CATALOG.items() if "single" in entry.strategies and not entry.agent))
 def test_every_built_in_workload_loads(name: str) -> None:
     workload = load_workload(with_defaults(Train(workload=name)))
     assert workload.model().trainable_variables
@@ -66,6 +67,13 @@ def test_every_built_in_workload_loads(name: str) -> None:
 def _example(workload: object) -> tuple[object, object]:
     inputs, targets = next(iter(workload.eval_data(5)))  # type: ignore[attr-defined]
     return targets, workload.model()(inputs)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_an_agent_is_told_from_a_workload_that_is_given_data(name: str) -> None:
+    agent = load_agent(with_defaults(Train(workload=name)))
+    assert (agent is not None) == (name == "gridworld_dqn")
+    assert agent is None or isinstance(agent, Agent)
 
 
 @pytest.mark.usefixtures("code")
@@ -80,7 +88,7 @@ def test_a_users_class_gets_params_data_and_seed() -> None:
     [
         (
             "mnits",
-            r"train\.workload 'mnits': no such workload\. Expected cifar10, life, linear_regression, .*, or package\.module:Class",
+            r"train\.workload 'mnits': no such workload\. Expected cifar10, gridworld_dqn, life, linear_regression, .*, or package\.module:Class",
         ),
         ("mine.whole:", "no such workload"),
         (":Whole", "no such workload"),

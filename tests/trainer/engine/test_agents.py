@@ -1,0 +1,100 @@
+"""An agent in the loop, in this process: it stops and resumes as it was, and tells what it does."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.engine.test_loop import Output
+from tests.trainer.tensorboard_reader import read_events
+from trainer.engine import evaluator, loop
+from trainer.engine.agents import LocalAgentSession
+from trainer.engine.job import Job, job
+from trainer.events import Reporter
+from trainer.settings import TrainerSettings
+from trainer.workloads.gridworld_dqn import GridworldDqn
+
+PARAMS = {"boards": 4, "filters": [4, 4, 4], "hidden": 8, "replay": 10_000, "random_steps": 200, "epsilon_steps": 800}
+
+
+def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: Any) -> Job:
+    settings = {
+        "workload": "gridworld_dqn",
+        "params": PARAMS,
+        "steps": steps,
+        "checkpoint": {"every_steps": 200},
+        "evaluate": {"every_steps": 400},
+        "summaries": {"every_steps": 200},
+        **train,
+    }
+    base = {"run": "agent", "run_dir": str(run_dir), "scratch_dir": str(run_dir), "has_evaluator": has_evaluator, "train": settings}
+    return job(TrainerSettings.model_validate(base))
+
+
+def train(run_dir: Path, steps: int, stop_after: int | None = None, **changes: Any) -> tuple[LocalAgentSession, loop.Outcome, Output]:
+    agent, chosen, output = GridworldDqn(PARAMS, "synthetic", 0), job_of(run_dir, steps, **changes), Output()
+    session = LocalAgentSession(agent, chosen)
+    outcome = loop.run(session, agent, chosen, Reporter("chief", output), lambda: stop_after is not None and session.step >= stop_after)
+    return session, outcome, output
+
+
+def state(session: LocalAgentSession) -> list[Any]:
+    """Return the networks, the replay and the optimizer's variables, as they are now."""
+    return [variable.value.numpy().copy() for variable in (*session.model.variables, *session.optimizer.variables)]
+
+
+def test_a_run_that_is_stopped_goes_on_from_its_step_epsilon_networks_and_replay(tmp_path: Path) -> None:
+    stopped, outcome, first = train(tmp_path, 1001, stop_after=600)
+    assert not outcome.finished
+    assert 600 <= outcome.step < 1001
+    at_stop = first.events("progress")[-1]
+    assert at_stop["step"] == outcome.step
+    agent, chosen = GridworldDqn(PARAMS, "synthetic", 0), job_of(tmp_path, 1001)
+    resumed = LocalAgentSession(agent, chosen)
+    output = Output()
+    before: list[Any] = []
+    begin = resumed.push
+
+    def push(step: int) -> None:
+        begin(step)
+        before.extend(state(resumed))
+
+    resumed.push = push  # type: ignore[method-assign]  # what it goes on from, before its first step
+    outcome = loop.run(resumed, agent, chosen, Reporter("chief", output), lambda: False)
+    assert output.events("restored")[0]["step"] == at_stop["step"]
+    assert all((now == then).all() for now, then in zip(before, state(stopped), strict=True))
+    (replay,) = [values for values in before if values.dtype == np.int8]
+    assert replay[: at_stop["step"]].any(axis=1).all()
+    assert not replay[at_stop["step"] :].any()
+    # Epsilon goes on falling from where it was: 1 until step 200, then in a line to 0.1 at step 1000.
+    after = output.events("progress")[0]
+    assert at_stop["metrics"]["epsilon"] == pytest.approx(1 - 0.9 * (at_stop["step"] - 200) / 800)
+    assert after["metrics"]["epsilon"] < at_stop["metrics"]["epsilon"]
+    # Boards move four at a time; of the last move one board's is left.
+    assert (outcome.step, outcome.finished) == (1001, True)
+    assert int(np.asarray(resumed.optimizer.iterations)) == (1001 - 200) // 4
+    assert not resumed.model.replay.value.numpy()[1001:].any()
+
+
+def test_what_it_does_is_told_and_written(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 800)
+    assert set(outcome.metrics) == {"loss", "reward", "q"}
+    progress = output.events("progress")[-1]
+    assert set(progress["metrics"]) == {"reward", "q", "epsilon"}
+    assert progress["loss"] >= 0
+    events = read_events(tmp_path / "logs" / "train")
+    assert {"loss", "reward", "q", "epsilon", "learning_rate", "examples_per_second"} <= events.tags("scalars")
+    assert events.tags("images") == {"episode"}
+    assert [step for step, _ in events.values("episode")] == [step for step, _ in events.scalars("reward")]
+    assert read_events(tmp_path / "logs" / "eval").tags("scalars") == {"loss", "reward", "q"}
+
+
+def test_an_evaluator_plays_the_checkpoints(tmp_path: Path) -> None:
+    train(tmp_path, 400, has_evaluator=True)
+    output, chosen = Output(), job_of(tmp_path, 400, has_evaluator=True)
+    last = evaluator.follow(GridworldDqn(PARAMS, "synthetic", 0), chosen, Reporter("evaluator", output), lambda: False)
+    assert last is not None
+    assert last[0] == 400
+    assert set(last[1]) == {"loss", "reward", "q"}
+    assert not (tmp_path / "export").exists()

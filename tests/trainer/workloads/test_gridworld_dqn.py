@@ -1,0 +1,185 @@
+"""The agent: its network, how it plays and learns, each against a plain reference; and its film."""
+
+import io
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tests.trainer.tensorboard_reader import read_events
+from trainer.workloads import gridworld
+from trainer.workloads.dueling import Dueling
+from trainer.workloads.errors import DataError, WorkloadError
+from trainer.workloads.gridworld import EPISODE, GOALS, Boards
+from trainer.workloads.gridworld_dqn import BOARD, GridworldDqn
+
+SMALL = {"filters": [4, 6, 8], "hidden": 16, "replay": 10_000, "random_steps": 100, "epsilon_steps": 200}
+Rows = np.ndarray[Any, np.dtype[np.int8]]
+
+
+def agent(**params: Any) -> GridworldDqn:
+    return GridworldDqn(params={**SMALL, **params}, data="synthetic", seed=3)
+
+
+def small_pictures(games: Any) -> tf.Tensor:
+    return gridworld.small_pictures(Boards(tf.constant(games[:, 0], tf.int32), tf.constant(games[:, 1:], tf.int32)))
+
+
+def play(player: GridworldDqn, weights: list[tf.Tensor], moves: int, epsilon: float, count: int = 10, first: int = 0) -> Rows:
+    """Return the moves, [moves, count, 16]."""
+    games, seed = player.start(count, player=1, step=0)
+    _, rows, _ = player.play(weights, games, tf.constant(first), tf.constant(moves), tf.constant(epsilon), seed)
+    reshaped: Rows = rows.numpy().reshape(moves, count, -1)
+    return reshaped
+
+
+def weights_of(network: Dueling) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(weight.value) for weight in network.weights]
+
+
+def test_the_network_is_that_of_convolutions_over_the_whole_picture() -> None:
+    network = Dueling([4, 6, 8], 16)
+    conv1, conv2, conv3, conv4, advantage, value = weights_of(network)
+    small = gridworld.small_pictures(gridworld.start(20, tf.constant([1, 2])))
+    seen: Any = tf.cast(gridworld.pictures(small), tf.float32) / 255
+    assert seen.shape == (20, 84, 84, 3)
+    for kernel, stride in ((conv1, 4), (conv2, 2), (conv3, 1), (conv4, 1)):
+        seen = tf.nn.relu(tf.nn.conv2d(seen, kernel, stride, "VALID"))
+    assert seen.shape == (20, 1, 1, 16)
+    seen = seen[:, 0, 0]
+    advantages = seen[:, :8] @ advantage
+    expected = seen[:, 8:] @ value + advantages - tf.reduce_mean(advantages, 1, keepdims=True)
+    assert np.allclose(network(small), expected, atol=1e-5)
+
+
+def test_epsilon_falls_in_a_line_after_the_random_moves() -> None:
+    published = GridworldDqn(params={}, data="synthetic", seed=0)
+    assert [published.epsilon(step) for step in (0, 9_999, 10_000, 15_000, 20_000, 400_000)] == pytest.approx([1, 1, 1, 0.55, 0.1, 0.1])
+
+
+def test_an_update_belongs_to_every_fourth_move_after_the_random_ones() -> None:
+    published = GridworldDqn(params={}, data="synthetic", seed=0)
+    assert published.updates(0, 10_000) == 0
+    assert published.updates(9_990, 10_008) == 2
+    steps = np.cumsum(np.random.default_rng(0).integers(1, 100, size=500))
+    total = sum(published.updates(int(a), int(b)) for a, b in pairwise(steps))
+    assert total == (steps[-1] - 10_000) // 4
+
+
+def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty() -> None:
+    player = agent()
+    rows = play(player, weights_of(player.model().online), 120, 0.5)
+    before, action, reward, after = rows[..., :BOARD], rows[..., BOARD], rows[..., BOARD + 1], rows[..., BOARD + 2 :]
+    steps = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])[action]
+    places = np.clip(np.stack(np.divmod(before[..., 0], 5), -1) + steps, 0, 4)
+    assert (after[..., 0] == places[..., 0] * 5 + places[..., 1]).all()
+    touched = before[..., 1:] == after[..., :1]
+    assert (reward == touched[..., :GOALS].sum(-1) - touched[..., GOALS:].sum(-1)).all()
+    goes_on = (before[1:] == after[:-1]).all((1, 2))
+    assert [i + 1 for i, same in enumerate(goes_on) if not same] == [EPISODE, 2 * EPISODE]
+
+
+def test_where_it_does_not_move_at_random_it_takes_the_best_action() -> None:
+    player = agent()
+    model = player.model()
+    rows = play(player, weights_of(model.online), 20, 0.0).reshape(200, -1)
+    assert (rows[:, BOARD] == np.argmax(model.online(small_pictures(rows[:, :BOARD])), 1)).all()
+    random = play(player, weights_of(model.online), 50, 1.0, count=40)[..., BOARD]
+    assert np.bincount(random.ravel()).min() > 500 - 5 * 500**0.5  # of 2,000, each action a quarter
+
+
+def test_measured_are_the_reward_of_an_episode_and_the_best_actions_value() -> None:
+    player = agent()
+    model = player.model()
+    games, seed = player.start(10, player=0, step=0)
+    _, rows, sums = player.play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
+    values = model.online(small_pictures(rows.numpy()[:, :BOARD]))
+    assert sums.numpy() == pytest.approx([50 * rows.numpy()[:, BOARD + 1].sum(), np.max(values, 1).sum()], rel=1e-4)
+
+
+def test_an_update_moves_values_towards_the_double_q_target_and_the_target_network_after_them() -> None:
+    player = agent(gamma=0.9, target_rate=0.25)
+    model, optimizer = player.model(), player.optimizer()
+    optimizer.build(model.trainable_variables)
+    for weight in model.target.weights:  # another network than the one that learns
+        weight.assign(weight.value * 0.5 + 0.01)
+    row = play(player, weights_of(model.online), 1, 1.0, count=1)[0]
+    # The same move four thousand times: whatever is drawn from the replay is known.
+    rows = np.repeat(row, 4000, axis=0)
+    before, after = small_pictures(row[:, :BOARD]), small_pictures(row[:, BOARD + 2 :])
+    best = int(np.argmax(model.online(after)[0]))
+    goal = row[0, BOARD + 1] + 0.9 * float(model.target(after)[0, best])
+    error = goal - float(model.online(before)[0, row[0, BOARD]])
+    start = [weight.value.numpy() for weight in model.target.weights]
+    loss = player.learn(model, optimizer, tf.constant(rows), tf.constant(0), tf.constant(1), 32)
+    assert float(loss) == pytest.approx(error**2, rel=1e-3)
+    assert abs(goal - float(model.online(before)[0, row[0, BOARD]])) < abs(error)
+    for old, target, online in zip(start, model.target.weights, model.online.weights, strict=True):
+        assert np.allclose(target.value, 0.75 * old + 0.25 * online.value, atol=1e-6)
+
+
+def test_the_replay_is_a_ring_that_holds_the_last_moves() -> None:
+    player = agent()
+    model, optimizer = player.model(), player.optimizer()
+    optimizer.build(model.trainable_variables)
+    rows = play(player, weights_of(model.online), 600, 1.0, count=20).reshape(12_000, -1)
+    for begin in range(0, 12_000, 3000):
+        player.learn(model, optimizer, tf.constant(rows[begin : begin + 3000]), tf.constant(begin), tf.constant(0), 32)
+    assert (model.replay.value.numpy() == np.concatenate([rows[10_000:], rows[2000:10_000]])).all()
+
+
+def test_players_draw_other_games_and_the_same_ones_again() -> None:
+    player = agent()
+    first, again, other, later = (player.start(50, *of)[0].numpy() for of in ((0, 0), (0, 0), (1, 0), (0, 64)))
+    assert (first == again).all()
+    assert (first != other).any()
+    assert (first != later).any()
+
+
+def test_the_film_shows_an_episode_move_by_move(tmp_path: Path) -> None:
+    player = agent()
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        player.write_summaries(player.model(), 500)
+    ((step, (width, height, gif)),) = read_events(tmp_path).values("episode")
+    assert (step, width, height) == (500, b"168", b"168")
+    with Image.open(io.BytesIO(gif)) as film:
+        assert film.format == "GIF"
+        durations, pictures = [], []
+        for number in range(getattr(film, "n_frames")):  # noqa: B009 - Pillow's type has it only for GIFs
+            film.seek(number)
+            durations.append(film.info["duration"])
+            pictures.append(np.asarray(film.convert("RGB")))
+    # A frame that shows the same as the one before it makes that one longer.
+    assert sum(durations) == (EPISODE + 1) * 200
+    assert len(pictures) > 1
+    for picture in pictures:
+        blue = (picture == (0, 0, 255)).all(-1).sum()
+        assert blue == 24 * 24  # one hero
+        assert (picture[0] == 255).all()
+
+
+def test_evaluation_plays_the_same_episodes_each_time() -> None:
+    player = agent()
+    model = player.model()
+    metrics = player.evaluate(model)
+    assert set(metrics) == {"loss", "reward", "q"}
+    assert metrics == player.evaluate(model)
+
+
+def test_wrong_parameters_are_named_together() -> None:
+    with pytest.raises(WorkloadError, match=r"params\.boards.*params\.hidden.*the parameters are boards, filters"):
+        agent(boards=0, hidden=7)
+    with pytest.raises(DataError, match="plays its own boards"):
+        GridworldDqn(params={}, data="somewhere", seed=0)
+
+
+def test_keras_counts_what_is_learned_alone_as_trainable() -> None:
+    model = agent().model()
+    assert isinstance(model, keras.Model)
+    assert [variable.path.split("/")[-2:][0] for variable in model.trainable_variables] == ["online"] * 6
+    assert len(model.non_trainable_variables) == 7

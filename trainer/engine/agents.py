@@ -1,0 +1,177 @@
+"""Training an agent, which learns from what it does itself: the session on one task, and what the one on servers shares with it."""
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import compute
+from trainer.engine.job import Job
+from trainer.engine.session import Progress, WorkerProgress
+from trainer.workloads.protocol import Agent
+
+Numbers = np.ndarray[Any, np.dtype[np.float32]]
+
+MOST_MOVES = 8  # of each board in a call, so that what plays is never much older than what has learned
+
+
+@dataclass(frozen=True)
+class Played:
+    """What was done in some steps, int8 [steps, width], and the sums of what the agent measures over them."""
+
+    experience: np.ndarray[Any, np.dtype[np.int8]]
+    sums: Numbers
+
+
+class Player:
+    """The games of one task that plays, and what comes next in them. They stay with the chief: lost are the moves of a call at most."""
+
+    def __init__(self, agent: Agent, player: int, step: int) -> None:
+        self._agent = agent
+        # NumPy's, so that they are on no task: the next call may be on another one.
+        self._games, self._seed = (tensor.numpy() for tensor in agent.start(agent.boards, player, step))
+        self._moves = 0
+
+    def play(self, call: Any, steps: int, epsilon: float) -> Played:
+        """Move the boards for at least `steps` steps, by `call` of (games, moves so far, moves, epsilon, seed)."""
+        moves = -(-steps // self._agent.boards)
+        numbers = (np.int32(self._moves), np.int32(moves), np.float32(epsilon))
+        games, experience, sums = call(self._games, *(tf.constant(number) for number in numbers), self._seed)
+        self._games, self._moves = games.numpy(), self._moves + moves
+        return Played(experience.numpy(), sums.numpy())
+
+
+class AgentSession(ABC):
+    """The chief's part: it learns from what is played; see Session."""
+
+    is_chief = True
+
+    def __init__(self, agent: Agent, job: Job) -> None:
+        self._agent, self._target = agent, job.steps
+        built = compute.build(agent, job)
+        self.model: keras.Model = built.model
+        self.optimizer: keras.optimizers.Optimizer = built.optimizer
+        self._step = 0
+        self._loss = float("nan")
+        self._window: deque[tuple[int, Numbers]] = deque()  # steps and sums of what was played last
+        self._learn = self._make_learn(job.batch_size)
+
+    @property
+    def step(self) -> int:
+        """Return the global step: how many moves were learned from."""
+        return self._step
+
+    def settle(self) -> None:
+        """See Session.settle. What was not learned from is no part of the state."""
+        return
+
+    def pull(self) -> None:
+        """See Session.pull. Model and optimizer are where the training happens."""
+        return
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        self._step = step
+        self._window.clear()
+        self._publish()
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        """Return when at least `steps` more steps were played and learned from; see Session.run."""
+        began, start = time.perf_counter(), self._step
+        goal = min(start + steps, self._target)
+        while self._step < goal:
+            if played := self._take(min(goal - self._step, MOST_MOVES * self._agent.boards)):
+                self._learn_from(played)
+        return Progress(
+            step=self._step,
+            steps=self._step - start,
+            loss=self._loss,
+            metrics={**self._measured(), "epsilon": self._agent.epsilon(self._step)},
+            examples=self._step - start,
+            seconds=time.perf_counter() - began,
+            stop=stop,
+            finish=finish,
+            next_steps=next_steps or None,
+            workers=self._workers_progress(),
+        )
+
+    @abstractmethod
+    def _take(self, steps: int) -> Played | None:
+        """Return what was played in about so many steps; None where there is nothing new yet."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See Session.close."""
+
+    @abstractmethod
+    def _publish(self) -> None:
+        """Let who plays have what was learned."""
+
+    def _workers_progress(self) -> Sequence[WorkerProgress]:
+        """Return what others did since this was last asked."""
+        return ()
+
+    def _learn_from(self, played: Played) -> None:
+        # Boards move together: those beyond the last step are left out.
+        experience = played.experience[: self._target - self._step]
+        after = self._step + len(experience)
+        updates = self._agent.updates(self._step, after)
+        losses = self._learn(experience, tf.constant(self._step), tf.constant(updates))
+        if updates:
+            self._loss = float(losses) / updates
+            self._publish()
+        self._step = after
+        self._window.append((len(played.experience), played.sums))
+        while sum(steps for steps, _ in self._window) - self._window[0][0] >= self._agent.window:
+            self._window.popleft()
+
+    def _measured(self) -> dict[str, float]:
+        steps = sum(steps for steps, _ in self._window)
+        return compute.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
+
+    def _make_learn(self, batch_size: int) -> Any:
+        agent, model, optimizer = self._agent, self.model, self.optimizer
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def learn(experience: tf.Tensor, step: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+            return agent.learn(model, optimizer, experience, step, updates, batch_size)
+
+        return learn
+
+
+class LocalAgentSession(AgentSession):
+    """One task plays and learns in turn: strategy single."""
+
+    def __init__(self, agent: Agent, job: Job) -> None:
+        super().__init__(agent, job)
+        self._player: Player | None = None
+        self._call = self._make_call()
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        super().push(step)
+        self._player = Player(self._agent, 0, step)
+
+    def close(self) -> None:
+        """Do nothing: nothing is under way."""
+
+    def _publish(self) -> None:
+        """Do nothing: the player has the learner's own weights."""
+
+    def _take(self, steps: int) -> Played | None:
+        return self._player.play(self._call, steps, self._agent.epsilon(self._step)) if self._player else None
+
+    def _make_call(self) -> Any:
+        agent, weights = self._agent, [weight.value for weight in self.model.trainable_variables]
+
+        @tf.function(autograph=False)
+        def call(*arguments: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            return agent.play([tf.convert_to_tensor(weight) for weight in weights], *arguments)
+
+        return call

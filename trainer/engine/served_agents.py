@@ -1,0 +1,104 @@
+"""Training an agent on parameter servers: workers play, servers hold the weights that they play with, the chief learns.
+
+An update takes milliseconds and as many bytes as the whole network, so the chief updates weights of its own and copies them to the
+servers after each call's worth of updates. Workers read them once a call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import packing
+from trainer.engine.agents import MOST_MOVES, AgentSession, Played, Player
+from trainer.engine.job import Job
+from trainer.engine.ps_state import device
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, Workers, watching
+from trainer.engine.session import WorkerProgress
+from trainer.workloads.protocol import Agent
+
+_CHIEF = "/job:chief/replica:0/task:0"
+
+
+@dataclass(frozen=True)
+class _Measures:
+    """What workers tell of a call: no loss, what the agent measures, and no seconds of waiting for input."""
+
+    metrics: tuple[str, ...]
+    examples: int = 1  # of a step
+
+    @property
+    def width(self) -> int:
+        return 2 + len(self.metrics)
+
+
+class ServedAgentSession(AgentSession):
+    """The chief's session. A worker that is lost costs the moves of its call, and begins new games when it is back."""
+
+    def __init__(self, agent: Agent, job: Job, connection: Connection) -> None:
+        with watching():
+            with tf.device(_CHIEF):
+                super().__init__(agent, job)
+            self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flat=True)
+            self._published = [self._place(pack) for pack in self._packs]
+        self._players = count()
+        self._call = self._make_call()
+        self._results: list[Result] = []
+        self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)))
+
+    def close(self) -> None:
+        """Wait for what is still played; servers are told to stop by `servers.stop_all`."""
+        while self._workers.in_flight:
+            self._workers.take()
+        self._workers.join()
+
+    def _place(self, pack: packing.Pack) -> tf.Variable:
+        with tf.device(device(pack.server)):
+            return tf.Variable(self._joined(pack))
+
+    def _joined(self, pack: packing.Pack) -> tf.Tensor:
+        with tf.device(_CHIEF):
+            return pack.join([tf.convert_to_tensor(self.model.trainable_variables[i].value) for i in pack.members])
+
+    def _publish(self) -> None:
+        with watching():
+            for pack, variable in zip(self._packs, self._published, strict=True):
+                variable.assign(self._joined(pack))
+
+    def _take(self, steps: int) -> Played | None:
+        del steps  # calls are under way already
+        call = MOST_MOVES * self._agent.boards
+        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._target:
+            self._workers.schedule(call)
+        result = self._workers.take()
+        self._results.append(result)
+        return result.brought if result.steps else None
+
+    def _workers_progress(self) -> Sequence[WorkerProgress]:
+        results, self._results = self._results, []
+        return self._workers.summarise(results)[1]
+
+    def _player(self, worker: int) -> Player:
+        del worker  # each player is another one, also the second of a worker
+        return Player(self._agent, next(self._players), self.step)
+
+    def _play(self, player: Player, steps: int, _: Seat) -> Done:
+        played = player.play(self._call, steps, self._agent.epsilon(self.step))
+        return Done(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), brought=played)
+
+    def _make_call(self) -> Any:
+        agent, packs, published = self._agent, self._packs, self._published
+        number = len(self.model.trainable_variables)
+
+        @tf.function(autograph=False)
+        def call(*arguments: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            weights: list[Any] = [None] * number
+            for pack, variable in zip(packs, published, strict=True):
+                for place, part in zip(pack.members, pack.split(tf.identity(variable)), strict=True):
+                    weights[place] = part
+            return agent.play(weights, *arguments)
+
+        return call

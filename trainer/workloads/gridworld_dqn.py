@@ -1,0 +1,208 @@
+"""gridworld_dqn: double deep Q-learning of GridWorld, from a replay of what the agent itself did.
+
+Mnih et al., "Human-level control through deep reinforcement learning", 2015; van Hasselt et al., "Deep Reinforcement Learning
+with Double Q-learning", 2016; the numbers are those of docs/workloads.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.engine import updates
+from trainer.programs.pictures import animation
+from trainer.workloads import gridworld
+from trainer.workloads.catalog import GridworldDqnParams
+from trainer.workloads.classifier import parse_params
+from trainer.workloads.dueling import Dueling, action_values
+from trainer.workloads.errors import DataError
+from trainer.workloads.gif_summary import write_gif
+from trainer.workloads.gridworld import EPISODE, THINGS, Boards
+
+BOARD = 1 + THINGS  # numbers of a board: the hero's cell, then the things'
+EXPERIENCE = 2 * BOARD + 2  # of a move: board, action, reward, board after it
+_EVALUATED = 64  # episodes
+_FRAME = 200  # milliseconds
+_FILM_ZOOM = 2
+
+# Seeds of what is drawn apart from one another.
+_MOVES, _SAMPLES, _EVALUATION, _FILM = range(4)
+
+
+class Networks(keras.Model):
+    """The network that learns, the target network that follows it, and the replay; so a checkpoint of the model has all three."""
+
+    def __init__(self, params: GridworldDqnParams) -> None:
+        super().__init__(name="gridworld_dqn")
+        self.online = Dueling(params.filters, params.hidden, name="online")
+        self.target = Dueling(params.filters, params.hidden, name="target", trainable=False)
+        # A ring: move n of the run is row n modulo its length.
+        self.replay = self.add_weight(shape=(params.replay, EXPERIENCE), initializer="zeros", dtype="int8", trainable=False, name="replay")
+        for followed, follower in zip(self.online.weights, self.target.weights, strict=True):
+            follower.assign(followed)
+        self.built = True
+
+    def call(self, small: tf.Tensor) -> tf.Tensor:
+        """Return the value of each action, float32 [n, 4], of small pictures uint8 [n, 7, 7, 3]."""
+        return self.online(small)
+
+
+class GridworldDqn:
+    """See protocol.Agent. A step is a move of one board; an episode has 50.
+
+    Raises WorkloadError for wrong `params`, DataError if `data` is not `synthetic`.
+    """
+
+    measured: tuple[str, ...] = ("reward", "q")
+    evaluated: tuple[str, ...] = ("reward", "q")
+    window = 100 * EPISODE
+
+    def __init__(self, params: Mapping[str, Any], data: str, seed: int) -> None:
+        self._params = parse_params(GridworldDqnParams, params)
+        if data != "synthetic":
+            raise DataError(f"train.data {data}: gridworld_dqn plays its own boards; expected `synthetic`. Leave train.data out.")
+        self._seed = seed
+        self._play = tf.function(self.play, autograph=False)
+        self._error = tf.function(self._mean_error, autograph=False)
+
+    def model(self) -> keras.Model:
+        """Return the agent's networks and its empty replay."""
+        return Networks(self._params)
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """Return Adam."""
+        return keras.optimizers.Adam(self._params.learning_rate)
+
+    @property
+    def boards(self) -> int:
+        """Return how many boards a task plays at once."""
+        return self._params.boards
+
+    def epsilon(self, step: int) -> float:
+        """Return the probability of a random move at `step`: falling in a line after the first, random moves."""
+        known = self._params
+        if step < known.random_steps:
+            return 1.0
+        part = min(1.0, (step - known.random_steps) / known.epsilon_steps)
+        return known.epsilon_start + part * (known.epsilon_end - known.epsilon_start)
+
+    def updates(self, before: int, after: int) -> int:
+        """Return how many updates belong to the moves from step `before` to step `after`."""
+        first, every = self._params.random_steps, self._params.update_every
+        return max(after, first) // every - max(before, first) // every
+
+    def start(self, count: int, player: int, step: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the state of `count` new games, int32 [count, 7], and the seed, int32 [2], of what player `player` draws from `step` on."""
+        seed = tf.random.experimental.stateless_fold_in(tf.constant([self._seed, _MOVES], tf.int32), player)
+        seed = tf.random.experimental.stateless_fold_in(seed, tf.constant(step, tf.int32))
+        return _joined(gridworld.start(count, seed)), seed
+
+    def play(
+        self, weights: Sequence[tf.Tensor], games: tf.Tensor, first: tf.Tensor, moves: tf.Tensor, epsilon: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Let the network with `weights` make `moves` moves on each of the games, int32 [count, 7], which have made `first` so far.
+
+        Returns the games after them, the moves as int8 [moves x count, 16] and the sums of `measured` over them,
+        float32 [2]: reward an episode, and the value of the best action. Plain TensorFlow operations: workers run no Python.
+        """
+        count, shape = tf.shape(games)[0], games.shape
+
+        def move(done: tf.Tensor, games: tf.Tensor, made: tf.TensorArray, sums: tf.Tensor) -> tuple[Any, ...]:
+            now = tf.random.experimental.stateless_fold_in(seed, first + done)
+            seeds = tf.unstack(tf.random.experimental.stateless_split(now, 4))
+            before = _apart(games)
+            values = action_values(weights, gridworld.small_pictures(before))
+            at_random = tf.random.stateless_uniform([count], seeds[0]) < epsilon
+            anything = tf.random.stateless_uniform([count], seeds[1], 0, gridworld.ACTIONS, tf.int32)
+            actions = tf.where(at_random, anything, tf.argmax(values, axis=1, output_type=tf.int32))
+            after, rewards = gridworld.step(before, actions, seeds[2])
+            rows = tf.concat([games, actions[:, tf.newaxis], tf.cast(rewards, tf.int32)[:, tf.newaxis], _joined(after)], axis=1)
+            measured = tf.stack([tf.reduce_sum(rewards) * EPISODE, tf.reduce_sum(tf.reduce_max(values, axis=1))])
+            over = tf.math.floormod(first + done + 1, EPISODE) == 0
+            games = tf.cond(over, lambda: _joined(gridworld.start(count, seeds[3])), lambda: _joined(after))
+            games.set_shape(shape)
+            return done + 1, games, made.write(done, tf.cast(rows, tf.int8)), sums + measured
+
+        empty = tf.TensorArray(tf.int8, size=moves, element_shape=[None, EXPERIENCE])
+        state = (tf.constant(0), games, empty, tf.zeros([len(self.measured)]))
+        _, games, made, sums = tf.while_loop(lambda done, *_: done < moves, move, state)
+        return games, tf.reshape(made.stack(), [-1, EXPERIENCE]), sums
+
+    def learn(
+        self,
+        model: Networks,
+        optimizer: keras.optimizers.Optimizer,
+        experience: tf.Tensor,
+        step: tf.Tensor,
+        count: tf.Tensor,
+        batch_size: int,
+    ) -> tf.Tensor:
+        """Put the moves that follow `step` into the replay, make `count` updates; return the sum of their losses."""
+        known = self._params
+        replay, new = model.replay.value, tf.shape(experience)[0]
+        places = tf.math.floormod(step + tf.range(new), known.replay)
+        # In a graph a variable's own method keeps the order of writes and reads.
+        replay.scatter_update(tf.IndexedSlices(experience, places))
+        filled = tf.minimum(step + new, known.replay)
+        online, target = ([weight.value for weight in network.weights] for network in (model.online, model.target))
+
+        def update(done: tf.Tensor, losses: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            seed = tf.random.experimental.stateless_fold_in(
+                tf.constant([self._seed, _SAMPLES], tf.int32), tf.cast(optimizer.iterations.value, tf.int32)
+            )
+            drawn = tf.gather(replay, tf.random.stateless_uniform([batch_size], seed, 0, filled, tf.int32))
+            with tf.GradientTape() as tape:
+                loss = self._mean_error([tf.convert_to_tensor(one) for one in target], online, drawn)
+            gradients = tape.gradient(loss, online)
+            updates.apply(optimizer, gradients, model.online.trainable_variables)
+            for followed, follower in zip(online, target, strict=True):
+                follower.assign_add(known.target_rate * (followed - follower))
+            return done + 1, losses + loss
+
+        _, losses = tf.while_loop(lambda done, _: done < count, update, (tf.constant(0), tf.constant(0.0)), parallel_iterations=1)
+        return losses
+
+    def _mean_error(self, target: Sequence[tf.Tensor], online: Sequence[Any], rows: tf.Tensor) -> tf.Tensor:
+        """Return the mean squared error of the values of moves, int8 [n, 16], against what came of them.
+
+        What comes after a move is valued by the target network, at the action that the learning one would take. Episodes are cut
+        after 50 moves, but the game does not end there: nothing is final.
+        """
+        rows = tf.cast(rows, tf.int32)
+        before, action, reward, after = tf.split(rows, [BOARD, 1, 1, BOARD], axis=1)
+        seen_before, seen_after = (gridworld.small_pictures(_apart(games)) for games in (before, after))
+        best = tf.argmax(action_values(online, seen_after), axis=1, output_type=tf.int32)
+        worth = tf.gather(action_values(target, seen_after), best, batch_dims=1)
+        goal = tf.stop_gradient(tf.cast(reward[:, 0], tf.float32) + self._params.gamma * worth)
+        expected = tf.gather(action_values(online, seen_before), action[:, 0], batch_dims=1)
+        return tf.reduce_mean(tf.square(goal - expected))
+
+    def evaluate(self, model: Networks) -> dict[str, float]:
+        """Return loss, reward and q of 64 episodes, always the same starts, played as at the end of training."""
+        rows, sums = self._episodes(model, _EVALUATED, _EVALUATION, self._params.epsilon_end)
+        online, target = ([tf.convert_to_tensor(one.value) for one in network.weights] for network in (model.online, model.target))
+        reward, q = (float(total) / (_EVALUATED * EPISODE) for total in sums)
+        return {"loss": float(self._error(target, online, rows)), "reward": reward, "q": q}
+
+    def write_summaries(self, model: Networks, step: int) -> None:
+        """Write a film of an episode, without random moves; every film starts with another board."""
+        rows, _ = self._episodes(model, 1, _FILM + step, 0.0)
+        games = tf.concat([rows[:, :BOARD], rows[-1:, -BOARD:]], axis=0)
+        frames = gridworld.pictures(gridworld.small_pictures(_apart(tf.cast(games, tf.int32)))).numpy()
+        write_gif("episode", animation([frame.repeat(_FILM_ZOOM, 0).repeat(_FILM_ZOOM, 1) for frame in frames], _FRAME), step)
+
+    def _episodes(self, model: Networks, count: int, seed: int, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
+        weights = [tf.convert_to_tensor(weight.value) for weight in model.online.weights]
+        drawn = tf.constant([self._seed, seed], tf.int32)
+        games = _joined(gridworld.start(count, drawn))
+        _, rows, sums = self._play(weights, games, tf.constant(0), tf.constant(EPISODE), tf.constant(epsilon), drawn)
+        return rows, sums
+
+
+def _joined(boards: Boards) -> tf.Tensor:
+    return tf.concat([boards.hero[:, tf.newaxis], boards.things], axis=1)
+
+
+def _apart(games: tf.Tensor) -> Boards:
+    return Boards(games[:, 0], games[:, 1:])
