@@ -84,8 +84,12 @@ class Watcher:
             self._story = Story(status.tasks[0].name if status.tasks else "")
         told = {task.name for task in status.tasks[:_MOST_READ]} | {task.name for task in status.tasks if task.name == "evaluator"}
         self._story.take(self._logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
+        # A task that cannot be scheduled, say, or not pull its image: the run does not run, whatever the others do. Told by the cluster, which
+        # has no words for a task that is merely made anew.
+        hindered = any(task.state is State.PENDING and task.reason for task in status.tasks)
         status = self._story.onto(status, ended=status.state not in _UNDERWAY)
-        return dataclasses.replace(judged(status, ready=self._story.progress.ready), run_dir=place_of(self.seen, self.cluster))
+        status = judged(status, ready=self._story.progress.ready and not hindered)
+        return dataclasses.replace(status, run_dir=place_of(self.seen, self.cluster))
 
 
 def judged(status: RunStatus, *, ready: bool) -> RunStatus:
@@ -95,10 +99,9 @@ def judged(status: RunStatus, *, ready: bool) -> RunStatus:
     states = [task.state for task in status.tasks]
     if State.STOPPED in states and not any(state in _UNDERWAY for state in states):
         return dataclasses.replace(status, state=State.STOPPED)
+    waiting = [f"{task.name}: {task.reason}" for task in status.tasks if task.state is State.PENDING and task.reason]
     runs = ready or all(state in {State.RUNNING, State.SUCCEEDED} for state in states)
-    reason = status.reason
-    if not reason and not runs:
-        reason = next((f"{task.name}: {task.reason}" for task in status.tasks if task.state is State.PENDING and task.reason), "")
+    reason = status.reason or ("" if runs else next(iter(waiting), ""))
     return dataclasses.replace(status, state=State.RUNNING if runs else State.PENDING, reason=reason)
 
 

@@ -71,8 +71,11 @@ class Namespace:
     def events(self, run: str, role: str) -> list[dict[str, Any]]:
         """Return the progress events that the tasks of a role have written, of pods that are there."""
         selector = f"tf-launcher/cluster={run},app.kubernetes.io/component={role}"
-        lines = self.kubectl("logs", "-l", selector, "--tail=-1", check=False).splitlines()
-        return [event for line in lines if line.startswith("{") and "event" in (event := _json(line))]
+        return _events(self.kubectl("logs", "-l", selector, "--tail=-1", check=False))
+
+    def events_of(self, pod: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the progress events that one pod has written; nothing while its node does not answer."""
+        return _events(self.kubectl("logs", pod["metadata"]["name"], "--request-timeout=5s", check=False))
 
     def try_to_reach(self, host: str, port: int, image: str, labels: dict[str, str] | None = None) -> str:
         """Return what a pod of its own sees when it connects: `connected`, or the error."""
@@ -112,6 +115,15 @@ def until(true: Callable[[], bool], seconds: float, what: str, told: Callable[[]
 def _end(job: dict[str, Any]) -> str:
     conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", []) if one["status"] == "True"}
     return next((kind for kind in ("Complete", "Failed") if kind in conditions), "")
+
+
+def progress_of(events: list[dict[str, Any]], since: float = 0) -> list[int]:
+    """Return the steps that events tell of after a time, seconds since the epoch."""
+    return [event["step"] for event in events if event["event"] == "progress" and event["time"] > since]
+
+
+def _events(log: str) -> list[dict[str, Any]]:
+    return [event for line in log.splitlines() if line.startswith("{") and "event" in (event := _json(line))]
 
 
 def _json(line: str) -> dict[str, Any]:
