@@ -30,7 +30,7 @@ PICTURES = {"accuracy": (0.9, 1.0)}
 LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
 SMALL = ("train.steps=600", "train.batch_size=32", "train.params.filters=16", "train.params.learning_rate=0.05")
 SHORT = ("train.steps=6000",)
-PLAYED = ("train.steps=1280", "train.params.random_steps=1000")
+PLAYED = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
 TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "mnist-single": ((), DIGITS),
     "mnist-mirrored": ((), DIGITS),
