@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.engine.test_loop import Output
-from tests.trainer.tensorboard_reader import read_events
+from tests.trainer.tensorboard_reader import read_events, tensorboard
 from trainer.engine import evaluator, loop
 from trainer.engine.agents import LocalAgentSession
 from trainer.engine.job import Job, job
@@ -88,6 +88,18 @@ def test_what_it_does_is_told_and_written(tmp_path: Path) -> None:
     assert events.tags("images") == {"episode"}
     assert [step for step, _ in events.values("episode")] == [step for step, _ in events.scalars("reward")]
     assert read_events(tmp_path / "logs" / "eval").tags("scalars") == {"loss", "reward", "q"}
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_the_film(tmp_path: Path) -> None:
+    train(tmp_path, 200)
+    with tensorboard(tmp_path / "logs", tmp_path / "tensorboard.log") as board:
+        board.wait_for("plugin/images/tags", {"train"})
+        assert set(board.json("plugin/images/tags")["train"]) == {"episode"}
+        (shown,) = board.json("plugin/images/images", run="train", tag="episode", sample="0")
+        assert shown["step"] == 200
+        gif = board.get("plugin/images/individualImage", **dict([shown["query"].split("=", 1)]))
+    assert gif.startswith(b"GIF89a")
 
 
 def test_an_evaluator_plays_the_checkpoints(tmp_path: Path) -> None:
