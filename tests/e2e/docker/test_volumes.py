@@ -1,0 +1,93 @@
+"""A run's volume under another name: all of it is there, or the old one still is."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from launcher.backend.docker.engine import Engine, asking, endpoint
+from launcher.backend.docker.volumes import ASIDE, set_aside
+from launcher.docker_cli import docker
+from launcher.errors import LauncherError
+from launcher.render import labels
+from launcher.spec.models import ClusterSpec
+from tests.e2e.docker.conftest import Built
+from tests.e2e.docker.running import unique
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
+
+FILL = "mkdir -p /runs/a/b; echo all > /runs/a/b/file; ln -s b/file /runs/a/link; chmod 600 /runs/a/b/file; chown 1234:4321 /runs/a/b/file"
+LOOK = "cat /runs/a/link; stat -c '%u %g %a' /runs/a/b/file; readlink /runs/a/link"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run that only has a volume, and what it is called when it is set aside."""
+
+    name: str
+    aside: str
+
+    @property
+    def volumes(self) -> set[str]:
+        return set(docker("volume", "ls", "--quiet", "--filter", f"name={self.name}").split())
+
+
+@pytest.fixture
+def client() -> Engine:
+    return Engine(endpoint())
+
+
+@pytest.fixture
+def stored(image: Built) -> Iterator[Stored]:
+    name = unique("stored")
+    found = Stored(name, f"{name}.{uuid.uuid4().hex[:6]}")
+    volume = docker("volume", "create", "--label", f"{labels.RUN}={name}", f"{name}_run").strip()
+    docker("run", "--rm", "--user", "0", "--volume", f"{volume}:/runs", "--entrypoint", "sh", image.name, "-c", FILL)
+    yield found
+    for left in found.volumes:
+        docker("volume", "rm", left)
+
+
+def spec(image: str) -> ClusterSpec:
+    return ClusterSpec.model_validate({"version": 1, "name": "toy", "image": image, "command": ["true"]})
+
+
+def test_all_of_it_is_there_with_its_owners_and_rights(client: Engine, stored: Stored, image: Built) -> None:
+    new = f"{stored.aside}_run"
+    assert set_aside(client, stored.name, stored.aside, None) == f"volume {new}"
+    assert stored.volumes == {new}
+    found = docker("run", "--rm", "--user", "0", "--volume", f"{new}:/runs:ro", "--entrypoint", "sh", image.name, "-c", LOOK)
+    assert found.splitlines() == ["all", "1234 4321 600", "b/file"]
+    # It tells of which run it was, and is none of that run's any more.
+    assert client.client.volumes.get(new).attrs["Labels"] == {ASIDE: stored.name}
+    assert client.volumes(stored.name) == []
+    assert set_aside(client, stored.name, f"{stored.aside}.again", None) == ""
+
+
+def test_without_the_image_that_copies_nothing_is_touched(client: Engine, stored: Stored) -> None:
+    nowhere = "localhost:1/nobody/has:this"
+    with pytest.raises(LauncherError, match=nowhere):
+        set_aside(client, stored.name, stored.aside, spec(nowhere))
+    assert stored.volumes == {f"{stored.name}_run"}
+
+
+@pytest.mark.parametrize(
+    "layer, said",
+    [
+        ("LABEL nothing=here", "executable file not found"),
+        ("USER root\nRUN printf '#!/bin/sh\\necho no space left on device >&2; exit 1' > /usr/local/bin/cp; chmod +x /usr/local/bin/cp",
+         "the engine's disk is full"),
+    ],
+    ids=["no cp", "cp fails"],
+)  # fmt: skip
+def test_a_copy_that_fails_leaves_the_old_one(client: Engine, stored: Stored, image: Built, layer: str, said: str) -> None:
+    bare = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
+    docker("build", "--tag", bare, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", deadline=300)
+    try:
+        with pytest.raises(LauncherError, match=said), asking("moving it aside"):
+            set_aside(client, stored.name, stored.aside, spec(bare))
+        assert stored.volumes == {f"{stored.name}_run"}
+        assert docker("ps", "--all", "--quiet", "--filter", f"ancestor={bare}") == ""
+    finally:
+        docker("image", "rm", "--force", bare)
