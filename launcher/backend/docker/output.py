@@ -40,8 +40,9 @@ def _line(stamp: str, task: str, written: bytes) -> LogLine:
 def read(client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None) -> Iterator[tuple[str, LogLine]]:
     """Yield the lines there are: all, the last `tail`, or those after a stamp. Raises one of engine.ERRORS."""
     since = (moment(after) or 0.0) - 0.001 if after else None
-    kept = client.api.logs(container, timestamps=True, since=since, tail="all" if tail is None else tail)
-    yield from ((stamp, line) for stamp, line in lines([kept], task) if stamp > after)
+    # As a stream: in one piece the frames of a long line, each with a stamp, could not be told apart.
+    frames = client.api.logs(container, timestamps=True, since=since, tail="all" if tail is None else tail, stream=True, follow=False)
+    yield from ((stamp, line) for stamp, line in lines(frames, task) if stamp > after)
 
 
 def follow(

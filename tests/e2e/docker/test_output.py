@@ -1,0 +1,73 @@
+"""A container's output as the engine gives it: whole lines, from where one had read, and until it ends."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.backend.docker import output
+from launcher.backend.docker.engine import Engine, endpoint
+from launcher.docker_cli import docker
+from tests.e2e.docker.conftest import Built
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
+
+# Longer than the engine takes in one piece; a bar that is drawn over itself; what is no UTF-8; a last line without an end.
+WRITES = (
+    "import sys, time\n"
+    "out = sys.stdout.buffer\n"
+    "for piece in (b'x' * 40_000 + b'\\n', b'1 %\\r50 %\\r100 %\\n', b'caf\\xe9\\n', b'\\n', b'the end'):\n"
+    "    out.write(piece)\n    out.flush()\n    time.sleep(0.2)"
+)
+LINES = ["x" * 40_000, "100 %", "caf\ufffd", "", "the end"]
+
+
+@pytest.fixture
+def client() -> Engine:
+    return Engine(endpoint())
+
+
+@pytest.fixture
+def start(image: Built) -> Iterator[Any]:
+    """Start a program in a container of the image; it is removed at the end of the test."""
+    started: list[str] = []
+
+    def start(program: str) -> str:
+        command = ("run", "--detach", "--network", "none", "--entrypoint", "python", image.name, "-c", program)
+        started.append(docker(*command).strip())
+        return started[-1]
+
+    yield start
+    for one in started:
+        docker("rm", "--force", one)
+
+
+def test_what_was_written_can_be_read_again_and_from_anywhere(client: Engine, start: Any) -> None:
+    container = start(WRITES)
+    followed = list(output.follow(client.client, container, "chief"))
+    docker("wait", container)
+    whole = list(output.read(client.client, container, "chief"))
+    assert [line.text for _, line in whole] == LINES
+    assert {line.task for _, line in whole} == {"chief"}
+    times = [line.time for _, line in whole]
+    assert times == sorted(times)
+    assert abs(time.time() - times[-1]) < 60
+    # What ends without a line's end the engine may write down only when who follows has been told of the end.
+    assert followed in (whole, whole[:-1])
+    assert list(output.read(client.client, container, "chief", tail=2)) == whole[-2:]
+    for already, (stamp, _) in enumerate(whole, 1):
+        assert list(output.read(client.client, container, "chief", after=stamp)) == whole[already:]
+        assert list(output.follow(client.client, container, "chief", after=stamp)) == whole[already:]
+
+
+def test_following_ends_when_the_answer_is_closed_from_elsewhere(client: Engine, start: Any) -> None:
+    container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
+    answers: list[Any] = []
+    following = output.follow(client.client, container, "chief", opened=answers.append)
+    assert next(following)[1].text == "up"
+    threading.Timer(0.5, answers[0].close).start()
+    began = time.monotonic()
+    assert list(following) == []
+    assert time.monotonic() - began < 30
