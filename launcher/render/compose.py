@@ -33,6 +33,10 @@ ENGINE_RESTARTS = 3
 # The host gets no address on the tasks' network: `internal` keeps other networks out, not programs of the host itself.
 _NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
+# What is sent and not answered is given up, and sent on a new connection, after 25 s and not after 15 minutes: a container that
+# was taken off the network and put back may have another address, and nothing answers on the connections of the old one.
+_GIVE_UP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
+
 # Every task is asked to stop at once, and servers stay until a chief that saves is gone, and a while to leave after that.
 _SERVERS_LEAVE = 10.0
 _MEBI, _GIBI = 1024**2, 1024**3
@@ -142,6 +146,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
         **({"working_dir": where} if (where := plan.tasks[0].cwd or (None if spec.image else "/tmp")) else {}),  # noqa: S108
         "restart": f"on-failure:{restarts}" if restarts else "no",
         "shm_size": "1gb",
+        "sysctls": _GIVE_UP_CONNECTIONS,
         "networks": networks,
     }
     if not own:

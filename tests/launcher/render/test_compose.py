@@ -122,6 +122,11 @@ def test_limits_become_limits_of_the_container_and_threads_of_tensorflow(rendere
     assert "cpus" not in rendered(TRAIN)["services"]["chief"]
 
 
+def test_connections_to_an_address_that_is_gone_are_given_up(rendered: Render) -> None:
+    services = rendered()["services"]
+    assert all(services[name]["sysctls"] == {"net.ipv4.tcp_retries2": 6} for name in services if name != "tensorboard")
+
+
 def test_one_task_takes_gpus_by_count_and_several_share_them_out_by_number(rendered: Render) -> None:
     def devices(roles: str, strategy: str) -> dict[str, Any]:
         services = rendered(f"strategy: {strategy}\nroles: {roles}\n" + TRAIN)["services"]
