@@ -56,11 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _last_words(code: int) -> None:
-    """Stay for a moment where nothing but a person helps, as process 1 of a container.
+    """Stay for a moment where the same would only happen again, as the program of a container.
 
     Its engine would start it anew at once, unless whoever reads why it failed is faster and tells the engine not to.
     """
-    if code != ExitCode.WRONG_CONFIGURATION or os.getpid() != 1:
+    of_a_container = 1 in {os.getpid(), os.getppid()}  # with `init` the engine's own is process 1
+    if not of_a_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:
         return
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the exit code is to say what was wrong

@@ -285,11 +285,13 @@ def test_as_process_1_it_reaps_orphans_and_stops_well(trainers: Any) -> None:
     assert not [line for line in run.lines if line.startswith("/proc")], "a zombie was left"
 
 
-def test_as_process_1_it_gives_who_watches_time_to_read_what_was_wrong(trainers: Any) -> None:
+@pytest.mark.parametrize("init", [[], shell('"$@"; exit $?')], ids=["process 1", "under an init"])
+def test_in_a_container_it_gives_who_watches_time_to_read_what_was_wrong(trainers: Any, init: list[str]) -> None:
     unshare = _process_one()
     if not unshare:
         pytest.skip("this machine lets nobody make a PID namespace (unshare)")
-    run = trainers.start([*unshare, sys.executable, "-m", "trainer", "--", *shell("exit 2")])
+    first = [*init, "init"] if init else []
+    run = trainers.start([*unshare, *first, sys.executable, "-m", "trainer", "--", *shell("exit 2")])
     told = run.event("failed")["time"]
     assert run.code() == 2
     assert time.time() - told > 0.9
