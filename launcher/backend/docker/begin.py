@@ -1,6 +1,7 @@
 """A run's containers made and started by Compose, all of them or none."""
 
 import contextlib
+import time
 from pathlib import Path
 
 from docker.errors import NotFound
@@ -11,6 +12,10 @@ from launcher.backend.docker.look import volume_of
 from launcher.backend.docker.stopping import stop_running
 from launcher.errors import LauncherError
 from launcher.render import labels
+
+_LATE = 1.5  # seconds without a container more, after which none is expected
+_AGAIN = 0.3
+_CLEARED_WITHIN = 20.0
 
 
 def begin(engine: Engine, run: str, file: Path) -> list[Container]:
@@ -31,10 +36,22 @@ def begin(engine: Engine, run: str, file: Path) -> list[Container]:
             return engine.containers(run)
     except BaseException:
         with contextlib.suppress(*ERRORS):
-            engine.remove(run)
+            _clear(engine, run)
             for volume in () if had_data else engine.volumes(run):
                 volume.remove()
         raise
+
+
+def _clear(engine: Engine, run: str) -> None:
+    """Remove what the run has, and what comes yet: Compose leaves at the first error, and the engine still makes what it was asked for beside."""
+    began = time.monotonic()
+    quiet_at, given_up_at = began + _LATE, began + _CLEARED_WITHIN
+    engine.remove(run)
+    while time.monotonic() < min(quiet_at, given_up_at):
+        time.sleep(_AGAIN)
+        if engine.containers(run):
+            quiet_at = time.monotonic() + _LATE
+            engine.remove(run)
 
 
 def _has_data(engine: Engine, run: str) -> bool:

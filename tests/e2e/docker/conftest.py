@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.docker_cli import DockerError, docker
+from launcher.image_build.context import FILES
 
 ROOT = Path(__file__).parents[3]
 BUILD_DEADLINE = 900.0  # seconds; from an empty cache TensorFlow is downloaded
@@ -64,3 +67,43 @@ def image(build: Build) -> Built:
     assert done.returncode == 0, done.stderr
     name = json.loads(done.stdout)["image"]
     return Built(name, json.loads(docker("image", "inspect", name))[0])
+
+
+@pytest.fixture
+def tag() -> Iterator[str]:
+    """Return a name for an image of the test's own, which is removed afterwards."""
+    name = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
+    yield name
+    if docker("image", "ls", "--quiet", name).strip():
+        docker("image", "rm", "--force", name)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a copy of the project, as far as building is concerned, that a test may change."""
+    copy = tmp_path / "project"
+    for name in FILES:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, copy / name)
+    for package in ("launcher", "trainer"):
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture
+def relay() -> Iterator["subprocess.Popen[str]"]:
+    """Start a relay to the engine, DOCKER_HOST's for whoever asks."""
+    engine = docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip()
+    if not engine.startswith("unix://"):
+        pytest.skip(f"the engine is at {engine}, not at a socket to forward")
+    command = [sys.executable, str(Path(__file__).with_name("relay.py")), engine.removeprefix("unix://")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def by_relay(relay: "subprocess.Popen[str]") -> dict[str, str]:
+    """Return the environment in which the engine is at the other end of the relay."""
+    assert relay.stdout is not None
+    return {"DOCKER_HOST": f"tcp://127.0.0.1:{relay.stdout.readline().strip()}"}

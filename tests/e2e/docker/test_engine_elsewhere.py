@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,25 +14,6 @@ from launcher.docker_cli import docker
 from tests.e2e.docker.running import Run, cleaned, free_port, launch, unique
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240), pytest.mark.usefixtures("image")]
-
-
-@pytest.fixture
-def relay() -> Iterator["subprocess.Popen[str]"]:
-    """Start a relay to the engine, DOCKER_HOST's for whoever asks."""
-    engine = docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip()
-    if not engine.startswith("unix://"):
-        pytest.skip(f"the engine is at {engine}, not at a socket to forward")
-    command = [sys.executable, str(Path(__file__).with_name("relay.py")), engine.removeprefix("unix://")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
-
-
-@pytest.fixture
-def by_relay(relay: "subprocess.Popen[str]") -> dict[str, str]:
-    """Return the environment in which the engine is at the other end of the relay."""
-    assert relay.stdout is not None
-    return {"DOCKER_HOST": f"tcp://127.0.0.1:{relay.stdout.readline().strip()}"}
 
 
 def spec(directory: Path, name: str, **more: object) -> Path:

@@ -1,0 +1,41 @@
+"""What a test asks of an image that it has built, and a package to build one with."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from launcher.docker_cli import docker
+
+
+def layers(facts: dict[str, Any]) -> list[str]:
+    """Return the digests of an image's layers, the base image's first."""
+    found: list[str] = facts["RootFS"]["Layers"]
+    return found
+
+
+def inspected(name: str) -> dict[str, Any]:
+    """Return what the engine says of an image."""
+    facts: dict[str, Any] = json.loads(docker("image", "inspect", name))[0]
+    return facts
+
+
+def output(name: str, *words: str, options: tuple[str, ...] = ()) -> str:
+    """Return what a container of the image writes to stdout."""
+    return docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", *options, name, *words, deadline=120)
+
+
+def wheel(directory: Path, name: str) -> Path:
+    """Write a wheel with one module that says hello."""
+    path = directory / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "print('hello')\n")
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
+    return path
+
+
+def greets(name: str, package: Path) -> None:
+    """Check that an image has a package of `wheel`'s."""
+    assert output(name, "-c", f"import {package.name.split('-')[0]}", options=("--entrypoint", "python")) == "hello\n"

@@ -1,0 +1,112 @@
+"""Runs kept by a keeper of the test's own process, of programs that need no TensorFlow: what a keeper decides, seen in seconds."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.backend.docker.engine import Engine, endpoint
+from launcher.backend.docker.keeper import COMPOSE_FILE, Keeper
+from launcher.backend.docker.watch import Asked
+from launcher.backend.local import state
+from launcher.backend.local.layout import Layout
+from launcher.backend.model import RunStatus
+from launcher.cli.planning import planned
+from launcher.plan.models import Plan
+from launcher.render.compose import TENSORBOARD, render
+from launcher.render.targets import Source
+from tests.e2e.docker.running import Run, unique
+
+_WITHIN = 60.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run of which all is there but its containers."""
+
+    run: Run
+    plan: Plan
+    layout: Layout
+    engine: Engine
+
+    @property
+    def file(self) -> Path:
+        """Its Compose file."""
+        return self.layout.directory / COMPOSE_FILE
+
+    def write(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change the Compose file."""
+        document = yaml.safe_load(self.file.read_text())
+        change(document)
+        self.file.write_text(yaml.safe_dump(document))
+
+
+@contextlib.contextmanager
+def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
+    """Give a run of `spec` without TensorBoard, which takes seconds to start; whatever happens, nothing of it is left."""
+    name = unique("kept")
+    file = directory / f"{name}.yaml"
+    file.write_text(yaml.safe_dump({"version": 1, "name": name, **spec}))
+    read, plan = planned(file, [], "docker", directory / "runs")
+    layout = Layout(directory / "runs" / name)
+    layout.tasks.mkdir(parents=True)
+    found = Prepared(Run(name, directory / "runs"), plan, layout, Engine(endpoint()))
+    found.file.write_text(render(Source(read, plan, layout.directory, "a test")))
+    found.write(lambda document: document["services"].pop(TENSORBOARD))
+    try:
+        yield found
+    finally:
+        engine = Engine(endpoint())
+        engine.remove(name)
+        for volume in engine.volumes(name):
+            volume.remove()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that a keeper keeps, on a thread."""
+
+    of: Prepared
+    keeper: Keeper
+    thread: threading.Thread
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.of.run
+
+    def status(self) -> RunStatus:
+        """Return what the keeper has written of it."""
+        snapshot = state.read(self.of.layout.state)
+        assert snapshot is not None
+        return snapshot.status
+
+    def ask(self, number: int | None = signal.SIGTERM) -> None:
+        """Ask the keeper to stop the run, as a signal does; None is a launcher that is gone."""
+        self.keeper._inbox.put(Asked(number))
+
+    def ended(self) -> RunStatus:
+        """Wait for the keeper to end by itself, and return what it has written at last."""
+        self.thread.join(_WITHIN)
+        assert not self.thread.is_alive(), f"not within {_WITHIN:g} s: {self.status()}"
+        return self.status()
+
+
+@contextlib.contextmanager
+def kept(directory: Path, **spec: Any) -> Iterator[Kept]:
+    """Start and keep a run of `spec` for a `with` block."""
+    with prepared(directory, **spec) as there:
+        keeper = Keeper(there.layout, there.plan, there.engine)
+        keeper.start()
+        found = Kept(there, keeper, threading.Thread(target=keeper.run, name=f"keeper of {there.run.name}", daemon=True))
+        found.thread.start()
+        try:
+            yield found
+        finally:
+            found.ask(signal.SIGQUIT)
+            found.thread.join(_WITHIN)

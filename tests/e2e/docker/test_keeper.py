@@ -1,0 +1,121 @@
+"""What a keeper decides: when a run has failed, what is tried again, and how it leaves what it cannot see any more."""
+
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backend.docker import keeper
+from launcher.backend.model import State
+from launcher.docker_cli import docker
+from tests.e2e.docker.keeping import Kept, kept
+from tests.e2e.docker.running import NOTHING, left
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(120), pytest.mark.usefixtures("image")]
+
+SLEEPS = {"command": ["sleep", "1000"]}
+SERVERS = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}
+
+
+def at_rest(there: Kept) -> bool:
+    """Tell whether nothing of a run's containers runs, nor comes back with the engine."""
+    found = [there.run.inspect(task) for task in there.run.tasks()]
+    assert found
+    return not any(one["State"]["Running"] for one in found) and {one["HostConfig"]["RestartPolicy"]["Name"] for one in found} == {"no"}
+
+
+@pytest.mark.parametrize(
+    "spec, reason",
+    [
+        (SLEEPS | {"limits": {"start_timeout": "2s", "deadline": "2s", "grace_period": "1s"}}, "not done within the deadline of 2 s"),
+        (
+            {"train": {"workload": "mnist_mlp"}, "limits": {"start_timeout": "1s"}},
+            "training did not start within the start timeout of 1 s",
+        ),
+    ],
+    ids=["deadline", "start timeout"],
+)
+def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with kept(tmp_path, **spec) as there:
+        status = there.ended()
+        assert (status.state, status.reason[: len(reason)]) == (State.FAILED, reason)
+        assert at_rest(there)
+
+
+def test_what_fails_too_often_is_given_up(tmp_path: Path) -> None:
+    program = ["sh", "-c", "echo so many times; exit 7"]
+    with kept(tmp_path, command=program, limits={"max_restarts": 1}) as there:
+        status = there.ended()
+        assert (status.state, status.tasks[0].state, status.tasks[0].exit_code) == (State.FAILED, State.FAILED, 7)
+        assert "chief failed on attempt" in status.reason
+        assert there.of.layout.log("chief").read_text().count("so many times") == 2
+        assert at_rest(there)
+
+
+def test_a_task_that_may_not_be_started_again_is_not(tmp_path: Path) -> None:
+    with kept(tmp_path, **SLEEPS, limits={"max_restarts": 0}) as there:
+        docker("kill", there.run.container("chief"))
+        status = there.ended()
+        assert (status.state, status.reason[:28]) == (State.FAILED, "chief failed on attempt 1 (e")
+        assert status.tasks[0].exit_code == 137
+        assert at_rest(there)
+
+
+def test_a_container_that_somebody_removes_is_the_end_of_the_run(tmp_path: Path) -> None:
+    with kept(tmp_path, **SLEEPS, strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as there:
+        docker("rm", "--force", there.run.container("worker-1"))
+        status = there.ended()
+        assert (status.state, status.reason) == (State.FAILED, "the container of worker-1 was removed")
+        assert there.run.tasks() == ["worker-0"]
+        assert at_rest(there)
+
+
+def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
+    program = ["sh", "-c", 'case $TF_CONFIG in *\'"type": "chief"\'*|*\'"type":"chief"\'*) echo done ;; *) exec sleep 1000 ;; esac']
+    with kept(tmp_path, **SERVERS, command=program) as there:
+        status = there.ended()
+        assert (status.state, status.reason) == (State.SUCCEEDED, "")
+        told = {task.name: (task.state, task.reason) for task in status.tasks}
+        assert told == {
+            "chief": (State.SUCCEEDED, ""),
+            **dict.fromkeys(("worker-0", "ps-0"), (State.SUCCEEDED, "stopped at the end of the run")),
+        }
+        assert at_rest(there)
+
+
+def test_a_launcher_in_the_foreground_that_is_gone_takes_its_run_along(tmp_path: Path) -> None:
+    with kept(tmp_path, **SLEEPS) as there:
+        there.ask(None)
+        status = there.ended()
+        assert (status.state, status.reason) == (State.STOPPED, "the launcher that ran it in the foreground is gone")
+        assert left(there.run.name) == NOTHING | {"volumes": [f"{there.run.name}_run"]}
+
+
+def test_who_asks_twice_does_not_wait_for_what_does_not_stop(tmp_path: Path) -> None:
+    program = ["python", "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"]
+    with kept(tmp_path, command=program, limits={"grace_period": "100s"}) as there:
+        there.run.until("the program to run", lambda: "up" in docker("logs", there.run.container("chief")), 30)
+        began = time.monotonic()
+        there.ask()
+        there.ask()
+        status = there.ended()
+        assert time.monotonic() - began < 50
+        assert (status.state, status.tasks[0].reason) == (State.STOPPED, "killed")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # the lost connections
+def test_an_engine_that_stays_away_is_not_waited_for_and_its_run_goes_on(
+    tmp_path: Path, by_relay: dict[str, str], relay: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_ENGINE_BACK_WITHIN", 2.0)
+    with contextlib.ExitStack() as until_cleaned:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
+            there = until_cleaned.enter_context(kept(tmp_path, **SLEEPS))
+        relay.kill()
+        status = there.ended()
+        assert (status.state, status.reason[:32]) == (State.INTERRUPTED, "the engine has not answered for ")
+        assert there.run.inspect("chief")["State"]["Running"]
