@@ -17,12 +17,20 @@ from urllib.request import urlopen
 
 import yaml
 
+from launcher.backend.local import locks
+from launcher.backend.local.layout import Layout
 from launcher.docker_cli import docker
 from launcher.render import labels
 from trainer.events import Event, parse
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
+
+# What a run trains that has to go on for as long as a test needs it, and saves often.
+PACED: dict[str, Any] = {
+    "code": str(Path(__file__).with_name("code")),
+    "train": {"workload": "paced:Paced", "steps": 1_000_000, "steps_per_execution": 10, "checkpoint": {"every_seconds": 3}},
+}
 
 # Says whether TensorFlow's port answers at an address: its server is the first to speak. That somebody takes the connection says
 # nothing: on its way out of a machine a proxy may.
@@ -195,8 +203,8 @@ def cleaned(name: str, runs: Path) -> Iterator[Run]:
     try:
         yield run
     finally:
-        launch("down", name, "--now", runs=runs)
-        launch("down", name, "--delete-data", "--yes", runs=runs)
+        if left(name) != NOTHING or locks.held(Layout(runs / name).lock):  # not where the test has removed it by itself
+            launch("down", name, "--now", "--delete-data", "--yes", runs=runs)
         for container in left(name)["containers"]:
             docker("rm", "--force", container)
         for network in left(name)["networks"]:

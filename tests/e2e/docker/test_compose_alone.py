@@ -1,14 +1,24 @@
-"""Examples train in containers under a bare `docker compose up`; a file of its own, so that it runs beside test_examples.py."""
+"""Examples train in containers under a bare `docker compose up`, and every example is run in one way or the other."""
 
 from pathlib import Path
 
 import pytest
 
 from launcher.docker_cli import docker
+from tests.e2e.docker.examples import BY_COMPOSE, assert_reached, by_strategy
 from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, cleaned, free_port, get, left, unique
-from tests.e2e.docker.test_examples import BY_COMPOSE, assert_reached
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(330)]
+
+
+def test_every_example_is_run_once() -> None:
+    everywhere = [
+        *BY_COMPOSE,
+        *by_strategy("single", "mirrored"),
+        *by_strategy("parameter_server", "multi_worker_mirrored"),
+        *by_strategy("manual"),
+    ]
+    assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted(everywhere)
 
 
 @pytest.mark.parametrize("name", BY_COMPOSE)

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, left, started
+from tests.e2e.docker.running import NOTHING, PACED, left, started
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(500)]
 
@@ -19,7 +19,7 @@ SPEC = {
     "name": "restarted",
     "strategy": "parameter_server",
     "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}},
-    "train": {"workload": "mnist_mlp", "steps": 1_000_000, "steps_per_execution": 20, "checkpoint": {"every_seconds": 3}},
+    **PACED,
 }
 
 

@@ -13,19 +13,18 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, PROBE, Run, launch, left, started
+from tests.e2e.docker.running import NOTHING, PACED, PROBE, Run, launch, left, started
 
 # One after the other, on the same two clusters.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("two clusters")]
 
-TRAIN = {"workload": "mnist_mlp", "steps": 1_000_000, "steps_per_execution": 20, "checkpoint": {"every_seconds": 3}}
 SERVERS: dict[str, Any] = {
     "name": "servers",
     "strategy": "parameter_server",
     "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 2}, "evaluator": {}},
-    "train": TRAIN,
+    **PACED,
 }
-PEERS: dict[str, Any] = {"name": "peers", "strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}, "train": TRAIN}
+PEERS: dict[str, Any] = {"name": "peers", "strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}, **PACED}
 LEADERS = {"servers": "chief", "peers": "worker-0"}
 
 # The trainer itself: what is pid 1 only forwards its signals.

@@ -59,10 +59,18 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
             assert "port is taken" in run.status()["reason"]
 
 
-def test_gpus_where_there_are_none(image: Built, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"roles": {"chief": {"gpus": 1}}},  # by count
+        {"roles": {"worker": {"replicas": 2, "gpus": 1}}, "strategy": "multi_worker_mirrored"},  # by number
+    ],
+    ids=["one task", "several"],
+)
+def test_gpus_where_there_are_none(cluster: dict[str, Any], image: Built, tmp_path: Path) -> None:
     if "nvidia" in docker("info", "--format", "{{json .Runtimes}}"):
         pytest.skip("this engine has the nvidia runtime")
-    refused(spec(tmp_path, image=image.name, roles={"chief": {"gpus": 1}}), "no GPUs to give", "NVIDIA Container Toolkit")
+    refused(spec(tmp_path, image=image.name, **cluster), "no GPUs to give: .*nvidia", "NVIDIA Container Toolkit")
 
 
 def test_more_cores_than_there_are(tmp_path: Path) -> None:
@@ -179,19 +187,3 @@ def test_volumes_of_the_user_s_image_go_with_its_containers(image: Built, tmp_pa
             assert docker("volume", "ls", "--quiet", "--filter", f"name={mounted[0]}").split() == []
     finally:
         docker("image", "rm", "--force", name)
-
-
-def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```sh docker\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert blocks
-    if left("mnist-ps") != NOTHING:
-        pytest.skip("this engine has a run called mnist-ps, which is somebody's")
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with cleaned("mnist-ps", tmp_path / "runs"):
-        done = subprocess.run(
-            ["bash", "-exc", "\n".join(blocks)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "mnist-ps succeeded" in done.stdout
-        assert left("mnist-ps") == {"containers": [], "networks": [], "volumes": ["mnist-ps_run"]}

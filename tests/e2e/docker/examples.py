@@ -1,0 +1,73 @@
+"""Examples in containers: which are run how, and what each is there for.
+
+The tests are in a file for each kind of cluster, so that no one of those who run files beside one another has them all.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.docker.running import EXAMPLES, NOTHING, Run, cleaned, free_port, get, launch, left, unique
+from tests.integration.test_examples import ACCURACY, COMMANDS, DIGITS, OWN_PROGRAM, PROGRAMS, SMALL, TRAINED
+
+BY_COMPOSE = ("mnist-evaluator", "mnist-multiworker", "custom-ps")
+# Where an example is made for more time than there is here, it is set as in the tests of local runs.
+BY_LAUNCHER = {name: changes for name, (changes, _) in TRAINED.items() if name not in BY_COMPOSE} | {
+    "mnist-ps": (),
+    "custom-command": (),
+    **dict.fromkeys(PROGRAMS, ()),
+    # On a busy machine the workers' gradients are of older weights, and so few steps as elsewhere do not reach the bounds.
+    "cifar10-ps": (*SMALL, "train.steps=1000"),
+}
+
+
+def assert_reached(name: str, run: Run, logs: str) -> None:
+    """Check that a run has come to what its example is there for: its metrics, or what a program says of itself."""
+    if name in COMMANDS:
+        said = OWN_PROGRAM.findall(logs)
+        assert len(said) == 1, logs[-3000:]  # the chief alone
+        assert float(said[0]) >= ACCURACY
+        return
+    expected = PROGRAMS[name][0] if name in PROGRAMS else TRAINED.get(name, ((), DIGITS))[1]
+    metrics = run.status()["metrics"]
+    for metric, (low, high) in expected.items():
+        assert low <= metrics[metric] <= high, metrics
+
+
+def by_strategy(*strategies: str) -> list[str]:
+    """Return the examples for the launcher whose strategy is one of these."""
+    return [name for name in BY_LAUNCHER if yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())["strategy"] in strategies]
+
+
+def assert_the_launcher_trains(name: str, tmp_path: Path) -> None:
+    """Run an example by the launcher to its end, and look at it with every verb until nothing of it is left."""
+    port, own = free_port(), unique(name)
+    runs = tmp_path / "runs"
+    with cleaned(own, runs) as run:
+        changes = (f"name={own}", f"tensorboard.port={port}", *BY_LAUNCHER[name])
+        arguments = (*(word for change in changes for word in ("--set", change)), "--json")
+        done = launch("up", str(EXAMPLES / f"{name}.yaml"), *arguments, runs=runs)
+        assert done.returncode == 0, f"{done.stdout[-5000:]}\n{done.stderr}"
+        assert "is there" in done.stderr  # the image: which one, and why
+        lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        summary = lines[-1]
+        assert (summary["event"], summary["state"], summary["restarts"]) == ("summary", "succeeded", {})
+        assert summary["run_dir"] == f"volume {own}_run"
+        logs = run.launcher("logs", own)
+        assert_reached(name, run, logs)
+        assert run.launcher("tensorboard", own).strip() == f"http://127.0.0.1:{port}"
+        if name == "mnist-single":
+            tags = get(f"http://127.0.0.1:{port}/data/plugin/images/tags")
+            assert tags["train"], tags
+        # Again: it is complete. Down: its results stay, then they go.
+        again = launch("up", str(EXAMPLES / f"{name}.yaml"), *arguments[:-1], runs=runs)
+        assert (again.returncode, "is complete" in again.stdout) == (0, True), again.stdout + again.stderr
+        run.launcher("down", own)
+        assert left(own) == {"containers": [], "networks": [], "volumes": [f"{own}_run"]}
+        assert run.status()["state"] == "succeeded"
+        assert run.launcher("logs", own) == logs
+        run.launcher("down", own, "--delete-data", "--yes")
+        assert left(own) == NOTHING
+        assert not (runs / own).exists()

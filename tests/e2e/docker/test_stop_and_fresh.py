@@ -1,0 +1,58 @@
+"""A run is stopped in the foreground, goes on, and starts anew beside what it was."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.docker_cli import docker
+from tests.e2e.docker.conftest import Built
+from tests.e2e.docker.running import cleaned, free_port, launch, left, unique
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(330)]
+
+
+def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built, tmp_path: Path) -> None:
+    spec = {
+        "version": 1,
+        "name": unique("stop"),
+        "tensorboard": {"port": free_port()},
+        "train": {"workload": "mnist_mlp", "steps": 1_000_000, "steps_per_execution": 50},
+    }
+    file, runs = tmp_path / "stop.yaml", tmp_path / "runs"
+    file.write_text(yaml.safe_dump(spec))
+    name = str(spec["name"])
+    command = [sys.executable, "-m", "launcher", "up", str(file), "--on", "docker", "--runs", str(runs), "--json"]
+    with cleaned(name, runs):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if json.loads(line)["event"] == "progress":
+                    process.send_signal(signal.SIGINT)
+                    break
+            rest = [json.loads(line) for line in process.stdout]
+        assert process.returncode == 130
+        summary = rest[-1]
+        assert summary["state"] == "stopped"
+        assert summary["checkpoint_step"]
+        assert left(name) == {"containers": [], "networks": [], "volumes": [f"{name}_run"]}
+        more = ("--set", f"train.steps={summary['checkpoint_step'] + 50}")
+        done = launch("up", str(file), "--resume", "--json", *more, runs=runs)
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [event["step"] for event in events if event["event"] == "restored"] == [summary["checkpoint_step"]]
+        assert events[-1]["state"] == "succeeded"
+        fresh = launch("up", str(file), "--fresh", "--json", "--set", "train.steps=50", runs=runs)
+        assert fresh.returncode == 0, fresh.stderr
+        aside = re.search(rf"volume ({name}\.\S+_run)", fresh.stderr)
+        assert aside, fresh.stderr
+        try:
+            kept = docker("run", "--rm", "--volume", f"{aside[1]}:/runs", "--entrypoint", "ls", image.name, f"/runs/{name}/checkpoints")
+            assert f"ckpt-{summary['checkpoint_step'] + 50}.index" in kept
+        finally:
+            docker("volume", "rm", aside[1])
+        assert json.loads(fresh.stdout.splitlines()[-1])["step"] == 50
