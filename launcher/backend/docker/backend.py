@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from docker.models.containers import Container
 
 from launcher import files
-from launcher.backend.docker import look, ready, volumes
+from launcher.backend.docker import look
 from launcher.backend.docker.engine import Engine, asking, compose, endpoint
 from launcher.backend.docker.keeper import COMPOSE_FILE
 from launcher.backend.docker.stopping import stop_running
@@ -32,9 +32,10 @@ from launcher.errors import LauncherError, UsageError
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
 from launcher.render import labels
-from launcher.render.compose import TENSORBOARD, render
-from launcher.render.targets import Source
-from launcher.spec.models import ClusterSpec
+
+# The spec's models take as long to import as all else here, and most verbs ask for no spec.
+if TYPE_CHECKING:
+    from launcher.spec.models import ClusterSpec
 
 BACKEND = "docker"
 _KEEPER = "launcher.backend.docker"
@@ -55,6 +56,8 @@ class DockerBackend:
 
     def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
         """Find or make the image; yield which and why."""
+        from launcher.backend.docker import ready
+
         del plan
         return ready.prepare(_spec(spec), self._engine.place)
 
@@ -73,6 +76,9 @@ class DockerBackend:
         self._kept.hold(plan.name, lifeline)
 
     def _write(self, layout: Layout, plan: Plan, spec: dict[str, Any]) -> None:
+        from launcher.render.compose import render
+        from launcher.render.targets import Source
+
         text = render(Source(_spec(spec), plan, layout.directory, f"launcher up --on docker (run {plan.name})"))
         files.write(layout.directory / COMPOSE_FILE, text, private=bool(spec.get("env")))
 
@@ -169,6 +175,8 @@ class DockerBackend:
 
     def set_aside(self, name: str, aside: str) -> str:
         """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
+        from launcher.backend.docker import volumes
+
         layout = self._layout(name)
         stored = state.read_json(layout.spec)
         with asking(f"moving the run {name} aside"):
@@ -197,6 +205,8 @@ class DockerBackend:
         if host is not None or port is not None:
             spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
             self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
+        from launcher.render.compose import TENSORBOARD
+
         compose(name, file, "up", "--detach", "--no-deps", TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with asking(f"starting TensorBoard of {name}"):
             where = look.board(self._engine.containers(name))
@@ -225,8 +235,10 @@ class DockerBackend:
             raise explain(error, f"noting that {layout.name} has ended") from error
 
 
-def _spec(dumped: dict[str, Any]) -> ClusterSpec:
+def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
     """Return the spec that was dumped as JSON."""
+    from launcher.spec.models import ClusterSpec
+
     return ClusterSpec.model_validate_json(json.dumps(dumped))
 
 
