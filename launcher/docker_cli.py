@@ -35,7 +35,7 @@ _NO_ENGINE: tuple[tuple[str, str, str], ...] = (
         "start it (Docker Desktop, or sudo systemctl start docker); `docker info` must answer (DOCKER_HOST, `docker context ls`: which one)",
     ),
     (
-        r"context \S+ (?:not found|does not exist)|unable to resolve docker endpoint",
+        r"context \S+ (?:context )?(?:not found|does not exist)|unable to resolve docker endpoint",
         "the Docker context that is set up cannot be used",
         "choose one of `docker context ls` with `docker context use`, or unset DOCKER_CONTEXT",
     ),

@@ -36,6 +36,22 @@ def test_a_directory_is_refused_and_a_run_without_one_trains(by_relay: dict[str,
         assert done.returncode == 0, done.stderr
 
 
+def test_the_engine_is_that_of_the_context_in_use(by_relay: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "config"))
+    docker("context", "create", "far", "--docker", f"host={by_relay['DOCKER_HOST']}")
+    file = spec(tmp_path, "refused", code=str(tmp_path), command=["true"])
+    for chosen in ({"DOCKER_CONTEXT": "far"}, {"DOCKER_CONTEXT": "nowhere"}):
+        done = launch("up", str(file), runs=tmp_path / "runs", environment=chosen)
+        said = done.stderr + done.stdout
+        if chosen["DOCKER_CONTEXT"] == "far":
+            assert (done.returncode, f"is on another machine ({by_relay['DOCKER_HOST']})" in said) == (2, True), said
+        else:
+            assert (done.returncode, "the Docker context that is set up cannot be used" in said) == (1, True), said
+    docker("context", "use", "far")
+    listed = launch("ls", runs=tmp_path / "runs")
+    assert listed.returncode == 0, listed.stderr
+
+
 def test_a_network_that_goes_silent_is_noticed(relay: "subprocess.Popen[str]", by_relay: dict[str, str], tmp_path: Path) -> None:
     # It says nothing by itself for longer than an answer may be silent.
     program = "import time\nfor second in range(600):\n    print(f'second {second}', flush=True)\n    time.sleep(1)"

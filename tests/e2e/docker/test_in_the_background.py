@@ -1,0 +1,22 @@
+"""A run in the background is waited for and followed; its end is the exit code of who waits."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.docker.running import launch, started
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(120), pytest.mark.usefixtures("image")]
+
+
+@pytest.mark.parametrize("code, waited, state", [(0, 0, "succeeded"), (3, 1, "failed")])
+def test_who_waits_is_told_how_it_ended(code: int, waited: int, state: str, tmp_path: Path) -> None:
+    program = ["sh", "-c", f"echo begins; sleep 5; echo ends; exit {code}"]
+    with started({"name": "waited", "command": program, "limits": {"max_restarts": 0}}, tmp_path) as run:
+        impatient = launch("wait", run.name, "--timeout", "1s", runs=run.runs)
+        assert (impatient.returncode, "has not ended within 1s" in impatient.stderr) == (124, True), impatient.stderr
+        followed = run.launcher("logs", run.name, "--follow")
+        assert [line.split()[-1] for line in followed.splitlines() if "begins" in line or "ends" in line] == ["begins", "ends"]
+        done = launch("wait", run.name, runs=run.runs)
+        assert (done.returncode, state in done.stdout) == (waited, True), done.stdout + done.stderr
+        assert run.status()["state"] == state
