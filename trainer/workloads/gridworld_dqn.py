@@ -37,8 +37,11 @@ class Networks(keras.Model):
         super().__init__(name="gridworld_dqn")
         self.online = Dueling(params.filters, params.hidden, name="online")
         self.target = Dueling(params.filters, params.hidden, name="target", trainable=False)
-        # A ring: move n of the run is row n modulo its length.
-        self.replay = self.add_weight(shape=(params.replay, EXPERIENCE), initializer="zeros", dtype="int8", trainable=False, name="replay")
+        # A ring: move n of the run is row n modulo its length. On the CPU: GPUs do not write single rows of bytes.
+        with tf.device("CPU:0"):
+            self.replay = self.add_weight(
+                shape=(params.replay, EXPERIENCE), initializer="zeros", dtype="int8", trainable=False, name="replay"
+            )
         for followed, follower in zip(self.online.weights, self.target.weights, strict=True):
             follower.assign(followed)
         self.built = True
