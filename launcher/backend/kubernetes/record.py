@@ -5,6 +5,7 @@ It owns the run's other objects but the claim of its data: deleted, they go with
 
 import dataclasses
 import json
+import os
 import socket
 import time
 import uuid
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.backend.kubernetes.api import Cluster, Object, as_json, status_of
+from launcher.backend.local import processes
 from launcher.backend.model import Restart, RunStatus, State, TaskStatus
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run, checked, metadata
@@ -46,7 +48,7 @@ def begin(cluster: Cluster, run: Run, spec: dict[str, Any], before: Object | Non
     """
     if words := being_started(before):
         raise UsageError(f"{run.name} in {cluster.words()} is being {words}", _OTHER_START)
-    mark = as_json({"id": uuid.uuid4().hex, "host": socket.gethostname(), "since": time.time()})
+    mark = as_json({"id": uuid.uuid4().hex, "host": socket.gethostname(), "since": time.time(), **_process(os.getpid())})
     head = metadata(run, name_of(run.name), COMPONENT, annotations={_STARTING: mark})
     head["namespace"] = cluster.namespace
     made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": {_SPEC: as_json(spec)}}
@@ -68,7 +70,8 @@ def being_started(record: Object | None) -> str:
         age = time.time() - float(mark["since"])
     except (KeyError, TypeError, ValueError):
         return ""
-    return f"started by `launcher up` on {mark.get('host', '?')} since {max(0.0, age):.0f} s" if age < _STARTS_WITHIN else ""
+    died = mark.get("host") == socket.gethostname() and _process(mark.get("pid")).get("born") != mark.get("born")
+    return "" if died or age > _STARTS_WITHIN else f"started by `launcher up` on {mark.get('host', '?')} since {max(0.0, age):.0f} s"
 
 
 def is_ours(cluster: Cluster, start: Start) -> bool:
@@ -133,6 +136,12 @@ def amend(cluster: Cluster, status: RunStatus) -> None:
 
 def _write_final(cluster: Cluster, status: RunStatus) -> None:
     cluster.patch("ConfigMap", name_of(status.name), {"data": {_STATUS: as_json(dataclasses.asdict(status))}})
+
+
+def _process(pid: object) -> dict[str, Any]:
+    """Return a process of this machine as it can be known again, empty when there is none."""
+    found = processes.identify(pid) if isinstance(pid, int) else None
+    return {} if found is None else dataclasses.asdict(found)
 
 
 def _annotations(record: Object | None) -> dict[str, str]:

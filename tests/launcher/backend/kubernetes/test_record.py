@@ -1,0 +1,37 @@
+"""Who starts a run, as its record in the cluster tells."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from launcher.backend.kubernetes import record
+from launcher.backend.kubernetes.api import as_json
+
+
+def marked(**mark: Any) -> dict[str, Any]:
+    return {"metadata": {"annotations": {"tf-launcher/starting": as_json(mark)}}}
+
+
+def test_a_launcher_that_starts_the_run_is_told_with_its_machine() -> None:
+    here = marked(host=socket.gethostname(), since=time.time() - 7, **record._process(os.getpid()))
+    assert record.being_started(here) == f"started by `launcher up` on {socket.gethostname()} since 7 s"
+    assert record.being_started(marked(host="elsewhere", since=time.time() - 7)).startswith("started by `launcher up` on elsewhere")
+
+
+def test_one_that_was_killed_over_it_is_not_waited_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        mark = {"host": socket.gethostname(), "since": time.time(), **record._process(process.pid)}
+        assert record.being_started(marked(**mark))
+        process.kill()
+    assert record.being_started(marked(**mark)) == ""
+    assert record.being_started(marked(host="elsewhere", since=time.time() - 700)) == ""
+
+
+@pytest.mark.parametrize("other", [None, {}, {"metadata": {}}, marked(host="elsewhere"), marked(since="yesterday")])
+def test_a_record_without_such_a_mark_can_be_started(other: dict[str, Any] | None) -> None:
+    assert record.being_started(other) == ""
