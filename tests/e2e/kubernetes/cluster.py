@@ -117,11 +117,6 @@ def _end(job: dict[str, Any]) -> str:
     return next((kind for kind in ("Complete", "Failed") if kind in conditions), "")
 
 
-def progress_of(events: list[dict[str, Any]], since: float = 0) -> list[int]:
-    """Return the steps that events tell of after a time, seconds since the epoch."""
-    return [event["step"] for event in events if event["event"] == "progress" and event["time"] > since]
-
-
 def _events(log: str) -> list[dict[str, Any]]:
     return [event for line in log.splitlines() if line.startswith("{") and "event" in (event := _json(line))]
 

@@ -1,6 +1,7 @@
 """A real cluster by KUBECONFIG, a namespace of its own for each test, and the trainer's image on its nodes."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -12,6 +13,21 @@ import pytest
 from launcher.images import DEFAULT_IMAGE
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
 from tests.e2e.kubernetes.launching import Launcher
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the modules that want the cluster for themselves last: whoever runs one waits for the others to be done."""
+    items.sort(key=lambda item: hasattr(item, "module") and getattr(item.module, "ALONE", False))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let a module that changes nodes (`ALONE = True` says so) run while no other does, where several processes share the tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (shared / "cluster.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if getattr(request.module, "ALONE", False) else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(scope="session")

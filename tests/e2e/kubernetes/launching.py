@@ -48,3 +48,11 @@ def left(namespace: Namespace) -> list[str]:
     kinds = "jobs,pods,deployments,services,networkpolicies,configmaps,persistentvolumeclaims"
     names = namespace.kubectl("get", kinds, "-l", "app.kubernetes.io/name=tf-launcher", "-o", "name").split()
     return sorted(name.partition("/")[2] for name in names if not name.startswith("pod/"))
+
+
+def doctor(namespace: str, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Return the exit code, and what was found: level and words of each."""
+    words = [sys.executable, "-m", "launcher", "doctor", *arguments, "--on", "kubernetes", "--namespace", namespace, "--json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, {one["what"]: (one["level"], one["words"]) for one in json.loads(done.stdout)["findings"]}

@@ -1,23 +1,13 @@
 """`launcher doctor --on kubernetes` on a real cluster."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
+from tests.e2e.kubernetes.cluster import Namespace
+from tests.e2e.kubernetes.launching import doctor
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
-
-
-def doctor(namespace: str, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Return the exit code, and what was found: level and words of each."""
-    words = [sys.executable, "-m", "launcher", "doctor", *arguments, "--on", "kubernetes", "--namespace", namespace, "--json"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout, done.stderr
-    return done.returncode, {one["what"]: (one["level"], one["words"]) for one in json.loads(done.stdout)["findings"]}
 
 
 def test_a_cluster_that_runs_an_example_is_well(namespace: Namespace) -> None:
@@ -49,17 +39,6 @@ def test_what_a_spec_lacks_there_is_named(namespace: Namespace, tmp_path: Path) 
     assert found["storage"] == ("problem", "there is no storage class no-such")
     assert found["image"][0] == "problem"
     assert "ErrImageNeverPull" in found["image"][1]
-
-
-def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace) -> None:
-    kubectl("taint", "nodes", "--all", "dedicated=others:NoSchedule")
-    try:
-        code, found = doctor(namespace.name, "examples/mnist-single.yaml")
-    finally:
-        kubectl("taint", "nodes", "--all", "dedicated-")
-    assert code == 1
-    assert found["capacity"] == ("problem", "no node has room for 1 chief")
-    assert "untolerated taint" in found["image"][1]
 
 
 def test_a_namespace_that_is_not_there_is_named() -> None:

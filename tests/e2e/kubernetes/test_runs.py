@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,13 @@ def render(namespace: Namespace, spec: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def applied(namespace: Namespace) -> Iterator[Namespace]:
-    """Apply the parameter-server example as it is committed, once for the tests below."""
+    """Apply the parameter-server example as it is committed, once for the tests below; print how long it takes (docs/performance.md)."""
+    began = time.time()
     namespace.kubectl("apply", "-k", str(ROOT / "k8s" / "mnist-ps"))
     yield namespace
+    first = min((event["time"] for event in namespace.events("mnist-ps", "chief") if event["event"] == "progress"), default=0.0)
+    ended = [datetime.fromisoformat(job["status"]["completionTime"]).timestamp() for job in namespace.objects("jobs", "mnist-ps")]
+    print(f"mnist-ps: first step {first - began:.1f} s after apply, every Job Complete {max(ended) - began:.0f} s after it")
     namespace.kubectl("delete", "-k", str(ROOT / "k8s" / "mnist-ps"), "--wait=false")
 
 

@@ -108,14 +108,42 @@ def test_a_run_goes_on_without_the_launcher_and_another_up_is_refused(long: Path
     assert "has not ended within 1s" in launcher("wait", "long", "--timeout", "1s", code=124)
 
 
-def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher, tmp_path: Path) -> None:
-    assert long.exists()
+def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
+    """Return the command line on a way to the API server that can be cut, and that way."""
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
     server = urllib.parse.urlsplit(config["clusters"][0]["cluster"]["server"])
     relay = Relay(str(server.hostname), server.port or 443)
     config["clusters"][0]["cluster"] |= {"server": f"https://127.0.0.1:{relay.port}", "tls-server-name": server.hostname}
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    far = Launcher(launcher.namespace, launcher.runs, {**launcher.env, "KUBECONFIG": str(tmp_path / "kubeconfig")})
+    return Launcher(launcher.namespace, launcher.runs, {**launcher.env, "KUBECONFIG": str(tmp_path / "kubeconfig")}), relay
+
+
+def test_up_goes_on_when_an_api_server_that_was_away_is_back(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    far, relay = far_away(launcher, tmp_path)
+    program = "import time; print('first words', flush=True); time.sleep(8); print('last words', flush=True)"
+    file = tmp_path / "away.yaml"
+    file.write_text(
+        f"version: 1\nname: away\nimage: {image}\ncommand: [python, -c, {json.dumps(program)}]\nkubernetes: {{tensorboard: false}}\n"
+    )
+    up = far.start("up", str(file))
+    try:
+        assert any("first words" in line for line in up.stdout or ())
+        relay.down()
+        until(lambda: launcher.status("away")["state"] == "succeeded", 90, "its end, which `up` does not see")
+        assert up.poll() is None
+        relay.up()
+        written, _ = up.communicate(timeout=60)
+    finally:
+        up.kill()
+    assert up.returncode == 0, written
+    assert "last words" in written
+    assert "away succeeded" in written
+    launcher("down", "away", "--delete-data", "--yes")
+
+
+def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher, tmp_path: Path) -> None:
+    assert long.exists()
+    far, relay = far_away(launcher, tmp_path)
     watching = [far.start("logs", "-f", "long", "--role", "chief", "--tail", "1", "--json"), far.start("status", "long", "--watch")]
     try:
         for process in watching:

@@ -1,0 +1,81 @@
+"""What nodes offer and whom they take changes: tasks wait for GPUs until there are enough, doctor sees taints."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
+from tests.e2e.kubernetes.launching import UP, Launcher, doctor
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
+
+ALONE = True
+
+# Each of two workers ends when it has met the other: neither does before both have their GPUs.
+MEET = """
+import json, os, socket, time
+told = json.loads(os.environ["TF_CONFIG"])
+host, port = told["cluster"]["worker"][0].split(":")
+if told["task"]["index"] == 0:
+    socket.create_server(("", int(port))).accept()
+while told["task"]["index"] == 1:
+    try:
+        socket.create_connection((host, int(port)), 2).close()
+        break
+    except OSError:
+        time.sleep(1)
+"""
+
+
+@pytest.fixture
+def tool() -> Iterator[str]:
+    """Return the program that changes what nodes offer; skip where there is none, or the cluster has GPUs of its own."""
+    found = os.environ.get("KUBE_TESTBED")
+    if not found:
+        pytest.skip("KUBE_TESTBED names no program that changes how many GPUs nodes offer")
+    offered = kubectl("get", "nodes", "-o", r"jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}").stdout.split()
+    if any(number != "0" for number in offered):
+        pytest.skip(f"the nodes offer GPUs already: {offered}")
+    yield found
+    subprocess.run([found, "gpus", "0"], check=True, timeout=60)
+
+
+def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launcher, tool: str, image: str, tmp_path: Path) -> None:
+    node = kubectl("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}").stdout
+    subprocess.run([tool, "gpus", "2", node], check=True, timeout=60)
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        "version: 1\nname: greedy\nstrategy: multi_worker_mirrored\nroles: {worker: {replicas: 2, gpus: 2}}\n"
+        f"image: {image}\ncommand: [python, -c, {json.dumps(MEET)}]\nkubernetes: {{tensorboard: false}}\n"
+    )
+    up = launcher.start("up", str(file))
+    try:
+
+        def told() -> bool:
+            status = launcher.status("greedy")
+            return status["state"] == "pending" and "insufficient nvidia.com/gpu" in status["reason"]
+
+        until(lambda: "greedy" in launcher("ls"), 60, "the run to be there")
+        until(told, 90, "the status to say so", lambda: str(launcher.status("greedy")))
+        subprocess.run([tool, "gpus", "4", node], check=True, timeout=60)
+        written, _ = up.communicate(timeout=UP)
+    finally:
+        up.kill()
+    assert up.returncode == 0, written
+    assert "greedy succeeded" in written
+    launcher("down", "greedy", "--delete-data", "--yes")
+
+
+def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace) -> None:
+    kubectl("taint", "nodes", "--all", "dedicated=others:NoSchedule")
+    try:
+        code, found = doctor(namespace.name, "examples/mnist-single.yaml")
+    finally:
+        kubectl("taint", "nodes", "--all", "dedicated-")
+    assert code == 1
+    assert found["capacity"] == ("problem", "no node has room for 1 chief")
+    assert "untolerated taint" in found["image"][1]
