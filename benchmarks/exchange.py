@@ -35,7 +35,10 @@ def reduced(floats: int, index: int) -> Any:
             dense[largest] = tf.reshape(tf.concat([mean, flat[floats:]], 0), dense[largest].shape)
             return dense, waited
 
-    return (Slice if floats else Ring)(task.WORKERS, index)
+    ring = (Slice if floats else Ring)(task.WORKERS, index)
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+    ring.meet([f"worker-{i}" for i in range(task.WORKERS)], cluster)
+    return ring
 
 
 def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None:

@@ -78,10 +78,14 @@ def _multi_worker(context: Context, workload: Workload) -> Session:
     from trainer.engine.local import LocalSession
     from trainer.engine.ring import Ring
 
-    names = [f"{role}-{i}" for role in ("chief", "worker") for i in range(len(context.task.cluster.get(role, ())))]
-    index = names.index(f"{context.task.role}-{context.task.index}")
+    addresses = {
+        f"{role}-{index}": address for role in ("chief", "worker") for index, address in enumerate(context.task.cluster.get(role, ()))
+    }
+    names = list(addresses)
     with _signals_kept(), closed_to_others(context.task.address):
-        ring = Ring(len(names), index, context.job.train.gradients.wire)
+        ring = Ring(len(names), names.index(context.task.name), context.job.train.gradients.wire)
+    if message := ring.meet(names, list(addresses.values())):
+        context.report("notice", message=message)
     return LocalSession(workload, context.job, ring)
 
 

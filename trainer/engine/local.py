@@ -96,6 +96,7 @@ class LocalSession:
         with suppress(PeerLostError):
             self._ring.barrier()
         time.sleep(2 * _LINGER if self.is_chief else _LINGER)
+        self._ring.close()
 
     def _make_call(self) -> Any:
         model, ring, optimizer, replica = self.model, self._ring, self.optimizer, self._replica

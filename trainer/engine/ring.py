@@ -1,16 +1,21 @@
-"""All-reduce over the tasks of a multi-worker cluster: one packed collective, outside any strategy scope."""
+"""All-reduce over the tasks of a multi-worker cluster: what all send in a step is packed in one vector, outside any strategy scope."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.engine import clock
+from trainer.engine.exchange import Exchange
+from trainer.engine.meeting import MOST_TASKS, Invitation, Listener
 from trainer.engine.session import PeerLostError, cause
+from trainer.tf_config import split_address
 
 _GROUP = 1
-_GRADIENTS, _CONTROL, _STATE = 1, 2, 100  # instance keys: one a place in the program
+_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _STATE = 1, 2, 3, 4, 100  # instance keys: one a place in the program
+_MEETING = 15.0  # seconds for all tasks to connect to each other
 
 # What TensorFlow raises when a peer is gone; see tensorflow/core/distributed_runtime.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -19,6 +24,7 @@ _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 class Ring:
     """The tasks that reduce together: `size` of them, this one at `index`. One task alone needs no collective.
 
+    Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `meet`, and by an Exchange then.
     `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime and watches
     the peers; models and optimizers stay outside its scope, where Keras is three times as fast.
     """
@@ -29,6 +35,45 @@ class Ring:
         self._wire = tf.as_dtype(wire)  # what float32 gradients travel as
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else None
         self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
+        self._exchange: Exchange | None = None
+
+    def meet(self, names: Sequence[str], addresses: Sequence[str]) -> str:
+        """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
+
+        `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns what is to be told
+        where they cannot connect: then all stay with TensorFlow's. Raises PeerLostError.
+        """
+        if self.size == 1 or self.size > MOST_TASKS or self._hint == "nccl":
+            return ""
+        listener = Listener(addresses[self.index])
+        mine = listener.invitation
+        rows = np.zeros([self.size, 3], np.int64)
+        rows[self.index] = [mine.port, *np.frombuffer(mine.token, np.int64)]
+        with self.watching():
+            invitations = [
+                Invitation(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._now(rows, _INVITATIONS))
+            ]
+            met = listener.meet(self.index, [split_address(address)[0] for address in addresses], invitations, _MEETING)
+            reached = int(self._now(np.array([met is not None], np.int64), _MET)[0])
+        if met is not None and reached == self.size:
+            self._exchange = Exchange(self.index, names, met, self._peers_answer)
+            return ""
+        ports = ", ".join(f"{name} {invitation.port}" for name, invitation in zip(names, invitations, strict=True))
+        return (
+            f"{self.size - reached} of {self.size} tasks could not connect to all others within {_MEETING:.0f} s; "
+            f"gradients go by TensorFlow's all-reduce, which is slower. Let the tasks reach these ports of each other: {ports}"
+        )
+
+    def _now(self, values: np.ndarray[Any, Any], instance: int) -> np.ndarray[Any, Any]:
+        """Return the sum over all tasks of an array, at once."""
+        flat = tf.function(lambda: self._reduce(tf.constant(values.reshape(-1)), instance), autograph=False)()
+        together: np.ndarray[Any, Any] = flat.numpy().reshape(values.shape)
+        return together
+
+    def _peers_answer(self) -> bool:
+        """Tell whether TensorFlow's watch of its peers goes on: it ends when one does not answer."""
+        watch = getattr(getattr(self._strategy, "extended", None), "_check_health_thread", None)
+        return watch is None or bool(watch.is_alive())
 
     def _reduce(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
         if self.size == 2 and self._hint == "ring":
@@ -71,24 +116,41 @@ class Ring:
         for dtype in sorted({g.dtype.name for g in dense}):
             places = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
             packs.append((places, tf.concat([tf.reshape(dense[i], [-1]) for i in places], 0)))
-        with tf.control_dependencies([packed for _, packed in packs]):
-            began = clock.now()
-        sums = [self._sent(packed, _GRADIENTS * 10 + offset) for offset, (_, packed) in enumerate(packs)]
-        with tf.control_dependencies(sums):
-            waited = clock.since(began)
-        for (places, packed), total in zip(packs, sums, strict=True):
-            mean = total / tf.cast(self.size, packed.dtype)
+        vectors = [packed for _, packed in packs]
+        means, waited = self._exchanged(self._exchange, vectors) if self._exchange else self._collected(vectors)
+        for (places, _), mean in zip(packs, means, strict=True):
             for i, part in zip(places, tf.split(mean, [int(np.prod(dense[i].shape)) for i in places]), strict=True):
                 result[i] = tf.reshape(part, dense[i].shape)
         return result, waited
 
-    def _sent(self, packed: tf.Tensor, instance: int) -> tf.Tensor:
-        wire = self._wire if packed.dtype == tf.float32 else packed.dtype
-        return tf.cast(self._reduce(tf.cast(packed, wire), instance), packed.dtype)
+    def _exchanged(self, exchange: Exchange, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        means, waits = [], []
+        for vector in vectors:
+            short = self._shortened(vector)
+            sums = short.dtype if short.dtype.size > tf.float16.size else tf.float32
+            mean, waited = tf.numpy_function(exchange.mean, [short], [sums, tf.float32])
+            means.append(tf.cast(tf.ensure_shape(mean, vector.shape), vector.dtype))
+            waits.append(tf.ensure_shape(waited, []))
+        return means, tf.add_n(waits)
+
+    def _collected(self, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        with tf.control_dependencies(vectors):
+            began = clock.now()
+        sums = [tf.cast(self._reduce(self._shortened(v), _GRADIENTS * 10 + offset), v.dtype) for offset, v in enumerate(vectors)]
+        with tf.control_dependencies(sums):
+            waited = clock.since(began)
+        return [total / tf.cast(self.size, total.dtype) for total in sums], waited
+
+    def _shortened(self, vector: tf.Tensor) -> tf.Tensor:
+        return tf.cast(vector, self._wire) if vector.dtype == tf.float32 else vector
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
         """Return the sum over all tasks of a small vector; usable inside a tf.function."""
-        return vector if self.size == 1 else self._reduce(vector, _CONTROL)
+        if self.size == 1:
+            return vector
+        if self._exchange:
+            return tf.ensure_shape(tf.numpy_function(self._exchange.total, [vector], vector.dtype), vector.shape)
+        return self._reduce(vector, _CONTROL)
 
     def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Give every task the values that the first task's variables hold."""
@@ -103,6 +165,11 @@ class Ring:
             with self.watching():
                 tf.function(lambda: self._reduce(tf.ones([1]), _STATE), autograph=False)()
 
+    def close(self) -> None:
+        """End the connections; call it when no task sends any more."""
+        if self._exchange:
+            self._exchange.close()
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Turn TensorFlow's errors about lost peers into PeerLostError."""
@@ -111,9 +178,11 @@ class Ring:
             return
         try:
             yield
-        except _LOST as error:
-            raise PeerLostError(cause(error)) from error
         except tf.errors.OpError as error:
+            if self._exchange and self._exchange.problem:
+                raise PeerLostError(self._exchange.problem) from error
+            if isinstance(error, _LOST):
+                raise PeerLostError(cause(error)) from error
             if "Collective ops is aborted" not in str(error.message):
                 raise
             raise PeerLostError(cause(error)) from error

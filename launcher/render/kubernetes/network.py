@@ -1,6 +1,6 @@
 """How the tasks of a run find each other, and who else reaches them: the headless Service and the NetworkPolicies. Pure."""
 
-from launcher.plan.addresses import PORT
+from launcher.plan.addresses import EXCHANGE_PORT, PORT
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 
 TENSORBOARD_PORT = 6006  # in the pod; the Service answers on the spec's
@@ -22,7 +22,8 @@ def policies(run: Run) -> list[Object]:
     tasks = {"matchLabels": _tasks(run)}
     rule: Object = {"from": [{"podSelector": tasks}]}
     if not _uses_other_ports(run):
-        rule["ports"] = [{"protocol": "TCP", "port": PORT}]
+        ports = [PORT, EXCHANGE_PORT] if run.spec.strategy == "multi_worker_mirrored" else [PORT]
+        rule["ports"] = [{"protocol": "TCP", "port": port} for port in ports]
     found = [_policy(run, run.name, tasks, rule, None)]
     if run.options.tensorboard:
         board = {"matchLabels": selector(run, TENSORBOARD)}

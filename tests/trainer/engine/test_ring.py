@@ -1,9 +1,20 @@
-"""What two tasks exchange, as far as one process can tell; whole runs of several are in tests/integration."""
+"""What two tasks exchange; whole runs are in tests/integration."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.processes import free_addresses
+from tests.trainer.engine.drive_ring import NAMES
 from trainer.engine.ring import Ring
+
+DRIVER = Path(__file__).with_name("drive_ring.py")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -22,3 +33,41 @@ def test_gradients_of_any_kind_can_be_sent_in_any_form(size: int, wire: str) -> 
     assert [(t.shape, t.dtype) for t in graph.structured_outputs] == [(s.shape, s.dtype) for s in specs]
     sent = {op.inputs[0].dtype.size for op in graph.graph.get_operations() if op.type.startswith("Collective")}
     assert sent == ({2} if wire == "bfloat16" else {2, 4})
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[dict[str, Any]]:
+    addresses = free_addresses(len(NAMES))
+    tasks = [
+        subprocess.Popen([sys.executable, str(DRIVER), str(index), *addresses], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
+        for index in range(len(NAMES))
+    ]
+    try:
+        return [json.loads(task.communicate(timeout=180)[0]) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire,tolerance", [("float32", 1e-6), ("bfloat16", 2**-7)])
+@pytest.mark.parametrize("way", ["TensorFlow", "own"])
+def test_both_tasks_get_the_mean_of_gradients_of_any_kind(reports: list[dict[str, Any]], way: str, wire: str, tolerance: float) -> None:
+    first, second = (report[f"{wire} {way}"] for report in reports)
+    assert first["means"] == second["means"]
+    assert first["types"] == second["types"] == ["float32", "float16", "float32", "float64"]
+    assert first["total"] == second["total"] == [2.0, 1.0]
+    for mean, *owns in zip(first["means"], *(report["own"] for report in reports), strict=True):
+        half = 1e-3 if np.size(mean) == 3 else 0.0  # that gradient is float16 itself
+        np.testing.assert_allclose(mean, np.mean(owns, axis=0), rtol=max(tolerance, half), atol=max(tolerance, half))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_tasks_that_cannot_connect_say_so_and_all_stay_with_tensorflow(reports: list[dict[str, Any]], wire: str) -> None:
+    notice, other = (report[f"{wire} notice"] for report in reports)
+    assert "2 of 2 tasks could not connect to all others" in notice
+    assert notice == other
+    assert all(name in notice for name in NAMES)
+    assert [report[f"{wire} no notice"] for report in reports] == ["", ""]
