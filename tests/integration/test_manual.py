@@ -37,6 +37,9 @@ def wrong(cluster):
 def failing(cluster):
     raise RuntimeError("the program's own fault")
 
+def unavailable(cluster):
+    raise tf.errors.UnavailableError(None, None, "the program's own shop is closed")
+
 def never(cluster):
     tf.add(1.0, 2.0)
     time.sleep(600)
@@ -104,6 +107,16 @@ def test_what_goes_wrong_in_a_program_is_told_and_not_tried_for_ever(program: st
         assert failed["exit_code"] == 2
         assert told in failed["detail"]
         assert len(run.events("chief", "started")) <= 2
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_a_programs_own_is_not_taken_for_a_lost_server(tmp_path: Path) -> None:
+    # Of the kind that TensorFlow raises when a server is gone: what it is about may come back, so it is tried again.
+    with started({**spec(tmp_path, "unavailable"), "limits": {"max_restarts": 1}}, tmp_path) as run:
+        assert run.launcher("wait", run.name, check=False, timeout=100).returncode == 1
+        told = [*run.events("chief", "restarting"), *run.events("chief", "failed")]
+        assert len(told) == 2
+        assert all(event["detail"].startswith("UnavailableError: the program's own shop is closed") for event in told)
 
 
 @pytest.mark.timeout(120)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ _DEVICES = "devices"  # the table of which device ran what, in results/
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 _FORGOTTEN = "context_id"
 _TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
+_TENSORFLOW = os.path.dirname(tf.__file__)  # noqa: PTH120 - compared with the names of files, which are texts
 _CONNECT_TIMEOUT = 2.0
 
 
@@ -118,14 +120,21 @@ def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
 
 
 def _raise_if_lost(error: Any, task: TaskConfig) -> None:
-    """Raise PeerLostError, with the server's name, where TensorFlow's error is of one that is gone."""
+    """Raise PeerLostError, with the server's name, where TensorFlow's error is of one that is gone.
+
+    One that the program raised itself is its own, whatever kind it is of.
+    """
     if not isinstance(error, _LOST) and _FORGOTTEN not in str(error.message):
         return
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not frame.f_code.co_filename.startswith(_TENSORFLOW):
+        return
     peers = task.peers()
-    spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
-    lost = [name for name in dict.fromkeys(spoken_of) if name in peers]
-    if not lost:  # TensorFlow does not say whom it means
-        lost = [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]
+    # Who waited for a server that died is spoken of as well, or alone; one that is not there is the one.
+    lost = [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]
+    if not lost:  # it may have come back meanwhile
+        spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
+        lost = [name for name in dict.fromkeys(spoken_of) if name in peers]
     who = ", ".join(f"{name} ({peers[name]})" for name in lost) or "a worker or ps"
     raise PeerLostError(f"{who} was lost while the program ran, which starts again from its beginning: {cause(error)}") from error
 
