@@ -97,7 +97,7 @@ def test_a_down_stops_a_run_that_is_only_being_started(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.mkdir()
     shim = slow / "docker"
-    shim.write_text(f'#!/bin/sh\n[ "$(pwd)" = / ] && [ "$1" = context ] && sleep 4\nexec {shutil.which("docker")} "$@"\n')
+    shim.write_text(f'#!/bin/sh\n[ "$(pwd)" = / ] && [ "$1" = context ] && sleep 2\nexec {shutil.which("docker")} "$@"\n')
     shim.chmod(0o755)
     with started(SLEEPS, tmp_path) as run:
         run.launcher("down", run.name)
