@@ -4,10 +4,12 @@ An operation is what TensorFlow runs as a whole: an op such as MatMul, or a call
 the task that it runs on.
 """
 
+import itertools
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -26,11 +28,31 @@ _HOUSEKEEPING = re.compile(r"Write\w*Summary|\w*SummaryWriter|SummaryWriter\w*")
 _Row = tuple[str, str, str, str]  # operation, name, device, device that was asked for where it is another
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A function's call, whose device is asked for later: to tell it, TensorFlow waits for the call's end."""
+
+    place: int
+    operation: str
+    name: str
+    asked: str
+    tensors: Sequence[Any]  # what it gave, then the variables and other resources that it worked on
+
+
+@dataclass
+class _Count:
+    place: int  # among all that ran, of the first time
+    times: int = 0
+
+
 class DeviceLog:
     """Counts operations by what they are and where they ran; threads that `watch` share it."""
 
     def __init__(self) -> None:
-        self._counts: dict[_Row, int] = {}
+        self._counts: dict[_Row, _Count] = {}
+        self._places = itertools.count()
+        # One a device at most: with the next call under way there, asking after the last one keeps nobody from working.
+        self._open: dict[str, _Call] = {}
         self._left_out = 0
         self._lock = threading.Lock()
 
@@ -58,27 +80,33 @@ class DeviceLog:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the table's rows in the order in which operations first ran: HEADERS says what is in them."""
-        with self._lock:
-            counts = dict(self._counts)
         return [
-            (operation, name, str(times), (place := _device(ran)).task or "", place.own, asked)
-            for (operation, name, ran, asked), times in counts.items()
+            (operation, name, str(count.times), (place := _device(ran)).task or "", place.own, asked)
+            for (operation, name, ran, asked), count in self._ordered()
         ]
 
     def elsewhere(self) -> list[str]:
         """Return, for each operation that did not run where it was asked to, a sentence that says so."""
-        with self._lock:
-            return [
-                f"{operation} ran on {_device(ran)} and not on {asked}, which cannot run it or has not what it works on"
-                for operation, _, ran, asked in self._counts
-                if asked
-            ]
+        return [
+            f"{operation} ran on {_device(ran)} and not on {asked}, which cannot run it or has not what it works on"
+            for (operation, _, ran, asked), _ in self._ordered()
+            if asked
+        ]
 
     def text(self) -> str:
         """Return the table."""
         lines = table(HEADERS, self.rows())
         more = [f"and {self._left_out} more operations of other names"] * bool(self._left_out)
         return "\n".join([*lines, *more])
+
+    def _ordered(self) -> list[tuple[_Row, _Count]]:
+        """Close what is open, and return what ran in the order of the first times."""
+        with self._lock:
+            calls, self._open = list(self._open.values()), {}
+        for call in calls:
+            self._note(call)
+        with self._lock:
+            return sorted(self._counts.items(), key=lambda counted: counted[1].place)
 
     def _ran(
         self,
@@ -94,19 +122,34 @@ class DeviceLog:
         if graph is not None or _HOUSEKEEPING.fullmatch(operation):
             return
         asked = context.context().device_name or ""
-        ran = _place(inputs, outputs) or asked
-        if not ran:
-            return
         function = _FUNCTION.fullmatch(operation)
-        wish = _device(asked)
-        missed = "" if wish.covers(_device(ran)) else str(wish)
         # Many of TensorFlow's functions drop the name that they are given; a tf.name_scope around them is there.
         scope, own = context.context().scope_name or "", op_name or ""
         name = (own if own.startswith(scope) else scope + own).rstrip("/")
-        row = (f"function {function[1].lstrip('_')}" if function else operation, name, ran, missed)
+        operation = f"function {function[1].lstrip('_')}" if function else operation
+        tensors = (*outputs, *(one for one in inputs if one.dtype == tf.resource))
+        call = _Call(next(self._places), operation, name, asked, tensors)
+        if not function:
+            self._note(call)
+            return
+        with self._lock:
+            last = self._open.get(asked)
+            self._open[asked] = call
+        if last:
+            self._note(last)
+
+    def _note(self, call: _Call) -> None:
+        ran = next((str(device) for tensor in call.tensors if (device := getattr(tensor, "device", ""))), call.asked)
+        if not ran:
+            return
+        wish = _device(call.asked)
+        missed = "" if wish.covers(_device(ran)) else str(wish)
+        row = (call.operation, call.name, ran, missed)
         with self._lock:
             if row in self._counts or len(self._counts) < _MOST_ROWS:
-                self._counts[row] = self._counts.get(row, 0) + 1
+                count = self._counts.setdefault(row, _Count(call.place))
+                count.place = min(count.place, call.place)
+                count.times += 1
             else:
                 self._left_out += 1
 
@@ -117,11 +160,3 @@ def _device(name: str) -> Device:
         return devices.parse(name)
     except ValueError:
         return Device()
-
-
-def _place(inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
-    """Return the device of an operation: of what it gave, else of the variable or other resource that it worked on."""
-    for tensor in (*outputs, *(one for one in inputs if one.dtype == tf.resource)):
-        if device := getattr(tensor, "device", ""):
-            return str(device)
-    return ""

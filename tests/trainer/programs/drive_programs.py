@@ -88,6 +88,8 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     told["documented"] = run("documented:averages", {"count": 100_000})
     (scratch / "falling.py").write_text(FALLING)
     told["falling"] = run("falling:back", {})
+    (scratch / "together.py").write_text(TOGETHER)
+    told["together"] = run("together:twice", {})
     sys.stdout = out
     return told
 
@@ -102,6 +104,25 @@ def back(cluster):
     with tf.device(cluster.tasks[1].cpu):
         total.assign_add(2.0)
     return {"total": float(total)}
+"""
+
+# A call is under way on every task before the first one has ended.
+TOGETHER = """
+import time
+import tensorflow as tf
+
+@tf.function(autograph=False)
+def powers(matrix):
+    return tf.while_loop(lambda step, _: step < 200, lambda step, m: (step + 1, m @ m / 300.0), (0, matrix))[1]
+
+def twice(cluster):
+    for _ in range(2):  # the first call brings the function to each task
+        began = time.perf_counter()
+        products = cluster.each(lambda task: powers(tf.ones([300, 300])))
+        begun = time.perf_counter() - began
+        for product in products:
+            product.numpy()
+    return {"part": begun / (time.perf_counter() - began)}
 """
 
 

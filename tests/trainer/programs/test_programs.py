@@ -162,6 +162,13 @@ def test_a_life_that_is_not_over_has_no_period(report: Report) -> None:
     assert "no state came again within 3 generations" in told["notices"][0]
 
 
+def test_the_log_waits_for_no_call_of_a_function(report: Report) -> None:
+    told = report["together"]
+    assert told["metrics"]["part"] < 0.5
+    calls = {row[3]: row[2] for row in told["rows"] if row[0] == "function powers"}
+    assert calls == {f"worker-{i}": "2" for i in range(WORKERS)}
+
+
 def test_the_documented_program_runs_on_every_task(report: Report) -> None:
     told = report["documented"]
     assert told["metrics"]["mean"] == pytest.approx(0.5, abs=0.01)
