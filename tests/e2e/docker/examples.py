@@ -9,31 +9,11 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.docker.running import EXAMPLES, NOTHING, Run, cleaned, free_port, get, launch, left, unique
-from tests.integration.test_examples import ACCURACY, COMMANDS, DIGITS, OWN_PROGRAM, PROGRAMS, SMALL, TRAINED
+from tests.e2e.docker.running import EXAMPLES, NOTHING, cleaned, free_port, get, launch, left, unique
+from tests.e2e.reached import SETTINGS, assert_reached
 
 BY_COMPOSE = ("mnist-evaluator", "mnist-multiworker", "custom-ps")
-# Where an example is made for more time than there is here, it is set as in the tests of local runs.
-BY_LAUNCHER = {name: changes for name, (changes, _) in TRAINED.items() if name not in BY_COMPOSE} | {
-    "mnist-ps": (),
-    "custom-command": (),
-    **dict.fromkeys(PROGRAMS, ()),
-    # On a busy machine the workers' gradients are of older weights, and so few steps as elsewhere do not reach the bounds.
-    "cifar10-ps": (*SMALL, "train.steps=1000"),
-}
-
-
-def assert_reached(name: str, run: Run, logs: str) -> None:
-    """Check that a run has come to what its example is there for: its metrics, or what a program says of itself."""
-    if name in COMMANDS:
-        said = OWN_PROGRAM.findall(logs)
-        assert len(said) == 1, logs[-3000:]  # the chief alone
-        assert float(said[0]) >= ACCURACY
-        return
-    expected = PROGRAMS[name][0] if name in PROGRAMS else TRAINED.get(name, ((), DIGITS))[1]
-    metrics = run.status()["metrics"]
-    for metric, (low, high) in expected.items():
-        assert low <= metrics[metric] <= high, metrics
+BY_LAUNCHER = {name: changes for name, changes in SETTINGS.items() if name not in BY_COMPOSE}
 
 
 def by_strategy(*strategies: str) -> list[str]:
@@ -56,7 +36,7 @@ def assert_the_launcher_trains(name: str, tmp_path: Path) -> None:
         assert (summary["event"], summary["state"], summary["restarts"]) == ("summary", "succeeded", {})
         assert summary["run_dir"] == f"volume {own}_run"
         logs = run.launcher("logs", own)
-        assert_reached(name, run, logs)
+        assert_reached(name, run.status(), logs)
         assert run.launcher("tensorboard", own).strip() == f"http://127.0.0.1:{port}"
         if name == "mnist-single":
             tags = get(f"http://127.0.0.1:{port}/data/plugin/images/tags")

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from launcher.docker_cli import docker
-from tests.e2e.docker.examples import BY_COMPOSE, assert_reached, by_strategy
+from tests.e2e.docker.examples import BY_COMPOSE, by_strategy
 from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, cleaned, free_port, get, left, unique
+from tests.e2e.reached import assert_reached
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(330)]
 
@@ -41,7 +42,7 @@ def test_compose_alone_trains_it_and_the_launcher_finds_it(name: str, tmp_path: 
         assert status["state"] == "succeeded"
         assert project in run.launcher("ls")
         logs = run.launcher("logs", project)
-        assert_reached(name, run, logs)
+        assert_reached(name, status, logs)
         told = get(f"http://127.0.0.1:{port}/data/environment")
         assert status["tensorboard"] == f"http://127.0.0.1:{port}", told
         if name.startswith("mnist"):
