@@ -75,8 +75,8 @@ def start(cluster: Cluster, run: Run, spec: dict[str, Any]) -> None:
         if left and isinstance(error, LauncherError):
             error.remedy += f"; what was made could not all be removed again ({left}): launcher down {run.name} --on kubernetes"
         raise
-    _prune(cluster, run.name, {(one["kind"], one["metadata"]["name"]) for one in made})
     record.free(cluster, run.name)
+    _prune(cluster, run.name, {(one["kind"], one["metadata"]["name"]) for one in made})
 
 
 def _is_new(cluster: Cluster, kind: str, name: str) -> bool:
