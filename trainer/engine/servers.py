@@ -1,6 +1,8 @@
 """The ps and worker tasks of parameter_server and manual: TensorFlow servers that run what the chief sends them."""
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from trainer.loopback import close_to_others
 from trainer.tf_config import TaskConfig
 
 _LOOK_EVERY = 0.1  # seconds between looks at the stop file
+_DELIVERED_WITHIN = 10.0  # seconds; who has not heard by then ends by its orphan timeout
 
 
 def stop_file(scratch_dir: str, task_name: str) -> Path:
@@ -51,4 +54,23 @@ def stop_all(task: TaskConfig, scratch_dir: str) -> list[str]:
                     tf.io.write_file(os.fspath(stop_file(scratch_dir, name)), "done")
             except tf.errors.OpError:
                 missed.append(name)
+    _await_delivery()
     return missed
+
+
+def _await_delivery() -> None:
+    """Wait until what was sent to other tasks has arrived: TensorFlow does not, and a chief that leaves at once takes with it what is under way.
+
+    On a thread of its own: a task that was cut off would be waited for without end.
+    """
+    thread = threading.Thread(target=_deliver, name="delivery", daemon=True)
+    thread.start()
+    thread.join(_DELIVERED_WITHIN)
+
+
+def _deliver() -> None:
+    import tensorflow as tf
+
+    # Who has been told may have ended before it could say so.
+    with contextlib.suppress(tf.errors.OpError), tf.experimental.async_scope():
+        pass
