@@ -28,14 +28,14 @@ class Logs:
             self._writers[name] = tf.summary.create_file_writer(str(self._root / name))
         return self._writers[name]
 
-    def progress(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> None:
+    def progress(self, progress: Progress, optimizer: keras.optimizers.Optimizer, examples_per_second: float) -> None:
         """Write loss, metrics, learning rate and speed of training."""
         with self._writer("train").as_default(step=progress.step):
             tf.summary.scalar("loss", progress.loss)
             for name, value in progress.metrics.items():
                 tf.summary.scalar(name, value)
             tf.summary.scalar("learning_rate", float(keras.ops.convert_to_numpy(optimizer.learning_rate)))
-            tf.summary.scalar("examples_per_second", progress.examples / progress.seconds)
+            tf.summary.scalar("examples_per_second", examples_per_second)
 
     def evaluation(self, metrics: dict[str, float], step: int) -> None:
         """Write the metrics of an evaluation on the held-out set."""

@@ -12,7 +12,7 @@ from trainer.engine.enough import Enough, check_metric
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
-from trainer.engine.pace import REPORT_EVERY, Due
+from trainer.engine.pace import REPORT_EVERY, Due, Rate
 from trainer.engine.record import Record, RunState
 from trainer.engine.session import Progress, Session
 from trainer.engine.speaker import Speaker, waits
@@ -94,8 +94,7 @@ class _Chief:
         self._report_due = Due(job.report_every, None if job.report_every else REPORT_EVERY)
         self._recorded = 0.0
         self._told = False
-        self._examples = self._steps_since = 0
-        self._since = time.monotonic()
+        self._told_rate, self._written_rate = Rate(), Rate()
         self._saved_step: int | None = None
         self._evaluated_step: int | None = None
         self._metrics: dict[str, float] = {}
@@ -110,7 +109,8 @@ class _Chief:
         for due in (self._save_due, self._evaluate_due, self._summaries_due, self._report_due):
             due.start(step)
         self._keep("running", step)
-        self._since = time.monotonic()
+        for rate in (self._told_rate, self._written_rate):
+            rate.start()
         if self._job.summaries_every and hasattr(self._workload, "write_start_summaries"):
             with self.logs.training_writer(0):
                 self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
@@ -120,8 +120,8 @@ class _Chief:
         """Do what is due after a call."""
         step = progress.step
         last = step >= self._job.steps or progress.finish
-        self._examples += progress.examples
-        self._steps_since += progress.steps
+        for rate in (self._told_rate, self._written_rate):
+            rate.add(progress.examples, progress.steps)
         if self._report_due(step) or last or progress.stop or not self._told:
             self._tell(progress)
         if time.monotonic() - self._recorded >= _RECORD_EVERY:
@@ -130,7 +130,7 @@ class _Chief:
         if self._summaries_due(step):
             self._session.pull()
             pulled = True
-            self.logs.progress(progress, self._session.optimizer)
+            self.logs.progress(progress, self._session.optimizer, self._written_rate.take()[0])
             if hasattr(self._workload, "write_summaries"):
                 with self.logs.training_writer(step):
                     self._workload.write_summaries(self._session.model, step)
@@ -162,20 +162,18 @@ class _Chief:
         return Outcome(step, finished, self._metrics)
 
     def _tell(self, progress: Progress) -> None:
-        now = time.monotonic()
-        seconds = now - self._since
+        examples_per_second, seconds_per_step = self._told_rate.take()
         self._report(
             "progress",
             step=progress.step,
             steps=self._job.steps,
             loss=progress.loss,
             metrics=progress.metrics,
-            examples_per_second=self._examples / seconds,
-            seconds_per_step=seconds / max(1, self._steps_since),
+            examples_per_second=examples_per_second,
+            seconds_per_step=seconds_per_step,
             **waits(progress),
         )
-        self._examples = self._steps_since = 0
-        self._since, self._told = now, True
+        self._told = True
         for worker in progress.workers:
             self._report(
                 "progress",

@@ -39,3 +39,31 @@ class Due:
             self.start(step)
             return True
         return False
+
+
+class Rate:
+    """Counts examples and steps, and tells how fast they came since it was last asked.
+
+    A call's own seconds do not tell: asynchronous calls hand on what came long before, or while nothing was waited for.
+    """
+
+    def __init__(self) -> None:
+        self._examples = self._steps = 0
+        self._since = time.monotonic()
+
+    def start(self) -> None:
+        """Count from now."""
+        self._examples = self._steps = 0
+        self._since = time.monotonic()
+
+    def add(self, examples: int, steps: int) -> None:
+        """Count these, too."""
+        self._examples += examples
+        self._steps += steps
+
+    def take(self) -> tuple[float, float]:
+        """Return examples a second and seconds a step since the start; starts anew."""
+        seconds = time.monotonic() - self._since
+        rates = self._examples / seconds, seconds / max(1, self._steps)
+        self.start()
+        return rates

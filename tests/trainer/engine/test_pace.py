@@ -1,5 +1,8 @@
-"""How many steps a call runs."""
+"""How many steps a call runs, and how fast they are."""
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,3 +33,18 @@ def test_no_boundary_is_passed(step: int, wanted: int, every: int, also: int | N
 
 def test_the_last_step_ends_a_call() -> None:
     assert pace.to_boundary(1990, 100, 2000, None) == 10
+
+
+def test_a_rate_is_of_all_that_came_since_it_was_asked_last() -> None:
+    rate = pace.Rate()
+    time.sleep(0.2)
+    rate.start()
+    began = time.monotonic()
+    rate.add(1000, 10)
+    rate.add(1000, 10)
+    time.sleep(0.2)
+    examples_per_second, seconds_per_step = rate.take()
+    took = time.monotonic() - began
+    assert 2000 / took <= examples_per_second <= 2000 / 0.2
+    assert seconds_per_step * examples_per_second == pytest.approx(100)
+    assert rate.take()[0] == 0
