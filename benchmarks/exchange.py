@@ -37,7 +37,8 @@ def reduced(floats: int, index: int) -> Any:
 
     ring = (Slice if floats else Ring)(task.WORKERS, index)
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-    ring.meet([f"worker-{i}" for i in range(task.WORKERS)], cluster)
+    if message := ring.meet([f"worker-{i}" for i in range(task.WORKERS)], cluster):
+        sys.exit(message)
     return ring
 
 

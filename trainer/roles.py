@@ -78,9 +78,7 @@ def _multi_worker(context: Context, workload: Workload) -> Session:
     from trainer.engine.local import LocalSession
     from trainer.engine.ring import Ring
 
-    addresses = {
-        f"{role}-{index}": address for role in ("chief", "worker") for index, address in enumerate(context.task.cluster.get(role, ()))
-    }
+    addresses = context.task.tasks()
     names = list(addresses)
     with _signals_kept(), closed_to_others(context.task.address):
         ring = Ring(len(names), names.index(context.task.name), context.job.train.gradients.wire)

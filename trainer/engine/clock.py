@@ -6,9 +6,14 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 
 
+def is_allowed() -> bool:
+    """Tell whether waits may be told: not where operations must be deterministic, as a clock is not."""
+    return not config.is_op_determinism_enabled()
+
+
 def now() -> tf.Tensor:
     """Return the time in seconds, a float64 scalar; NaN where operations must be deterministic, as a clock is not."""
-    if config.is_op_determinism_enabled():
+    if not is_allowed():
         return tf.constant(math.nan, tf.float64)
     return tf.timestamp()
 

@@ -25,8 +25,9 @@ _PAIR = 2
 _LOOK_EVERY = 1.0  # seconds of silence between looks whether all peers are there
 _ALIGNED = 64  # bytes; TensorFlow takes an array so aligned as it is, and copies others (EIGEN_MAX_ALIGN_BYTES)
 
-# Whom the network no longer reaches is given up after half a minute, TensorFlow's own watch of its peers takes as long.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+# A silent peer whom the network no longer reaches is given up after half a minute. One that does not read is none such, however
+# long it takes: it may be evaluating. So there is no TCP_USER_TIMEOUT, which would end that, too.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class GoneError(Exception):
@@ -167,7 +168,9 @@ class Exchange:
         while left:
             try:
                 left = left[self._moved(peer, move(self._patient[peer], left)) :]
-            except TimeoutError:
+            except TimeoutError as error:
+                if error.errno:  # the kernel has given up; our own limit has no number
+                    raise self._gone(peer, error) from error
                 self._look({peer})
             except OSError as error:
                 raise self._gone(peer, error) from error

@@ -42,7 +42,7 @@ class Listener:
             self._socket = socket.create_server((host, 0), family=family, backlog=MOST_TASKS)
         else:
             try:
-                self._socket = _everywhere(port + 1)
+                self._socket = _everywhere((port + 1) % 2**16)
             except OSError:
                 self._socket = _everywhere(0)
         self.invitation = Invitation(self._socket.getsockname()[1], secrets.token_bytes(TOKEN))
@@ -81,8 +81,7 @@ class Listener:
     def _greet(self, connection: socket.socket, expected: range, invitations: Sequence[Invitation]) -> int | None:
         """Return who connected, once it is known to be one of us."""
         with contextlib.suppress(OSError):
-            connection.settimeout(_HANDSHAKE)
-            hello = _receive(connection, _HELLO.size)
+            hello = _receive(connection, _HELLO.size, time.monotonic() + _HANDSHAKE)
             if len(hello) == _HELLO.size:
                 token, peer = _HELLO.unpack(hello)
                 if hmac.compare_digest(token, self.invitation.token) and peer in expected:
@@ -105,15 +104,18 @@ def _call(index: int, host: str, invitations: Sequence[Invitation], peer: int, d
             connection = socket.create_connection((host, invitations[peer].port), timeout=left)
             with contextlib.suppress(OSError):
                 connection.sendall(_HELLO.pack(invitations[peer].token, index))
-                if hmac.compare_digest(_receive(connection, TOKEN), invitations[index].token):
+                if hmac.compare_digest(_receive(connection, TOKEN, deadline), invitations[index].token):
                     return connection
             connection.close()
         time.sleep(_TRY_EVERY)
     return None
 
 
-def _receive(connection: socket.socket, count: int) -> bytes:
+def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
     received = b""
-    while len(received) < count and (more := connection.recv(count - len(received))):
+    while len(received) < count and (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        if not (more := connection.recv(count - len(received))):
+            break
         received += more
     return received

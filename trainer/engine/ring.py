@@ -1,7 +1,7 @@
 """All-reduce over the tasks of a multi-worker cluster: what all send in a step is packed in one vector, outside any strategy scope."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -43,24 +43,28 @@ class Ring:
         `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns what is to be told
         where they cannot connect: then all stay with TensorFlow's. Raises PeerLostError.
         """
-        if self.size == 1 or self.size > MOST_TASKS or self._hint == "nccl":
+        if self.size == 1 or self._hint == "nccl":
             return ""
-        listener = Listener(addresses[self.index])
-        mine = listener.invitation
+        if self.size > MOST_TASKS:
+            return f"{self.size} tasks, more than {MOST_TASKS}, exchange gradients by TensorFlow's all-reduce, which is slower"
         rows = np.zeros([self.size, 3], np.int64)
-        rows[self.index] = [mine.port, *np.frombuffer(mine.token, np.int64)]
+        listener = None
+        with suppress(OSError):  # a task that cannot listen is one that others cannot reach
+            listener = Listener(addresses[self.index])
+            rows[self.index] = [listener.invitation.port, *np.frombuffer(listener.invitation.token, np.int64)]
         with self.watching():
             invitations = [
                 Invitation(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._now(rows, _INVITATIONS))
             ]
-            met = listener.meet(self.index, [split_address(address)[0] for address in addresses], invitations, _MEETING)
+            hosts = [split_address(address)[0] for address in addresses]
+            met = listener.meet(self.index, hosts, invitations, _MEETING) if listener else None
             reached = int(self._now(np.array([met is not None], np.int64), _MET)[0])
         if met is not None and reached == self.size:
             self._exchange = Exchange(self.index, names, met, self._peers_answer)
             return ""
         ports = ", ".join(f"{name} {invitation.port}" for name, invitation in zip(names, invitations, strict=True))
         return (
-            f"{self.size - reached} of {self.size} tasks could not connect to all others within {_MEETING:.0f} s; "
+            f"{self.size - reached} of {self.size} tasks could not connect to all others within about {_MEETING:.0f} s; "
             f"gradients go by TensorFlow's all-reduce, which is slower. Let the tasks reach these ports of each other: {ports}"
         )
 
@@ -131,7 +135,7 @@ class Ring:
             mean, waited = tf.numpy_function(exchange.mean, [short], [sums, tf.float32])
             means.append(tf.cast(tf.ensure_shape(mean, vector.shape), vector.dtype))
             waits.append(tf.ensure_shape(waited, []))
-        return means, tf.add_n(waits)
+        return means, tf.add_n(waits) if clock.is_allowed() else clock.since(clock.now())
 
     def _collected(self, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         with tf.control_dependencies(vectors):
