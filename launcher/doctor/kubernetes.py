@@ -137,7 +137,7 @@ def _policies(cluster: Cluster) -> Iterator[Finding]:
         yield problem(
             "network policies",
             f"{', '.join(closed)} lets no pod of the namespace send anything",
-            "allow the run's pods to reach each other's port 2222, and DNS, by a policy of your own",
+            "allow the run's pods to reach each other's ports 2222 and 2223, and DNS, by a policy of your own",
         )
     else:
         yield ok("network policies", "none keeps pods from sending")

@@ -39,7 +39,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "cifar10-single": (SMALL, PICTURES),
     "cifar10-mirrored": (SMALL, PICTURES),
     "cifar10-multiworker": (SMALL, PICTURES),
-    "cifar10-ps": ((*SMALL, "train.steps=1000"), PICTURES),  # old gradients take more of them, the more the busier the machine
+    "cifar10-ps": ((*SMALL, "train.steps=2500"), PICTURES),  # old gradients take more of them, the more the busier the machine
     "linear-regression-single": (("train.steps=20000",), LINE),
     "linear-regression-mirrored": (SHORT, LINE),
     "linear-regression-multiworker": (SHORT, LINE),
@@ -160,10 +160,22 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [name for name in TRAINED if name != "gridworld-dqn-small"])
 def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
     assert_trained(up(name, tmp_path, changes), expected, changes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+def test_the_small_agent_learns_from_its_workers_and_they_from_it(tmp_path: Path) -> None:
+    changes, expected = TRAINED["gridworld-dqn-small"]
+    done = up("gridworld-dqn-small", tmp_path, changes)
+    assert_trained(done, expected, changes)
+    assert done.summary["seconds"] < 240  # what the README's reader is promised on two cores
+    # What the workers get as they play, a part of it at random: they have been given what the chief learned.
+    played = [line["metrics"]["reward"] for line in done.of("progress") if line["task"] == "chief" and "local_step" not in line]
+    assert played[-1] >= 6
 
 
 @pytest.mark.timeout(330)

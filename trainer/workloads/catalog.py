@@ -192,7 +192,7 @@ CATALOG: dict[str, Entry] = {
             export=Export(formats=[]),  # it plays; it does not serve
         ),
         strategies=("single", "parameter_server"),
-        unused=("sync", "learning_rate", "gradients", "precision", "jit_compile", "export"),
+        unused=("data", "sync", "learning_rate", "gradients", "precision", "jit_compile", "export"),
         agent=True,
     ),
     "placement": _program("placement", "two additions on two tasks, brought together on the chief", PlacementParams),

@@ -34,6 +34,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     Raises LauncherError with what it refuses; nothing has been made then.
     """
     made = objects(run, cluster)
+    _refuse_claim_of_others(cluster, run)
     yield f"{cluster.words()}; its nodes need the image {run.image}" + (
         f" ({images.build_command(run.image)} makes it)" if images.is_ours(run.image) else ""
     )
@@ -59,6 +60,7 @@ def start(cluster: Cluster, run: Run, spec: dict[str, Any]) -> None:
     made = objects(run, cluster)
     before = cluster.get("ConfigMap", record.name_of(run.name))
     _refuse_at_work(cluster, run.name)
+    _refuse_claim_of_others(cluster, run)
     begun = record.begin(cluster, run, spec, before)
     new: list[tuple[str, str]] = []  # what is not the record's, and was not there
     try:
@@ -77,6 +79,16 @@ def start(cluster: Cluster, run: Run, spec: dict[str, Any]) -> None:
         raise
     record.free(cluster, run.name)
     _prune(cluster, run.name, {(one["kind"], one["metadata"]["name"]) for one in made})
+
+
+def _refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
+    """Raise UsageError where a claim has the name of the run's and was not made for it: applied over, it would be deleted with the run."""
+    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.own_claim else None
+    if claim is not None and claim["metadata"].get("labels", {}).get(observe.INSTANCE) != run.name:
+        raise UsageError(
+            f"the claim {run.claim} in {cluster.words()} was not made for this run",
+            f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run keeps to a directory of its own on it; or name the run otherwise",
+        )
 
 
 def _is_new(cluster: Cluster, kind: str, name: str) -> bool:

@@ -70,3 +70,18 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     assert time.monotonic() - began < 60
     assert left(namespace) == []
     until(lambda: not namespace.kubectl("get", "pods", "-o", "name").split(), 60, "the pods of housekeeping to go")
+
+
+def test_a_claim_of_the_runs_name_that_was_not_made_for_it_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+    namespace = launcher.namespace
+    claim = {**CLAIM, "metadata": {"name": "stranger"}}
+    namespace.kubectl("apply", "-f", "-", text=json.dumps(claim))
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC.replace("name: guest", "name: stranger").replace("kubernetes: {claim: team}\n", ""))
+    said = launcher("up", str(file), code=2)
+    assert "the claim stranger in" in said
+    assert "was not made for this run" in said
+    assert "kubernetes: {claim: stranger}" in said
+    there = json.loads(namespace.kubectl("get", "pvc", "stranger", "-o", "json"))
+    assert "labels" not in there["metadata"]
+    assert not [name for name in left(namespace) if name.startswith("stranger")]

@@ -116,7 +116,8 @@ def test_an_update_moves_values_towards_the_double_q_target_and_the_target_netwo
     goal = row[0, BOARD + 1] + 0.9 * float(model.target(after)[0, best])
     error = goal - float(model.online(before)[0, row[0, BOARD]])
     start = [weight.value.numpy() for weight in model.target.weights]
-    loss = player.learn(model, optimizer, tf.constant(rows), tf.constant(0), tf.constant(1), 32)
+    learn = tf.function(player.learn, autograph=False)  # as in training: in a graph, where nothing but the data tells an order
+    loss = learn(model, optimizer, tf.constant(rows), tf.constant(0), tf.constant(1), 32)
     assert float(loss) == pytest.approx(error**2, rel=1e-3)
     assert abs(goal - float(model.online(before)[0, row[0, BOARD]])) < abs(error)
     for old, target, online in zip(start, model.target.weights, model.online.weights, strict=True):
@@ -128,8 +129,9 @@ def test_the_replay_is_a_ring_that_holds_the_last_moves() -> None:
     model, optimizer = player.model(), player.optimizer()
     optimizer.build(model.trainable_variables)
     rows = play(player, weights_of(model.online), 600, 1.0, count=20).reshape(12_000, -1)
+    learn = tf.function(player.learn, autograph=False)
     for begin in range(0, 12_000, 3000):
-        player.learn(model, optimizer, tf.constant(rows[begin : begin + 3000]), tf.constant(begin), tf.constant(0), 32)
+        learn(model, optimizer, tf.constant(rows[begin : begin + 3000]), tf.constant(begin), tf.constant(0), 32)
     assert (model.replay.value.numpy() == np.concatenate([rows[10_000:], rows[2000:10_000]])).all()
 
 
