@@ -1,16 +1,21 @@
 """A container's output as lines with their times, as the engine kept them."""
 
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import requests
 from docker import DockerClient
+from docker.errors import create_api_error_from_http_exception
 
 from launcher.backend.docker.task import moment
 from launcher.backend.model import LogLine
 
 # RFC 3339 with nine digits of a second, and a space: every line of the engine's begins so.
 _STAMP = len("2026-01-31T00:00:00.000000000Z ")
+# Before each frame: the stream that it is of, three bytes of nothing, how many bytes follow (engine API, "Stream format" of attach).
+_HEADER = struct.Struct(">BxxxL")
 
 
 def lines(frames: Iterable[bytes], task: str) -> Iterator[tuple[str, LogLine]]:
@@ -39,10 +44,27 @@ def _line(stamp: str, task: str, written: bytes) -> LogLine:
 
 def read(client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None) -> Iterator[tuple[str, LogLine]]:
     """Yield the lines there are: all, the last `tail`, or those after a stamp. Raises one of engine.ERRORS."""
-    since = (moment(after) or 0.0) - 0.001 if after else None
-    # As a stream: in one piece the frames of a long line, each with a stamp, could not be told apart.
-    frames = client.api.logs(container, timestamps=True, since=since, tail="all" if tail is None else tail, stream=True, follow=False)
-    yield from ((stamp, line) for stamp, line in lines(frames, task) if stamp > after)
+    chosen: dict[str, Any] = {"stdout": 1, "stderr": 1, "timestamps": 1, "tail": "all" if tail is None else tail}
+    if after:
+        chosen["since"] = (moment(after) or 0.0) - 0.001
+    # Not by the client's own `logs`: whole, it gives the frames of a long line, each with a stamp, as one; as a stream it waits for ever.
+    api = client.api
+    answer = api.get(f"{api.base_url}/v{api.api_version}/containers/{container}/logs", params=chosen, timeout=api.timeout)
+    try:
+        answer.raise_for_status()
+    except requests.exceptions.HTTPError as error:
+        create_api_error_from_http_exception(error)
+    yield from ((stamp, line) for stamp, line in lines(_frames(answer.content), task) if stamp > after)
+
+
+def _frames(answer: bytes) -> Iterator[bytes]:
+    """Yield the frames of a whole answer, each without its header."""
+    at = 0
+    while at + _HEADER.size <= len(answer):
+        _, size = _HEADER.unpack_from(answer, at)
+        at += _HEADER.size
+        yield answer[at : at + size]
+        at += size
 
 
 def follow(

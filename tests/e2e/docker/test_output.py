@@ -1,14 +1,18 @@
 """A container's output as the engine gives it: whole lines, from where one had read, and until it ends."""
 
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from docker.errors import NotFound
 
 from launcher.backend.docker import output
-from launcher.backend.docker.engine import Engine, endpoint
+from launcher.backend.docker.engine import ERRORS, Endpoint, Engine, endpoint
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 
@@ -71,3 +75,20 @@ def test_following_ends_when_the_answer_is_closed_from_elsewhere(client: Engine,
     began = time.monotonic()
     assert list(following) == []
     assert time.monotonic() - began < 30
+
+
+def test_an_engine_that_goes_silent_is_not_waited_for(relay: "subprocess.Popen[str]", by_relay: dict[str, str], start: Any) -> None:
+    container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
+    far = Engine(Endpoint(by_relay["DOCKER_HOST"]))
+    far.hurry(2)
+    assert [line.text for _, line in output.read(far.client, container, "chief")] == ["up"]
+    os.kill(relay.pid, signal.SIGUSR1)
+    began = time.monotonic()
+    with pytest.raises(ERRORS):
+        list(output.read(far.client, container, "chief"))
+    assert time.monotonic() - began < 30
+
+
+def test_a_container_that_is_gone_is_the_engine_s_own_error(client: Engine) -> None:
+    with pytest.raises(NotFound, match="nobody"):
+        list(output.read(client.client, "nobody", "chief"))
