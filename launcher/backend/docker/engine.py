@@ -27,6 +27,7 @@ from launcher.render import labels
 
 # What every call of the client may raise: the engine's own errors, and those of the way to it.
 ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
+COPY = f"{labels.PREFIX}copy-of"  # a container that copies a run's volume; of which run
 TIMEOUT = 60  # seconds for one answer
 OLDEST_COMPOSE = (2, 20)  # tried with 2.26; mounts and devices are as this version reads them
 _COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
@@ -96,11 +97,21 @@ class Engine:
 
     def remove(self, run: str) -> None:
         """Remove the containers and networks of a run, and what volumes without a name they have; the run's own stays. Raises one of ERRORS."""
+        self._remove_copies(run)
         deadline = time.monotonic() + _REMOVE_WITHIN
         while (refused := self._remove(run)) is not None:
             if time.monotonic() >= deadline:
                 raise refused
             time.sleep(_REMOVE_AGAIN)
+
+    def _remove_copies(self, run: str) -> None:
+        """Remove what was left of copying the run's volume when that was killed: with its container there, all still is in the old volume."""
+        for container in self.client.containers.list(all=True, filters={"label": f"{COPY}={run}"}, ignore_removed=True):
+            with contextlib.suppress(NotFound):
+                container.remove(force=True)
+                for mount in container.attrs["Mounts"]:
+                    if mount.get("RW"):
+                        self.client.volumes.get(mount["Name"]).remove()
 
     def _remove(self, run: str) -> APIError | None:
         """Remove what can be removed now; return why something could not, for now."""

@@ -1,7 +1,12 @@
 """A run's volume kept under another name, out of a new run's way."""
 
+import contextlib
+import time
+
+from docker.types import Mount
+
 from launcher import images
-from launcher.backend.docker.engine import ERRORS, Engine
+from launcher.backend.docker.engine import COPY, ERRORS, Engine
 from launcher.backend.docker.look import volume_of
 from launcher.backend.docker.problems import explain
 from launcher.errors import LauncherError
@@ -9,6 +14,8 @@ from launcher.render import labels
 from launcher.spec.models import ClusterSpec
 
 ASIDE = f"{labels.PREFIX}set-aside"  # of which run
+_COPIED_WITHIN = 3600.0
+_LOOK_AGAIN = 0.2
 
 
 def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -> str:
@@ -24,29 +31,41 @@ def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -
     image = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
     if images.find(image) is None:
         raise LauncherError(f"the image {image} is not there, and a container of it is to copy the old run", images.build_command(image))
-    new = engine.client.volumes.create(volume_of(aside), labels={ASIDE: name})
+    new = volume_of(aside)
     try:
-        _copy(engine, image, old.name, new.name)
-    except (LauncherError, *ERRORS):
-        new.remove()
+        _copy(engine, image, name, old.name, new)
+    except BaseException:  # an interrupt, too
+        with contextlib.suppress(*ERRORS):
+            engine.client.volumes.get(new).remove()
         raise
     old.remove()
-    return f"volume {new.name}"
+    return f"volume {new}"
 
 
-def _copy(engine: Engine, image: str, old: str, new: str) -> None:
-    """Copy all of a volume to another, with owners and rights; leaves no container. Raises LauncherError or one of engine.ERRORS."""
+def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
+    """Copy all of a volume to a new one, with owners and rights; leaves no container. Raises LauncherError or one of engine.ERRORS."""
     copying = engine.client.containers.create(
         image,
         entrypoint=["cp"],
         command=["-a", "/from/.", "/to/"],
         user="0:0",
         network_mode="none",
-        volumes={old: {"bind": "/from", "mode": "ro"}, new: {"bind": "/to", "mode": "rw"}},
+        mounts=[Mount("/from", old, read_only=True), Mount("/to", new, labels={ASIDE: run})],
+        labels={COPY: run},
     )
     try:
         copying.start()
-        if copying.wait()["StatusCode"]:
+        copying.reload()
+        deadline = time.monotonic() + _COPIED_WITHIN
+        while copying.status == "running":
+            if time.monotonic() >= deadline:
+                raise LauncherError(
+                    f"copying the volume {old} was not done after {_COPIED_WITHIN:g} s; it is as it was",
+                    "give the new run another name, or delete the old data: `launcher down` with --delete-data",
+                )
+            time.sleep(_LOOK_AGAIN)
+            copying.reload()
+        if copying.attrs["State"]["ExitCode"]:
             said = copying.logs().decode("utf-8", "replace")
             raise explain(said or "cp failed without a word", f"copying the volume {old}")
     finally:

@@ -1,5 +1,9 @@
 """A run's volume under another name: all of it is there, or the old one still is."""
 
+import signal
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,3 +95,34 @@ def test_a_copy_that_fails_leaves_the_old_one(client: Engine, stored: Stored, im
         assert docker("ps", "--all", "--quiet", "--filter", f"ancestor={bare}") == ""
     finally:
         docker("image", "rm", "--force", bare)
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+def test_a_copy_that_is_cut_short_leaves_the_old_one(client: Engine, stored: Stored, image: Built, by: signal.Signals) -> None:
+    slow = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
+    layer = "USER root\nRUN printf '#!/bin/sh\\nsleep 1000' > /usr/local/bin/cp; chmod +x /usr/local/bin/cp"
+    docker("build", "--tag", slow, "-", stdin=f"FROM {image.name}\n{layer}\n", deadline=300)
+    program = (
+        "from launcher.backend.docker.engine import Engine, endpoint\n"
+        "from launcher.backend.docker.volumes import set_aside\n"
+        "from launcher.spec.models import ClusterSpec\n"
+        f"spec = ClusterSpec.model_validate({{'version': 1, 'name': 'toy', 'image': {slow!r}, 'command': ['true']}})\n"
+        f"set_aside(Engine(endpoint()), {stored.name!r}, {stored.aside!r}, spec)"
+    )
+
+    def copies() -> str:
+        return docker("ps", "--all", "--quiet", "--filter", f"ancestor={slow}")
+
+    try:
+        with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as copying:
+            deadline = time.monotonic() + 60
+            while not docker("ps", "--quiet", "--filter", f"ancestor={slow}"):
+                assert time.monotonic() < deadline, "no copy began"
+                time.sleep(0.2)
+            copying.send_signal(by)
+        if by == signal.SIGKILL:
+            assert stored.volumes == {f"{stored.name}_run", f"{stored.aside}_run"}
+            client.remove(stored.name)  # as the next verb for that run does
+        assert (stored.volumes, copies()) == ({f"{stored.name}_run"}, "")
+    finally:
+        docker("image", "rm", "--force", slow)
