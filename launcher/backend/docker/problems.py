@@ -8,7 +8,7 @@ from launcher.errors import LauncherError
 # What Compose or the engine says -> what is wrong, what to do.
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
-        r"is not a docker command|unknown docker command|unknown shorthand flag: 'p'",
+        r"is not a docker command|unknown (?:docker )?command|unknown (?:shorthand )?flag: (?:--short|--ansi|'[fp]')",
         "the docker command has no Compose plugin",
         "install it (Debian, Ubuntu: docker-compose-v2 or docker-compose-plugin); `docker compose version` must answer",
     ),
@@ -28,19 +28,29 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "free some: `docker system df` shows what takes it, `docker system prune` removes what nothing uses",
     ),
     (
+        r"nvidia-container-cli: device error|unknown device.*(?:gpu|nvidia)|unresolvable CDI devices",
+        "the tasks ask for more GPUs than the engine's machine has",
+        "ask for fewer, in `gpus` of a role, or give tasks to other machines: launcher up --on kubernetes",
+    ),
+    (
         r"could not select device driver|unknown or invalid runtime name: nvidia|nvidia-container-cli|failed to discover GPU|CDI device",
         "the engine has no GPUs to give",
-        "install the NVIDIA driver and the NVIDIA Container Toolkit on its machine, or train without: --set roles.worker.gpus=0",
+        "install the NVIDIA driver and the NVIDIA Container Toolkit on its machine, or train without: `gpus: 0` in its role",
+    ),
+    (
+        r"tcp_retries2",
+        "the engine cannot set net.ipv4.tcp_retries2 in a container",
+        "its machine needs Linux 4.6 or newer (`docker info` tells which it has)",
     ),
     (
         r"range of cpus is from",
         "a task asks for more cores than the engine's machine has",
-        "ask for fewer: --set roles.worker.cpu=1 say, or leave cpu out for no limit",
+        "ask for fewer in `cpu` of its role, or leave it out for no limit",
     ),
     (
         r"minimum memory limit allowed",
         "a task asks for less memory than a container needs",
-        "ask for more: --set roles.worker.memory=2Gi say",
+        "ask for more in `memory` of its role: 2Gi, say",
     ),
     (
         r"bind source path does not exist|invalid mount config for type \"bind\"",

@@ -35,7 +35,12 @@ def prepare(spec: ClusterSpec, place: Endpoint) -> Iterator[str]:
         yield from _build(gpu=gpu)
     elif _is_stale(spec, found):
         yield f"image {name} is there, of other sources than this launcher's: it is built anew, as `{images.build_command(name)}` does"
-        yield from _build(gpu=gpu, base_image=found.labels.get(images.BASE_NAME))
+        try:
+            yield from _build(gpu=gpu, base_image=found.labels.get(images.BASE_NAME))
+        except LauncherError as error:
+            command = images.build_command(name)
+            as_it_is = f"or build it as the one before was, with the options of `{command}`; or take that as it is: --set image={name}"
+            raise LauncherError(error.message, f"{error.remedy}; {as_it_is}") from error
     else:
         yield f"image {name} is there ({found.size / 1e9:.2f} GB; {_why(spec, found)})"
 

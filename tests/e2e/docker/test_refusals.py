@@ -74,7 +74,7 @@ def test_gpus_where_there_are_none(cluster: dict[str, Any], image: Built, tmp_pa
 
 
 def test_more_cores_than_there_are(tmp_path: Path) -> None:
-    refused(spec(tmp_path, roles={"chief": {"cpu": 1000}}), "more cores than the engine's machine has", "--set roles.worker.cpu")
+    refused(spec(tmp_path, roles={"chief": {"cpu": 1000}}), "more cores than the engine's machine has", "`cpu` of its role")
 
 
 def test_an_image_that_is_nowhere(tmp_path: Path) -> None:
@@ -128,11 +128,10 @@ def test_no_docker_command(tmp_path: Path) -> None:
 
 
 def test_no_compose_plugin(tmp_path: Path) -> None:
-    # As the command says it where the plugin is missing; in all else it is the real one.
+    # What the real command says of a plugin that it does not have.
     shim = tmp_path / "docker"
-    shim.write_text(
-        f'#!/bin/sh\n[ "$1" = compose ] && {{ echo "docker: \'compose\' is not a docker command." >&2; exit 1; }}\nexec {shutil.which("docker")} "$@"\n'
-    )
+    real = shutil.which("docker")
+    shim.write_text(f'#!/bin/sh\n[ "$1" = compose ] && {{ shift; exec {real} composed "$@"; }}\nexec {real} "$@"\n')
     shim.chmod(0o755)
     refused(spec(tmp_path), "no Compose plugin", "docker compose version", environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
 

@@ -12,8 +12,14 @@ SAID = {
     "gpu": 'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
     "cdi": "Error response from daemon: failed to discover GPU vendor from CDI: no known GPU vendor found",
     "plugin": "docker: 'compose' is not a docker command.\nSee 'docker --help'",
+    "fewer gpus": "Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create failed: runc "
+    "create failed: unable to start container process: error during container init: error running prestart hook #0: exit status 1, stdout: , "
+    "stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: device error: 1: unknown device: unknown",
+    "plugin, by a flag": "unknown flag: --short\nSee 'docker --help'.",
     "image": "Error response from daemon: pull access denied for mine, repository does not exist or may require 'docker login'",
     "cpus": "Error response from daemon: Range of CPUs is from 0.01 to 2.00, as there are only 2 CPUs available",
+    "sysctl": "Error response from daemon: OCI runtime create failed: container_linux.go:296: starting container process caused "
+    '"process_linux.go:398: container init caused \\"open /proc/sys/net/ipv4/tcp_retries2: no such file or directory\\"": unknown',
     "bind": 'Error response from daemon: invalid mount config for type "bind": bind source path does not exist: /home/me/src',
     "networks": "Error response from daemon: all predefined address pools have been fully subnetted",
     "engine": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
@@ -25,8 +31,11 @@ MEANT = {
     "gpu": ("no GPUs", "NVIDIA Container Toolkit"),
     "cdi": ("no GPUs", "NVIDIA Container Toolkit"),
     "plugin": ("no Compose plugin", "docker compose version"),
+    "fewer gpus": ("more GPUs than", "`gpus` of a role"),
+    "plugin, by a flag": ("no Compose plugin", "docker compose version"),
     "image": ("the image is not there", "launcher image build"),
-    "cpus": ("more cores", "--set roles.worker.cpu"),
+    "cpus": ("more cores", "`cpu` of its role"),
+    "sysctl": ("cannot set net.ipv4.tcp_retries2", "Linux 4.6"),
     "bind": ("not there for the engine", "train.data"),
     "networks": ("no networks left", "docker network prune"),
     "engine": ("does not answer", "docker info"),
