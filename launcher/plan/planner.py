@@ -163,8 +163,7 @@ class _Common:
         """Return the same inside an image; another image than ours need not have the trainer, so it runs the command itself."""
         if self.spec.command and self.spec.image:
             return tuple(self.spec.command)
-        parent = ("python", "-P", "-m", "trainer")
-        return (*parent, "--", *self.spec.command) if self.spec.command else parent
+        return (*rules.TRAINER, "--", *self.spec.command) if self.spec.command else rules.TRAINER
 
     def code(self) -> str | None:
         if self.spec.code is None:

@@ -3,7 +3,7 @@
 Source: docs/architecture.md, "Who restarts what", and the storage contract: only the chief writes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from launcher.plan.models import RoleName, Scope
 
@@ -20,6 +20,14 @@ RESTART_SCOPE: dict[str, dict[RoleName, Scope]] = {
     "parameter_server": {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"},
     "manual": {"chief": "alone", "worker": "all", "ps": "all"},
 }
+
+# How the trainer is started inside an image.
+TRAINER = ("python", "-P", "-m", "trainer")
+
+
+def has_trainer(command: Sequence[str]) -> bool:
+    """Tell whether what a container runs is the trainer, or a program under it: it tells how it is, and starts again what ended."""
+    return tuple(command[: len(TRAINER)]) == TRAINER
 
 
 def task_name(role: RoleName, index: int) -> str:

@@ -173,8 +173,7 @@ class Keeper:
         self._engine_seen = time.monotonic()
         found = look.members(containers)
         for name, kept in self._tasks.items():
-            state = found[name].attrs["State"] if name in found else {}
-            if kept.look(state, asked):
+            if kept.look(found[name].attrs if name in found else {}, asked):
                 self._record.changed()
         self._board = look.board(containers) or self._board
         self._place = look.place_of(containers, self._plan.name)

@@ -20,6 +20,7 @@ from launcher.backend.local import restarts
 from launcher.backend.local.logfiles import LogWriter
 from launcher.backend.local.record import say
 from launcher.backend.model import State
+from launcher.plan import rules
 from launcher.plan.models import Task
 from trainer.exit_codes import ExitCode
 
@@ -43,7 +44,7 @@ class Kept:
 
     def __init__(self, task: Task, log: Path, engine: Engine, run: str) -> None:
         self.task = task
-        self.view = TaskView(task.name, task.address)
+        self.view = TaskView(task.name, task.address, has_trainer=rules.has_trainer(task.command))
         self.log = LogWriter(log)
         self.over_since: float | None = None
         self.start_at: float | None = None
@@ -67,11 +68,11 @@ class Kept:
         """Whether the engine has stopped it since it was last looked at."""
         return self._stopped is not None
 
-    def look(self, state: dict[str, Any], asked: float) -> bool:
-        """Take in what the engine says of the container, asked at that time; True when it changed."""
+    def look(self, described: dict[str, Any], asked: float) -> bool:
+        """Take in what the engine says of the container, asked at that time, nothing where there is none; True when it changed."""
         if self._stopped is not None and asked >= self._stopped:
             self.at_rest, self._stopping, self._stopped = True, None, None
-        return self.view.look(state)
+        return self.view.look(described.get("State", {}), described.get("RestartCount", 0))
 
     def container(self) -> Container:
         """Return its container as it is now. Raises one of engine.ERRORS, NotFound when it is gone."""

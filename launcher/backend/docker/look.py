@@ -12,6 +12,7 @@ from launcher.backend.docker.engine import Engine
 from launcher.backend.docker.task import TaskView, moment
 from launcher.backend.model import LogLine, RunStatus, State, TaskStatus
 from launcher.backend.progress import Progress
+from launcher.plan import rules
 from launcher.render import labels
 
 # As many lines of each task tell how it is: an evaluation, a checkpoint and each worker's progress are among them.
@@ -54,18 +55,21 @@ def _url_host(address: str) -> str:
 def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     """Return the status of a run from its containers, of which there is at least one. Raises one of engine.ERRORS."""
     tasks = members(containers)
-    views = {task: TaskView(task) for task in tasks}
+    views = {
+        task: TaskView(task, has_trainer=rules.has_trainer(container.attrs["Config"]["Cmd"] or ())) for task, container in tasks.items()
+    }
     decisive = [task for task, container in tasks.items() if container.labels.get(labels.DECISIVE) == "true"]
     progress = Progress()
     for task, container in tasks.items():
-        views[task].look(container.attrs["State"])
+        views[task].look(container.attrs["State"], container.attrs["RestartCount"])
         for _, line in output.read(engine.client, str(container.id), task, tail=_LINES):
             if (event := views[task].line(line.text)) is not None:
                 told_of = views.get(str(event.get("task")), views[task])
                 told_of.tell(event, own=told_of is views[task])
                 progress.apply(event, leads=task == next(iter(decisive), None) and told_of is views[task])
     told = tuple(view.status() for view in views.values())
-    state, reason = verdict(told, decisive, ready=progress.ready)
+    begun = progress.ready or any(view.state()[0] is State.RUNNING for view in views.values() if not view.has_trainer)
+    state, reason = verdict(told, decisive, ready=begun)
     ended = state not in _UNDERWAY
     started = [seconds for container in tasks.values() if (seconds := moment(container.attrs.get("Created"))) is not None]
     ends = [task.ended for task in told if task.ended is not None]

@@ -1,5 +1,6 @@
 """One task in a container: what the engine says of it and what its own output tells, as one status. Does no I/O."""
 
+import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -31,10 +32,14 @@ def is_final(code: int) -> bool:
 
 @dataclass
 class TaskView:
-    """What is known of one task. `container` is the engine's state of it, empty before it was looked at."""
+    """What is known of one task. `container` is the engine's state of it, empty before it was looked at.
+
+    One without a trainer in it tells nothing of itself: what the engine counts is all that there is.
+    """
 
     name: str
     address: str = ""
+    has_trainer: bool = True
     container: dict[str, Any] = field(default_factory=dict)
     restarts: list[Restart] = field(default_factory=list)
     failure: str = ""  # what the task itself said of why it gives up
@@ -43,6 +48,7 @@ class TaskView:
     settled: tuple[State, str] | None = None  # how it ended for the run, where that is not what its exit code says
     _told: tuple[State, str] = (State.PENDING, "")
     _starts: int = 0
+    _engine_restarts: int = 0  # as the engine counts them, since somebody else started the container
     _code: int | None = None
     _pace: Pace = field(default_factory=Pace)
 
@@ -56,16 +62,26 @@ class TaskView:
         """The exit code that the container has or had last, None while it never ended."""
         return int(self.container["ExitCode"]) if self.phase in {"restarting", *OVER} else self._code
 
-    def look(self, state: dict[str, Any]) -> bool:
-        """Take in the engine's `State` of the container; True when it changed."""
+    def look(self, state: dict[str, Any], restarts: int = 0) -> bool:
+        """Take in the engine's `State` of the container and how often it restarted it; True when something changed."""
         changed = state != self.container
         if state.get("Status") in {"restarting", *OVER} and moment(state.get("FinishedAt")) is not None:
             self._code = int(state.get("ExitCode", 0))
         self.container = state
+        if not self.has_trainer:
+            for _ in range(restarts - self._engine_restarts):
+                self._restarted(moment(state.get("StartedAt")) or 0.0)
+            self._engine_restarts = restarts
         return changed
+
+    def _restarted(self, at: float) -> None:
+        self.restarts.append(Restart(at, len(self.restarts) + 1, self._code, self.why(self._code)))
 
     def starts(self) -> None:
         """Note that its container is being started: what was last seen of it is of before."""
+        if not self.has_trainer:
+            self._restarted(time.time())
+            self._engine_restarts = 0
         self.container = {**self.container, "Status": "created"}
 
     @property
@@ -109,7 +125,7 @@ class TaskView:
         self._told = (State.RUNNING, "")
         if whole(event, "attempt") == 1:
             if self._starts:
-                self.restarts.append(Restart(_time(event), len(self.restarts) + 1, self._code, self.why(self._code)))
+                self._restarted(_time(event))
             self._starts += 1
         self.failure, self.gave_up = "", None
 
@@ -133,7 +149,7 @@ class TaskView:
         if phase == "paused":
             return State.RUNNING, "paused: `docker unpause` lets it go on"
         if phase == "running":
-            return self._told
+            return self._told if self.has_trainer else (State.RUNNING, "")
         if phase == "restarting":
             return State.RESTARTING, self.why(code)
         if phase in OVER:

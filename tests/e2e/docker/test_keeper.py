@@ -11,6 +11,7 @@ import pytest
 from launcher.backend.docker import keeper
 from launcher.backend.model import State
 from launcher.docker_cli import docker
+from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.keeping import Kept, kept
 from tests.e2e.docker.running import NOTHING, left
 
@@ -45,13 +46,15 @@ def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path
         assert at_rest(there)
 
 
-def test_what_fails_too_often_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["our image", "another image"])
+def test_what_fails_too_often_is_given_up(tmp_path: Path, image: Built, own: bool) -> None:
     program = ["sh", "-c", "echo so many times; exit 7"]
-    with kept(tmp_path, command=program, limits={"max_restarts": 1}) as there:
+    with kept(tmp_path, command=program, limits={"max_restarts": 1}, **({"image": image.name} if own else {})) as there:
         status = there.ended()
         assert (status.state, status.tasks[0].state, status.tasks[0].exit_code) == (State.FAILED, State.FAILED, 7)
-        assert "chief failed on attempt" in status.reason
+        assert "chief failed on attempt 2 (exit code 7)" in status.reason
         assert there.of.layout.log("chief").read_text().count("so many times") == 2
+        assert len(status.tasks[0].restarts) == 1
         assert at_rest(there)
 
 

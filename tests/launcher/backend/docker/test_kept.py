@@ -38,14 +38,14 @@ def exited(code: int, ran: str = "10:00:05") -> dict[str, Any]:
     ],
 )
 def test_how_a_task_ended_is_told_by_how_the_run_did(kept: Kept, code: int, ending: Ending, state: State, reason: str) -> None:
-    kept.look(exited(code), 0.0)
+    kept.look({"State": exited(code)}, 0.0)
     kept.settle(ending)
     assert kept.view.state() == (state, reason)
 
 
 def test_a_container_that_is_being_started_is_not_over(kept: Kept) -> None:
     seen = []
-    for take_in in (lambda: kept.look(exited(137), 0.0), kept.view.starts, lambda: kept.look(exited(1), 1.0)):
+    for take_in in (lambda: kept.look({"State": exited(137)}, 0.0), kept.view.starts, lambda: kept.look({"State": exited(1)}, 1.0)):
         take_in()
         seen.append(kept.over)
     assert seen == [True, False, True]
@@ -54,7 +54,7 @@ def test_a_container_that_is_being_started_is_not_over(kept: Kept) -> None:
 def test_one_that_ran_well_for_long_is_started_again_soon(kept: Kept) -> None:
     waits = []
     for ran in ("10:00:05", "10:00:06", "10:00:07", "10:05:00", "10:00:05"):
-        kept.look(exited(137, ran), 0.0)
+        kept.look({"State": exited(137, ran)}, 0.0)
         kept.start_later(137, counts=True)
         waits.append(kept._delay)
     assert waits == [1.0, 2.0, 4.0, 1.0, 2.0]

@@ -63,6 +63,24 @@ def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_e
     assert [(restart.exit_code, restart.cause) for restart in view.status().restarts] == [(137, "killed by SIGKILL")]
 
 
+def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
+    view = TaskView("chief", has_trainer=False)
+    view.line("so many times")
+    view.look(container("running"), 0)
+    assert (view.state(), view.restarts) == ((State.RUNNING, ""), [])
+    view.look(container("restarting", 7), 1)
+    view.look(container("running"), 2)
+    assert [(restart.attempt, restart.exit_code, restart.cause) for restart in view.restarts] == [
+        (1, 7, "failed with exit code 7: so many times"),
+        (2, 7, "failed with exit code 7: so many times"),
+    ]
+    # Who starts it beside the engine makes the engine count anew.
+    view.starts()
+    view.look(container("running"), 0)
+    view.look(container("restarting", 7), 1)
+    assert len(view.restarts) == 4
+
+
 def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out() -> None:
     view = TaskView("chief")
     view.line("ValueError: no such layer")
