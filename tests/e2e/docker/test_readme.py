@@ -19,7 +19,8 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> 
     assert blocks
     if left("mnist-ps") != NOTHING:
         pytest.skip("this engine has a run called mnist-ps, which is somebody's")
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for directory in ("examples", "compose"):
+        shutil.copytree(ROOT / directory, tmp_path / directory)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with cleaned("mnist-ps", tmp_path / "runs"):
         done = subprocess.run(
