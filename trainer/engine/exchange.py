@@ -37,9 +37,14 @@ class GoneError(Exception):
 class Exchange:
     """Takes means of vectors over all tasks. Every task calls the same methods with vectors of the same form in the same order."""
 
-    def __init__(self, index: int, names: Sequence[str], met: Mapping[int, socket.socket], is_well: Callable[[], bool]) -> None:
-        """Take over the connections `met`, one a peer. `names` are told in errors; `is_well`, asked while others are silent, ends the wait."""
-        self._index, self._names, self._is_well = index, tuple(names), is_well
+    def __init__(
+        self, index: int, names: Sequence[str], met: Mapping[int, socket.socket], live: Callable[[AbstractSet[int]], bool]
+    ) -> None:
+        """Take over the connections `met`, one a peer. `names` are told in errors.
+
+        `live` is asked after each second that the peers it is given were silent, and ends the wait by saying no.
+        """
+        self._index, self._names, self._live = index, tuple(names), live
         self._peers = sorted(met)
         for connection in met.values():
             _watch_over(connection)
@@ -59,7 +64,7 @@ class Exchange:
         One of half precision (bfloat16 or float16) is sent as it is, added up in float32 and returned as that.
 
         Raises:
-            GoneError: a peer is gone, or not well. Nothing can be exchanged any more.
+            GoneError: a peer is gone, or does not answer any more. Nothing can be exchanged then.
         """
         began = time.perf_counter()
         return self._told(vector, len(self._names)), np.float32(time.perf_counter() - began)
@@ -184,7 +189,7 @@ class Exchange:
         return GoneError(f"{self._names[peer]} is gone: {error.strerror or error}")
 
     def _look(self, waiting: AbstractSet[int]) -> None:
-        if not self._is_well():
+        if not self._live(waiting):
             names = ", ".join(self._names[peer] for peer in sorted(waiting))
             raise GoneError(f"a task of the cluster does not answer any more; this one waited for {names}")
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from trainer.engine import clock
 from trainer.engine.exchange import Exchange
 from trainer.engine.meeting import MOST_TASKS, Invitation, Listener
+from trainer.engine.probing import Probe
 from trainer.engine.session import PeerLostError, cause
 from trainer.tf_config import split_address
 
@@ -25,8 +26,9 @@ class Ring:
     """The tasks that reduce together: `size` of them, this one at `index`. One task alone needs no collective.
 
     Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `meet`, and by an Exchange then.
-    `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime and watches
-    the peers; models and optimizers stay outside its scope, where Keras is three times as fast.
+    `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime; models and optimizers stay
+    outside its scope, where Keras is three times as fast. The runtime gives up, for good, whom it has not heard of for ten
+    seconds; tasks that have met do without it, and wait for as long as Probe says.
     """
 
     def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
@@ -60,7 +62,7 @@ class Ring:
             met = listener.meet(self.index, hosts, invitations, _MEETING) if listener else None
             reached = int(self._now(np.array([met is not None], np.int64), _MET)[0])
         if met is not None and reached == self.size:
-            self._exchange = Exchange(self.index, names, met, self._peers_answer)
+            self._exchange = Exchange(self.index, names, met, Probe(names))
             return ""
         ports = ", ".join(f"{name} {invitation.port}" for name, invitation in zip(names, invitations, strict=True))
         return (
@@ -73,11 +75,6 @@ class Ring:
         flat = tf.function(lambda: self._reduce(tf.constant(values.reshape(-1)), instance), autograph=False)()
         together: np.ndarray[Any, Any] = flat.numpy().reshape(values.shape)
         return together
-
-    def _peers_answer(self) -> bool:
-        """Tell whether TensorFlow's watch of its peers goes on: it ends when one does not answer."""
-        watch = getattr(getattr(self._strategy, "extended", None), "_check_health_thread", None)
-        return watch is None or bool(watch.is_alive())
 
     def _reduce(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
         if self.size == 2 and self._hint == "ring":
@@ -167,7 +164,7 @@ class Ring:
         """Return when every task has called it."""
         if self.size > 1:
             with self.watching():
-                tf.function(lambda: self._reduce(tf.ones([1]), _STATE), autograph=False)()
+                tf.function(lambda: self.total(tf.ones([1])), autograph=False)()
 
     def close(self) -> None:
         """End the connections; call it when no task sends any more."""

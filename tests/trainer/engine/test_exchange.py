@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -51,8 +52,8 @@ def met(size: int) -> list[dict[int, socket.socket]]:
 def group() -> Iterator[Groups]:
     made: list[Exchange] = []
 
-    def make(size: int, is_well: Callable[[], bool] = lambda: True) -> list[Exchange]:
-        made.extend(Exchange(i, [f"worker-{j}" for j in range(size)], found, is_well) for i, found in enumerate(met(size)))
+    def make(size: int, live: Callable[[AbstractSet[int]], bool] = lambda _: True) -> list[Exchange]:
+        made.extend(Exchange(i, [f"worker-{j}" for j in range(size)], found, live) for i, found in enumerate(met(size)))
         return made[-size:]
 
     yield make
@@ -127,7 +128,7 @@ def test_a_peer_that_goes_is_named_by_all_that_wait_for_it(group: Groups, size: 
 @pytest.mark.parametrize("size,elements", [(2, 10), (3, 2_000_000)])
 def test_a_silent_peer_is_waited_for_until_somebody_says_it_is_gone(group: Groups, size: int, elements: int) -> None:
     well = [True]
-    tasks = group(size, lambda: well[0])
+    tasks = group(size, lambda waiting: well[0] or 0 not in waiting)
     began = time.monotonic()
 
     def say() -> None:

@@ -1,20 +1,15 @@
 """What two tasks exchange; whole runs are in tests/integration."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.processes import free_addresses
 from tests.trainer.engine.drive_ring import NAMES
+from tests.trainer.engine.drivers import driven
 from trainer.engine.ring import Ring
-
-DRIVER = Path(__file__).with_name("drive_ring.py")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -37,17 +32,8 @@ def test_gradients_of_any_kind_can_be_sent_in_any_form(size: int, wire: str) -> 
 
 @pytest.fixture(scope="module")
 def reports() -> list[dict[str, Any]]:
-    addresses = free_addresses(len(NAMES))
-    tasks = [
-        subprocess.Popen([sys.executable, str(DRIVER), str(index), *addresses], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
-        for index in range(len(NAMES))
-    ]
-    try:
+    with driven("drive_ring.py", len(NAMES)) as tasks:
         return [json.loads(task.communicate(timeout=180)[0]) for task in tasks]
-    finally:
-        for task in tasks:
-            task.kill()
-            task.wait()
 
 
 @pytest.mark.slow

@@ -1,0 +1,59 @@
+"""One of three tasks that take means for ever; prints the seconds since the last one whenever that took long, and how it ended.
+
+python drive_stopped.py INDEX ADDRESS ADDRESS ADDRESS
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+NAMES = ("chief", "worker-0", "worker-1")
+LONG = 5.0  # seconds
+
+
+def tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def main(index: int, addresses: list[str]) -> None:
+    """Be task `index`."""
+    cluster = {"chief": addresses[:1], "worker": addresses[1:]}
+    task = {"type": "worker", "index": index - 1} if index else {"type": "chief", "index": 0}
+    os.environ |= {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task}), "GRPC_FAIL_FAST": "use_caller"}
+    import tensorflow as tf
+
+    from trainer.engine.ring import Ring
+    from trainer.engine.session import PeerLostError
+
+    ring = Ring(len(NAMES), index)
+    ring.meet(NAMES, addresses)
+
+    @tf.function(autograph=False)
+    def mean() -> tf.Tensor:
+        return ring.mean_gradients([tf.constant([float(index)])])[0][0]
+
+    def step() -> float:
+        with ring.watching():
+            found = float(mean()[0])
+        ring.barrier()  # as at the end of a run
+        return found
+
+    try:
+        tell(mean=step())
+        last = time.monotonic()
+        while True:
+            found = step()
+            if (took := time.monotonic() - last) > LONG:
+                tell(mean=found, after=took)
+            last = time.monotonic()
+            time.sleep(0.1)
+    except PeerLostError as error:
+        tell(lost=str(error), after=time.monotonic() - last)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,45 @@
+"""Whether the tasks that another one waits for still live: asked of TensorFlow's server in each of them.
+
+A process that is stopped, or on a machine that hangs, keeps its connections: the kernel answers for it. Its server does not.
+One that computes, or evaluates for an hour, has threads that answer at once.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+import tensorflow as tf
+
+_ANSWER_WITHIN = 1.0  # seconds
+
+# Of looks that come a second after each other and take as long as an answer may: half a minute, where nobody is there to answer,
+# to a minute. Counted rather than timed, so that no task that was stopped itself gives the others up when it goes on.
+_MOST_UNANSWERED = 30
+
+
+class Probe:
+    """Asks tasks whether they live, and remembers for how many times in a row one did not answer."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Ask tasks of these `names`, such as chief and worker-1. TensorFlow's collective runtime must have been started."""
+        self._tasks = [_in_tensorflow(name) for name in names]
+        self._unanswered = 0
+
+    def __call__(self, waiting: AbstractSet[int]) -> bool:
+        """Ask the tasks at these places of `names`; return whether there is hope. To be called after a second of silence."""
+        self._unanswered = 0 if all(_answers(self._tasks[place]) for place in sorted(waiting)) else self._unanswered + 1
+        return self._unanswered < _MOST_UNANSWERED
+
+
+def _in_tensorflow(name: str) -> str:
+    role, _, index = name.partition("-")
+    return f"/job:{role}/replica:0/task:{index or 0}"
+
+
+def _answers(task: str) -> bool:
+    from tensorflow.python.eager.context import context  # TensorFlow has no public way to ask
+
+    try:
+        context().check_collective_ops_peer_health(task, timeout_in_ms=int(_ANSWER_WITHIN * 1000))
+    except tf.errors.OpError:  # also a restarted one is not who we were connected to
+        return False
+    return True
