@@ -70,7 +70,7 @@ def plan(
     least = LEAST_INTER_OP_THREADS[spec.strategy] if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
     if target == "local":
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
-        extra, notices = _local_environments(members, machine, least)
+        extra, notices = _local_environments(members, machine, least, _alike(spec, members))
         command = common.local_command(machine)
     else:
         extra = {member.name: _container_environment(member.resources.cpu, least) for member in members}
@@ -216,10 +216,18 @@ def _threads(count: int, least: int) -> dict[str, str]:
     }
 
 
-def _local_environments(members: list[_Member], machine: Machine, least: int) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
+def _alike(spec: ClusterSpec, members: list[_Member]) -> list[str]:
+    """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's Ring."""
+    together = spec.train is not None and spec.strategy == "multi_worker_mirrored"
+    return [member.name for member in members if together and member.role != "evaluator"]
+
+
+def _local_environments(
+    members: list[_Member], machine: Machine, least: int, alike: list[str]
+) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and what a person should know about it."""
     counts = shares.threads({member.name: member.resources.cpu for member in members}, machine.cores)
-    gpus = shares.gpus({member.name: member.resources for member in members}, machine.gpus)
+    gpus = shares.gpus({member.name: member.resources for member in members}, machine.gpus, alike=alike)
     environments = {
         member.name: _threads(counts[member.name], least) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
         for member in members

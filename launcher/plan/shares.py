@@ -1,6 +1,6 @@
 """Shares a machine out between the tasks that run on it: CPU threads and GPUs. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.plan.models import Resources
@@ -27,8 +27,20 @@ class GpuShares:
     short: tuple[str, ...]
 
 
-def gpus(wanted: Mapping[str, Resources], available: Sequence[str]) -> GpuShares:
-    """Give each task its own GPUs, first come first served; a task gets all it asked for, or none."""
+def gpus(wanted: Mapping[str, Resources], available: Sequence[str], *, alike: Collection[str] = ()) -> GpuShares:
+    """Give each task its own GPUs, first come first served; a task gets all it asked for, or none.
+
+    Of the tasks in `alike` all do, or none.
+    """
+    given = _first_come(wanted, available)
+    if not set(alike).intersection(given.short):
+        return given
+    others = _first_come({name: Resources() if name in alike else one for name, one in wanted.items()}, available)
+    without = [name for name, one in wanted.items() if name in others.short or (name in alike and one.gpus)]
+    return GpuShares(others.visible, tuple(without))
+
+
+def _first_come(wanted: Mapping[str, Resources], available: Sequence[str]) -> GpuShares:
     free = list(available)
     visible: dict[str, tuple[str, ...]] = {}
     short = []

@@ -95,6 +95,19 @@ def gpu_type_with_gpus(subject: Subject) -> Iterator[Finding]:
             yield Finding(path, message, "`gpus` of 1 or more beside it", "add `gpus: 1`, or remove `gpu_type`", on="key")
 
 
+def gpus_for_all_that_exchange_gradients(subject: Subject) -> Iterator[Finding]:
+    """Tasks in step all train on GPUs, or all on CPUs: gradients travel in one way. See trainer/engine/ring.py."""
+    spec = subject.spec
+    if spec.strategy != "multi_worker_mirrored" or spec.train is None or not (spec.roles.chief and spec.roles.worker):
+        return
+    having = {"chief": spec.roles.chief.gpus, "worker": spec.roles.worker.gpus}
+    for role, other in (("chief", "worker"), ("worker", "chief")):
+        if having[other] and not having[role]:
+            message = f"the {role} has no GPU, and the {other} has: their gradients cannot be put together"
+            remedy = f"write `gpus: {having[other]}` for the {role}, too, or remove it from the {other}"
+            yield Finding(("roles", role), message, "`gpus` for chief and worker, or for neither", remedy, on="key")
+
+
 def no_empty_section(subject: Subject) -> Iterator[Finding]:
     """`worker:` with nothing after it is neither a worker with defaults nor clearly none."""
     for path in (*(("roles", role) for role in ("chief", "worker", "ps", "evaluator")), ("train",), ("train", "sync")):
@@ -293,6 +306,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("strategy",), ("roles",)), roles_fit_strategy),
     ((), only_one),
     ((), gpu_type_with_gpus),
+    ((("strategy",), ("roles", "chief", "gpus"), ("roles", "worker", "gpus")), gpus_for_all_that_exchange_gradients),
     ((), no_empty_section),
     ((), train_or_command),
     ((("command",),), words_of_command),

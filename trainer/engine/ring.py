@@ -13,9 +13,11 @@ from trainer.engine.meeting import MOST_TASKS, Invitation, Listener
 from trainer.engine.probing import Probe
 from trainer.engine.session import PeerLostError, cause
 from trainer.tf_config import split_address
+from trainer.workloads.errors import WorkloadError
 
-_GROUP = 1
-_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _STATE = 1, 2, 3, 4, 100  # instance keys: one a place in the program
+_GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
+_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _DEVICES, _STATE = 1, 2, 3, 4, 5, 100  # instance keys: one a place in the program
+_NAMED = 5  # tasks that a message names
 _MEETING = 15.0  # seconds for all tasks to connect to each other
 
 # What TensorFlow raises when a peer is gone; see tensorflow/core/distributed_runtime.
@@ -43,9 +45,16 @@ class Ring:
         """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
 
         `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns what is to be told
-        where they cannot connect: then all stay with TensorFlow's. Raises PeerLostError.
+        where they cannot connect: then all stay with TensorFlow's.
+
+        Raises:
+            PeerLostError: a task went away.
+            WorkloadError: some tasks have a GPU, and others none.
         """
-        if self.size == 1 or self._hint == "nccl":
+        if self.size == 1:
+            return ""
+        self._check_alike(names)
+        if self._hint == "nccl":
             return ""
         if self.size > MOST_TASKS:
             return f"{self.size} tasks, more than {MOST_TASKS}, exchange gradients by TensorFlow's all-reduce, which is slower"
@@ -70,39 +79,35 @@ class Ring:
             f"gradients go by TensorFlow's all-reduce, which is slower. Let the tasks reach these ports of each other: {ports}"
         )
 
+    def _check_alike(self, names: Sequence[str]) -> None:
+        """See that gradients can be reduced in one way: by NCCL where all have a GPU; else tasks would wait for each other for ever."""
+        mine = np.zeros([self.size], np.int64)
+        mine[self.index] = self._hint == "nccl"
+        with self.watching():
+            has_gpu = self._now(mine, _DEVICES)
+        if 0 < has_gpu.sum() < self.size:
+            without, having = (
+                _listed([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one]) for one in (False, True)
+            )
+            raise WorkloadError(
+                f"TensorFlow finds no GPU in {without}, and one in {having}; tasks of multi_worker_mirrored all train on GPUs, or all on CPUs. "
+                "Give chief and workers the same `gpus`, or none, and see that the GPUs are free and their drivers there"
+            )
+
     def _now(self, values: np.ndarray[Any, Any], instance: int) -> np.ndarray[Any, Any]:
-        """Return the sum over all tasks of an array, at once."""
-        flat = tf.function(lambda: self._reduce(tf.constant(values.reshape(-1)), instance), autograph=False)()
+        """Return the sum over all tasks of an array, at once, whatever they train on."""
+
+        @tf.function(autograph=False)
+        def summed() -> tf.Tensor:
+            with tf.device("CPU:0"):
+                return _all_reduced(tf.constant(values.reshape(-1)), self.size, _ON_CPUS, instance, "ring")
+
+        flat = summed()
         together: np.ndarray[Any, Any] = flat.numpy().reshape(values.shape)
         return together
 
     def _reduce(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
-        if self.size == 2 and self._hint == "ring":
-            # A ring of two reduces in two hops, each of half the vector. Exchanging it whole takes one: the
-            # bytes are the same, the waiting is half. Both add in the same order, so both get the same sum.
-            # The operation does not know bfloat16; to carry the bits, float16 is as good.
-            short = vector.dtype == tf.bfloat16
-            both = tf.raw_ops.CollectiveGatherV2(
-                input=tf.bitcast(vector, tf.float16) if short else vector,
-                group_size=2,
-                group_key=_GROUP,
-                instance_key=instance,
-                ordering_token=[],
-                communication_hint=self._hint,
-            )
-            halves = tf.split(tf.ensure_shape(both, [2 * vector.shape[0]]), 2)
-            first, second = (tf.cast(tf.bitcast(h, tf.bfloat16), tf.float32) if short else h for h in halves)
-            return first + second
-        return tf.raw_ops.CollectiveReduceV2(
-            input=vector,
-            group_size=self.size,
-            group_key=_GROUP,
-            instance_key=instance,
-            ordering_token=[],
-            merge_op="Add",
-            final_op="Id",
-            communication_hint=self._hint,
-        )
+        return _all_reduced(vector, self.size, _GROUP, instance, self._hint)
 
     def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Return the mean over all tasks of each gradient, sent as one vector a data type; and the seconds that took.
@@ -189,6 +194,10 @@ class Ring:
             raise PeerLostError(cause(error)) from error
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
 def _share(ring: Ring, variables: Sequence[tf.Variable]) -> None:
     by_type: dict[str, list[tf.Variable]] = {}
     for variable in variables:
@@ -208,3 +217,33 @@ def _share(ring: Ring, variables: Sequence[tf.Variable]) -> None:
                 variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
     share()
+
+
+def _all_reduced(vector: tf.Tensor, size: int, group: int, instance: int, hint: str) -> tf.Tensor:
+    """Return the sum of the vectors of `size` tasks, by TensorFlow's collectives."""
+    if size == 2 and hint == "ring":
+        # A ring of two reduces in two hops, each of half the vector. Exchanging it whole takes one: the
+        # bytes are the same, the waiting is half. Both add in the same order, so both get the same sum.
+        # The operation does not know bfloat16; to carry the bits, float16 is as good.
+        short = vector.dtype == tf.bfloat16
+        both = tf.raw_ops.CollectiveGatherV2(
+            input=tf.bitcast(vector, tf.float16) if short else vector,
+            group_size=2,
+            group_key=group,
+            instance_key=instance,
+            ordering_token=[],
+            communication_hint=hint,
+        )
+        halves = tf.split(tf.ensure_shape(both, [2 * vector.shape[0]]), 2)
+        first, second = (tf.cast(tf.bitcast(h, tf.bfloat16), tf.float32) if short else h for h in halves)
+        return first + second
+    return tf.raw_ops.CollectiveReduceV2(
+        input=vector,
+        group_size=size,
+        group_key=group,
+        instance_key=instance,
+        ordering_token=[],
+        merge_op="Add",
+        final_op="Id",
+        communication_hint=hint,
+    )

@@ -188,11 +188,25 @@ def test_the_trainers_own_loop_has_a_thread_a_core(strategy: str) -> None:
 
 
 def test_gpus_are_shared_out_and_a_lack_of_them_is_said() -> None:
-    roles = {"chief": {}, "worker": {"replicas": 3, "gpus": 1}}
-    made = planned(strategy="multi_worker_mirrored", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))
-    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in made.tasks] == ["", "0", "1", ""]
+    roles = {"chief": {}, "worker": {"replicas": 3, "gpus": 1}, "ps": {}}
+    made = planned(strategy="parameter_server", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))
+    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in made.tasks] == ["", "0", "1", "", ""]
     assert made.notices == ("the spec asks for 3 GPUs, this machine has 2: without a GPU run worker-2",)
     assert planned(machine=MACHINE).notices == ()
+
+
+def test_tasks_that_exchange_gradients_all_have_gpus_or_none() -> None:
+    def visible(gpus: int, **program: Any) -> tuple[list[str], tuple[str, ...]]:
+        machine = Machine(cores=8, gpus=tuple(str(i) for i in range(gpus)))
+        roles = {"worker": {"replicas": 3, "gpus": 1}, "evaluator": {}}
+        made = planned(strategy="multi_worker_mirrored", roles=roles, machine=machine, **program)
+        return [task.env["CUDA_VISIBLE_DEVICES"] for task in made.tasks], made.notices
+
+    assert visible(3) == (["0", "1", "2", ""], ())
+    notice = "the spec asks for 3 GPUs, this machine has 2: without a GPU run worker-0, worker-1, worker-2"
+    assert visible(2) == (["", "", "", ""], (notice,))
+    # What a program of one's own does with them is not known.
+    assert visible(2, command=["python"])[0] == ["0", "1", "", ""]
 
 
 def test_a_tf_config_that_cannot_fit_is_refused_with_the_size_that_would() -> None:

@@ -26,3 +26,14 @@ def test_no_gpu_is_given_twice_and_a_task_gets_all_or_none() -> None:
     given = shares.gpus(wanted, ["0", "1", "2", "3"])
     assert given.visible == {"chief": ("0", "1"), "worker-0": (), "worker-1": ("2",), "ps-0": ()}
     assert given.short == ("worker-0",)
+
+
+def test_tasks_that_must_be_alike_all_get_gpus_or_none() -> None:
+    one = Resources(gpus=1)
+    wanted = {"chief": one, "worker-0": one, "worker-1": one, "evaluator": one}
+    alike = ("chief", "worker-0", "worker-1")
+    enough = shares.gpus(wanted, ["0", "1", "2"], alike=alike)
+    assert (enough.visible["worker-1"], enough.short) == (("2",), ("evaluator",))
+    short = shares.gpus(wanted, ["0", "1"], alike=alike)
+    assert short.visible == {"chief": (), "worker-0": (), "worker-1": (), "evaluator": ("0",)}
+    assert short.short == alike

@@ -19,6 +19,7 @@ def main(index: int, addresses: list[str]) -> None:
     import tensorflow as tf
 
     from trainer.engine import ring
+    from trainer.workloads.errors import WorkloadError
 
     ring._MEETING = 1.0
     random = np.random.default_rng(7 + index)
@@ -39,7 +40,16 @@ def main(index: int, addresses: list[str]) -> None:
             "total": total.numpy().tolist(),
         }
 
-    report: dict[str, object] = {"own": [g.tolist() for g in gradients]}
+    def refused(has_gpu: bool) -> str:
+        tasks = ring.Ring(2, index)
+        tasks._hint = "nccl" if has_gpu else "ring"
+        try:
+            tasks.meet(NAMES, addresses)
+        except WorkloadError as error:
+            return str(error)
+        return ""
+
+    report: dict[str, object] = {"own": [g.tolist() for g in gradients], "one GPU": refused(index == 1), "two GPUs": refused(True)}
     # The second task connects to the first one; where that is told to be nowhere, it cannot.
     for wire in ("float32", "bfloat16"):
         tasks = ring.Ring(2, index, wire)

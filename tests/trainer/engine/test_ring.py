@@ -57,3 +57,12 @@ def test_tasks_that_cannot_connect_say_so_and_all_stay_with_tensorflow(reports: 
     assert notice == other
     assert all(name in notice for name in NAMES)
     assert [report[f"{wire} no notice"] for report in reports] == ["", ""]
+
+
+@pytest.mark.slow
+def test_tasks_of_which_only_some_have_a_gpu_are_refused_by_all(reports: list[dict[str, Any]]) -> None:
+    """They would wait for each other for ever: some by NCCL, some by connections of their own."""
+    message, other = (report["one GPU"] for report in reports)
+    assert message == other
+    assert "no GPU in worker-0, and one in worker-1" in message
+    assert [report["two GPUs"] for report in reports] == ["", ""]
