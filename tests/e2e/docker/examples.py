@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.docker.running import EXAMPLES, NOTHING, cleaned, free_port, get, launch, left, unique
+from tests.e2e.docker.running import EXAMPLES, NOTHING, Run, cleaned, free_port, get, launch, left, unique
 from tests.e2e.reached import SETTINGS, assert_reached
 
 BY_COMPOSE = ("mnist-evaluator", "mnist-multiworker", "custom-ps")
@@ -48,6 +48,17 @@ def assert_the_launcher_trains(name: str, tmp_path: Path) -> None:
         assert left(own) == {"containers": [], "networks": [], "volumes": [f"{own}_run"]}
         assert run.status()["state"] == "succeeded"
         assert run.launcher("logs", own) == logs
+        if name == "mnist-single":
+            _its_logs_are_shown_again(run)
         run.launcher("down", own, "--delete-data", "--yes")
         assert left(own) == NOTHING
         assert not (runs / own).exists()
+
+
+def _its_logs_are_shown_again(run: Run) -> None:
+    """TensorBoard of a run that was taken down answers where one says, and goes with the next `down`."""
+    for port in (free_port(), free_port()):
+        assert run.launcher("tensorboard", run.name, "--port", str(port)).strip() == f"http://127.0.0.1:{port}"
+        assert get(f"http://127.0.0.1:{port}/data/plugin/scalars/tags")["train"]
+    run.launcher("down", run.name)
+    assert left(run.name) == {"containers": [], "networks": [], "volumes": [f"{run.name}_run"]}
