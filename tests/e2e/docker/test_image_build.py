@@ -1,12 +1,15 @@
 """Building the image: again after a change, with a user's code, on another image."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from launcher import images
+from launcher import __version__, images
 from launcher.docker_cli import docker
 from launcher.image_build.context import sources
 from tests.e2e.docker.built import greets, inspected, layers, output, wheel
@@ -53,6 +56,27 @@ def test_up_builds_an_image_of_other_sources_anew_and_says_so(image: Built, tmp_
                 break
     assert f"{image.name} is there, of other sources than this launcher's: it is built anew" in said
     assert layers(inspected(image.name)) == layers(image.facts)
+
+
+def test_up_builds_an_image_that_is_not_there_and_says_so(image: Built, project: Path, tmp_path: Path) -> None:
+    version = project / "launcher" / "__init__.py"
+    name = unique("first")
+    other = image.name.replace(images.DEFAULT_IMAGE.partition(":")[2], f"0.0.{name}")
+    version.write_text(version.read_text().replace(f'"{__version__}"', f'"0.0.{name}"'))
+    file = tmp_path / "first.yaml"
+    file.write_text(f"version: 1\nname: {name}\ntensorboard: {{port: {free_port()}}}\ncommand: ['true']\n")
+    command = [sys.executable, "-m", "launcher", "up", str(file), "--on", "docker", "--runs", str(tmp_path / "runs")]
+    with cleaned(name, tmp_path / "runs"):
+        try:
+            environment = os.environ | {"PYTHONPATH": str(project)}
+            done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=600, check=False)
+            said = done.stdout + done.stderr
+            assert done.returncode == 0, said
+            assert f"image {other} is not there yet: it is built now, as `launcher image build` does" in said
+            assert inspected(other)["Config"]["Labels"]["org.opencontainers.image.version"] == f"0.0.{name}"
+        finally:
+            launch("down", name, runs=tmp_path / "runs")
+            docker("image", "rm", "--force", other)
 
 
 def test_code_is_laid_on_top_and_can_be_imported(build: Build, tmp_path: Path, tag: str) -> None:
