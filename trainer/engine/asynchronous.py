@@ -101,21 +101,23 @@ class AsynchronousSession(ServerSession):
         # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
         return self._step // self._workers.count
 
-    def _run(self, iterator: Any, steps: int, _: Seat) -> Done:
-        *totals, done, global_step = self._call(iterator, tf.constant(steps)).numpy()
+    def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
+        *totals, done, global_step = self._call(iterator, tf.constant(steps), tf.constant(seat.worker)).numpy()
         return Done(totals=np.array(totals, np.float32), steps=round(done), global_step=round(global_step))
 
     def _make_call(self) -> Any:
         state, replica, target, wire = self._state, self._replica, self._target, self._wire
 
         @tf.function(autograph=False)
-        def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+        def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+            start = tf.cast(state.step.read_value(), tf.int32)
             # A call that ran again after its worker was lost must not pass the last step.
-            steps = tf.clip_by_value(target - tf.cast(state.step.read_value(), tf.int32), 0, steps)
+            steps = tf.clip_by_value(target - start, 0, steps)
 
-            def step() -> tf.Tensor:
+            def step(done: tf.Tensor) -> tf.Tensor:
                 values, averages = state.read()
-                measured, gradients, new_averages = replica.stateless_step(iterator, values, averages)
+                # Its next call starts at least as many steps later as this one does.
+                measured, gradients, new_averages = replica.stateless_step(iterator, values, averages, worker, start + done)
                 for group, joined in zip(state.groups, state.packed(gradients), strict=True):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(joined, group.packs, strict=True)])
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):

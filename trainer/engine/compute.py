@@ -88,14 +88,14 @@ def total_loss(workload: Workload, targets: Any, outputs: Any, regularisation: S
     return tf.add_n([loss, *(tf.cast(r, tf.float32) for r in regularisation)]) if regularisation else loss
 
 
-def repeat(steps: tf.Tensor, step: Callable[[], tf.Tensor], width: int) -> tf.Tensor:
-    """Run `step` `steps` times in one TensorFlow loop; return the sum of its float32 vectors of `width` elements.
+def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int) -> tf.Tensor:
+    """Run `step` `steps` times in one TensorFlow loop, each told how many were before; return the sum of its float32 vectors [width].
 
     Written out rather than left to AutoGraph, which takes half a second to read this and Keras's code at every start.
     """
 
     def body(done: tf.Tensor, totals: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return done + 1, totals + step()
+        return done + 1, totals + step(done)
 
     _, totals = tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), tf.zeros([width])))
     return totals

@@ -104,7 +104,7 @@ class LocalSession:
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            def step() -> tf.Tensor:
+            def step(_: tf.Tensor) -> tf.Tensor:
                 measured, gradients = replica.step(iterator)
                 together, waited = ring.mean_gradients(gradients)
                 updates.apply(optimizer, together, model.trainable_variables)

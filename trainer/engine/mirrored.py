@@ -108,7 +108,7 @@ class MirroredSession:
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
-            def step_everywhere() -> tf.Tensor:
+            def step_everywhere(_: tf.Tensor) -> tf.Tensor:
                 batches, waited = timed_next(iterator)
                 measured = strategy.run(step, args=(batches, waited))
                 return strategy.reduce(tf.distribute.ReduceOp.MEAN, measured, axis=None)

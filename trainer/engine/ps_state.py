@@ -90,7 +90,7 @@ class ServerState:
     """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
 
     `apart`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
-    else all that the servers hold is updated together. Random layers' seeds stay out: each worker draws its own.
+    else all that the servers hold is updated together. Random layers' seeds stay out: each step of each worker has its own, see Replica.
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, apart: bool = False) -> None:

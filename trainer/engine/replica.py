@@ -25,6 +25,7 @@ class Replica:
         self._workload, self._model, self._optimizer = workload, model, optimizer
         self._batches = job.train.gradients.accumulate
         self._jit = job.train.jit_compile
+        self._seed = job.seed
         self.metrics = compute.metric_names(workload, model)
         self.width = 2 + len(self.metrics)
         self.examples = job.batch_size * self._batches  # of one step
@@ -51,9 +52,13 @@ class Replica:
         return measured, gradients
 
     def stateless_step(
-        self, iterator: Any, values: list[tf.Tensor], averages: list[tf.Tensor]
+        self, iterator: Any, values: list[tf.Tensor], averages: list[tf.Tensor], worker: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
-        """Do the same at given trainable values and moving averages; also return the averages after the step."""
+        """Do the same at given trainable values and moving averages; also return the averages after the step.
+
+        Random layers draw what no other `worker` does, nor this one in another `step`; both are scalars of integers.
+        """
+        own = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
 
         def differentiate(state: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
             with tf.GradientTape() as tape:
@@ -65,7 +70,8 @@ class Replica:
             gradients = tape.gradient(scaled, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return compute.measures(self._workload, loss, targets, outputs), gradients, after
 
-        return self._mean(lambda: timed_next(iterator), differentiate, averages, values)
+        measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*averages, own], values)
+        return measured, gradients, after
 
     def _own(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         with tf.GradientTape() as tape:
@@ -136,10 +142,14 @@ def timed_next(iterator: Any) -> tuple[Any, tf.Tensor]:
 
 
 def _stateless(
-    model: keras.Model, values: list[tf.Tensor], averages: list[tf.Tensor], inputs: Any
+    model: keras.Model, values: list[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any
 ) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
-    """Call the model on given values; seeds of random layers are drawn where this runs. Returns outputs, averages, losses."""
-    given = iter(averages)
+    """Call the model on given values and a batch's state: moving averages, and what its random layers' seeds are made of.
+
+    Returns outputs, the state for the next batch, and losses.
+    """
+    *averages, own = state
+    given, drawn = iter(averages), iter(_seeds(len(compute.seeds(model)), own))
     fixed = []
     for variable in model.non_trainable_variables:
         if variable.value.dtype.is_floating:
@@ -149,7 +159,18 @@ def _stateless(
                 constant = variable.value.numpy()
             fixed.append(tf.constant(constant))
         else:
-            fixed.append(tf.cast(tf.random.uniform(variable.shape, maxval=2**31 - 1, dtype=tf.int32), variable.value.dtype))
+            fixed.append(tf.cast(next(drawn), variable.value.dtype))
     outputs, after, losses = model.stateless_call(values, fixed, inputs, training=True, return_losses=True)
     floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]
-    return outputs, floating, list(losses)
+    return outputs, [*floating, own + tf.constant([0, 0, 1], tf.int64)], list(losses)
+
+
+def _seeds(count: int, own: tf.Tensor) -> list[tf.Tensor]:
+    """Return the states of so many of Keras's seed generators, [2] each, of the run's seed, the worker and the number of its batch.
+
+    An operation that keeps a state would draw the same on every worker, and again in each that starts anew.
+    """
+    if not count:
+        return []
+    drawn = tf.random.stateless_uniform([count, 2], tf.random.fold_in(own[:2], own[2]), maxval=2**31 - 1, dtype=tf.int32)
+    return [drawn[place] for place in range(count)]

@@ -198,7 +198,7 @@ class SynchronousSession(ServerSession):
                 averages = received[0][1][len(state.groups[0].packs) :]
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
                 # After the end this computes once more, in vain: cheaper than a condition around every step.
-                measured, gradients, after = replica.stateless_step(iterator, values, averages)
+                measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, received[0][0])
                 changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
                 joined = state.packed(gradients)
                 for server, (step, _), packs, extra in zip(servers, received, joined, changes, strict=True):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -89,3 +90,13 @@ class Delayed(Small):
             output_shapes=[[None, 4], [None]],
         )
         return dataset_ops._VariantDataset(asleep, data.element_spec)
+
+
+class Alike(Small):
+    """Gives every worker one batch again and again, and learns nothing: a step's loss depends on random layers alone."""
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(0.0)
+
+    def train_data(self, shard: Shard) -> tf.data.Dataset:
+        return super().train_data(replace(shard, index=0, count=1, start=0)).take(1).repeat()
