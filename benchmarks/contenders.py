@@ -12,6 +12,7 @@ PEERS_PYTHON = ROOT / ".bench-venv/bin/python"
 GROUPS = {
     "mlp": "Batch 100 a worker, MLP 784-100-10, one thread a process",
     "sync": "Synchronous updates on 1 ps from 2 workers: a step is a round of two gradients",
+    "backup": "Synchronous updates on 1 ps from the first 3 of 4 workers, 50 ms of input delay a step: all alike, and one 10 times slower",
     "many": "160 small variables on 1 ps with 2 workers",
     "cnn": "The network of cifar10, batch 16, one process",
     "exchange": "The same all-reduce loop of 2 workers with a gradient of 318 kB and with one of 4 kB",
@@ -83,6 +84,11 @@ def _ray(calls: str) -> tuple[str, ...]:
     return _module("ray_train", "--calls", calls, python=str(PEERS_PYTHON))
 
 
+def _backup(name: str, title: str, case: str) -> Contender:
+    command = _module("ours", "--case", case, "--workers", "4")
+    return Contender(name, "backup", f"ours: parameter_server, 3 of 4 workers, {title}", command, 200, gradients=3, learns=0.97)
+
+
 def _scaling(case: str, workers: int) -> Contender:
     kind, name = ("parameter_server", "ps") if case == "waiting_ps" else ("all-reduce", "allreduce")
     title = f"ours: {kind}, {workers} worker{'s' if workers > 1 else ''}, 50 ms a step"
@@ -104,6 +110,8 @@ CONTENDERS = (
     Contender("ray1", "mlp", "Ray Train, 2 workers, 1 step a call", _ray("1"), 1000, ("ray",), gradients=2),
     _ours("sync-ours", "sync", "ours: parameter_server, synchronous, 2 of 2 workers", 2000, "--case", "sync", gradients=2),
     Contender("sync-tf1", "sync", "TF1 SyncReplicasOptimizer, 2 of 2 workers", _module("tf1_ps", "--sync", "1"), 1500, gradients=2),
+    _backup("backup-one-slower", "one 10 times slower", "one_slower"),
+    _backup("backup-alike", "all alike", "alike"),
     _ours("many-ours", "many", "ours: parameter_server, 160 variables", 2000, "--case", "many"),
     _by_hand("many-pss50", "50 steps a closure", "50"),
     _by_hand("many-pss1", "1 step a closure", "1"),
@@ -136,6 +144,7 @@ COMPARISONS = (
     Comparison("allreduce", "ray1", 3.0),
     Comparison("allreduce", "ray50"),
     Comparison("sync-ours", "sync-tf1", 1.0),
+    Comparison("backup-one-slower", "backup-alike", 0.91),  # a round at most 1.1 times as long
     Comparison("many-ours", "many-pss50", 1.0),
     Comparison("many-ours", "many-pss1"),
     Comparison("cnn-ours", "cnn-handwritten", 0.95),

@@ -30,6 +30,8 @@ WAITING: dict[str, Any] = {
     "batch_size": 10,
     "params": {"hidden_units": 10, "learning_rate": 0.002},
 }
+# Three gradients of four workers make a step.
+BACKED_UP: dict[str, Any] = {**WAITING, "sync": {"replicas_to_aggregate": 3}}
 # At its usual rate of 0.01 the accuracy swings by more than what the wire could change. The published digits, where they are.
 WIRE: dict[str, Any] = {
     **MLP,
@@ -55,6 +57,8 @@ CASES = {
     "cnn": Case("single", CNN),
     "waiting_ps": Case("parameter_server", WAITING),
     "waiting_allreduce": Case("multi_worker_mirrored", WAITING),
+    "alike": Case("parameter_server", BACKED_UP),
+    "one_slower": Case("parameter_server", {**BACKED_UP, "workload": "benchmarks.workloads:OneSlower"}),
     "wire_ps": Case("parameter_server", WIRE),
     "wire_allreduce": Case("multi_worker_mirrored", WIRE),
 }

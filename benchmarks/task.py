@@ -22,6 +22,7 @@ LEARNING_RATE = 0.01
 BATCH = 100
 WORKERS = 2
 DELAY = 0.05  # seconds that stand for a step's computation where workers are many
+SLOWER = 10  # times as long that the last of workers with a back-up takes
 CNN_BATCH = 16  # a replica's pictures in a step of the convolutional network
 
 DEADLINE = 300  # seconds that a whole run may take

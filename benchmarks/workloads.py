@@ -46,8 +46,22 @@ class Waiting(MnistMlp):
         data = super().train_data(shard)
         late: Any = gen_experimental_dataset_ops.sleep_dataset(
             data._variant_tensor,  # noqa: SLF001 - TensorFlow has no public dataset that waits
-            tf.constant(int(task.DELAY * 1e6), tf.int64),
+            int(task.DELAY * 1e6) * self.slower(shard),
             output_types=[tf.uint8, tf.int32],
             output_shapes=[[None, task.PIXELS], [None]],
         )
         return dataset_ops._VariantDataset(late, data.element_spec)  # noqa: SLF001
+
+    def slower(self, shard: Shard) -> tf.Tensor:
+        """Return how many times as late a worker's batches come, int64."""
+        del shard
+        return tf.constant(1, tf.int64)
+
+
+class OneSlower(Waiting):
+    """The same with a last worker whose batches come ten times as late."""
+
+    def slower(self, shard: Shard) -> tf.Tensor:
+        """Return 10 for the last worker."""
+        last = tf.equal(tf.cast(shard.index, tf.int64), tf.cast(shard.count, tf.int64) - 1)
+        return tf.where(last, tf.constant(task.SLOWER, tf.int64), 1)

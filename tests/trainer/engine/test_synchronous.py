@@ -51,7 +51,7 @@ def test_no_gradient_is_dropped_where_all_are_needed(report: dict[str, Any]) -> 
 
 
 def test_a_round_is_not_slower_with_a_back_up_that_is_ten_times_slower(report: dict[str, Any]) -> None:
-    """1.1 times at most is what `make bench` is for: a machine that is busy with other tests gets more. Waiting would be tenfold."""
+    """`make bench` aims at 1.1 times at most, in its group backup: a machine that is busy with other tests gets more. Waiting would be tenfold."""
     seconds = report["seconds"]
     assert seconds["one slower"] <= 2 * max(seconds["alike"], seconds["alike again"])
 
