@@ -97,8 +97,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _S
             print(user_errors.shown(error, frames, task.name), file=sys.stderr)
         else:
             traceback.print_exc()
-        at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
-        error_file.write(error_line(error) + at, user_errors.fingerprint(error, frames, report.start))
+        error_file.write(error_line(error) + user_errors.place(error, frames), user_errors.fingerprint(error, frames, report.start))
         return ExitCode.FAILURE
 
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.error_line import error_line
+from trainer.tf_config import task_name
 
 # Where nothing is the user's own: Python, what is installed into it, and the trainer.
 _FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
 _GENERATED = "__autograph_generated_file"
 # How AutoGraph and errors of graphs tell, in their message, where in the source something was written.
 _IN_MESSAGE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# How TensorFlow tells on which task an operation failed that the chief asked for.
+_ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
 _EARLIER = 3  # errors that led to this one, at the most
 
 # What may be gone when it is tried again, by the names of its classes: the network, other tasks, memory and disks.
@@ -50,10 +53,24 @@ def user_frames(error: BaseException, module: str = "") -> list[Frame]:
     return list(dict.fromkeys(found))
 
 
+def failed_on(error: BaseException) -> str:
+    """Return the task on which what this one asked for failed, empty where that is not told: then it was here."""
+    found = _ON_TASK.search(str(error))
+    return task_name(found[1], int(found[2])) if found else ""
+
+
+def place(error: BaseException, frames: list[Frame]) -> str:
+    """Return where it happened, as it stands behind an error line: the user's file and line, and the task if it was another one."""
+    parts = [f"{frames[-1].file}:{frames[-1].line}"] if frames else []
+    parts += [f"on {task}"] if (task := failed_on(error)) else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
 def shown(error: BaseException, frames: list[Frame], task: str) -> str:
     """Return the user's traceback as text, the error line last."""
+    where = failed_on(error)
     lines = [
-        f"{task}: an error in your code; the frames of TensorFlow, Keras and the trainer are left out",
+        f"{task}: an error in your code{f', on {where}' if where else ''}; the frames of TensorFlow, Keras and the trainer are left out",
         "Traceback (most recent call last):",
     ]
     for frame in frames:
@@ -72,10 +89,10 @@ def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
     if names & _PASSING and not names & _LASTING:
         return ""
     inner = traceback.extract_tb(error.__traceback__)[-1:]
-    place = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None
+    last = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None
     # Numbers in a message may be a step, a value or an address.
     message = re.sub(r"0x[0-9a-f]+|\d+", "#", _line(error))
-    return f"from step {start}: {place.file if place else ''}:{place.line if place else 0}: {message}"
+    return f"from step {start}: {last.file if last else ''}:{last.line if last else 0}: {message}"
 
 
 def _line(error: BaseException) -> str:

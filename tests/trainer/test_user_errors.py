@@ -64,6 +64,17 @@ def test_places_in_messages_of_graphs_are_frames(code: ModuleType) -> None:
     assert own(error) == [user_errors.Frame(str(path), 5, "load")]
 
 
+def test_what_failed_on_another_task_names_it(code: ModuleType) -> None:
+    error = ValueError(f"""  File "{code.__file__}", line 5, in load
+
+no
+Additional GRPC error information from remote target /job:worker/replica:0/task:12 while calling /tensorflow.eager.EagerService/Enqueue:""")
+    assert user_errors.place(error, own(error)) == f" ({code.__file__}:5, on worker-12)"
+    assert user_errors.shown(error, own(error), "chief").startswith("chief: an error in your code, on worker-12; ")
+    assert user_errors.place(error, []) == " (on worker-12)"
+    assert user_errors.place(ValueError("no"), []) == ""
+
+
 def test_an_error_of_the_library_shows_the_users_error_that_led_to_it(code: ModuleType) -> None:
     outer = RuntimeError("wrapped")
     outer.__cause__ = caught(lambda: code.chained("{"))
