@@ -69,14 +69,17 @@ class Reporter:
 
 
 def parse(line: str) -> Event | None:
-    """Return the event in a line of output, or None when the line is ordinary output."""
+    """Return the event in a line of output, or None when the line is ordinary output, as one that only looks like an event is."""
     if not line.startswith('{"event":'):
         return None
     try:
         event = json.loads(line)
-    except ValueError:
+        if "\\ud" in line.lower():  # half a character, by itself, could be neither written nor shown
+            json.dumps(event, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and event.get("event") in FIELDS else None
+    kind = event.get("event") if isinstance(event, dict) else None
+    return event if isinstance(kind, str) and kind in FIELDS else None
 
 
 def _numbers(values: dict[str, float | None]) -> str:

@@ -41,6 +41,13 @@ def test_what_is_not_a_finite_number_is_null_and_still_json(monkeypatch: pytest.
     assert events.render(event) == "step 5/10  accuracy not finite  1,234 examples/s  0.1 s/step"
 
 
-@pytest.mark.parametrize("line", ["", "hello", '{"event":', '{"event":"unknown"}', '{"event":3}', "[1]"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "hello", '{"event":', '{"event":"unknown"}', '{"event":3}', "[1]", '{"event":{}}', '{"event":["a"]}', '{"event":' + "[" * 100_000,
+        r'{"event":"failed","cause":"half of \ud83d"}', '{"event":"progress","step":' + "9" * 5000 + "}",
+    ],
+    ids=range(11),
+)  # fmt: skip
 def test_ordinary_output_is_no_event(line: str) -> None:
     assert events.parse(line) is None

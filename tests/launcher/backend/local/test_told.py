@@ -36,10 +36,18 @@ def test_progress_events_show_in_the_status(runs: Runs) -> None:
 
 
 def test_output_that_only_looks_like_events_does_no_harm(runs: Runs) -> None:
-    runs.start({"chief": 'print(\'{"event":"progress","step":"x","metrics":3}\'); print(\'{"event":"progress"\')'})
+    written = (
+        '{"event":"progress","step":"x","metrics":3}',
+        '{"event":"progress"',
+        '{"event":{"of":"another program"}}',
+        '{"event":["a"]}',
+        '{"event":"progress","loss":1' + 400 * "0" + "}",
+        r'{"event":"restarting","cause":"half of \ud83d"}',
+    )
+    runs.start({"chief": f"for line in {written!r}: print(line)"})
     ended = runs.wait()
     assert (ended.state, ended.step) == (State.SUCCEEDED, None)
-    assert len(runs.lines()) == 2
+    assert tuple(runs.lines()) == written
 
 
 def test_much_output_is_kept_whole_while_the_run_answers(runs: Runs) -> None:
