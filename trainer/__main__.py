@@ -185,6 +185,8 @@ def _settings(path: str | None, problems: list[str]) -> "TrainerSettings | None"
 
 def _misuse(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None) -> list[str]:
     """Return why settings and command, each right by itself, cannot be run together or in this cluster."""
+    from importlib.util import find_spec
+
     from trainer.child import missing_program
     from trainer.configuration import check_fit
 
@@ -192,6 +194,10 @@ def _misuse(task: "TaskConfig", settings: "TrainerSettings | None", command: lis
     if command is None:
         if settings is not None and settings.train is None:
             problems.append("the settings have no train section and no program follows --; give one of them")
+        elif find_spec("tensorflow") is None:
+            problems.append(
+                f"TensorFlow is not installed in {sys.prefix}; install it: {sys.executable} -m pip install 'tf-launcher[trainer]'"
+            )
         return problems
     if settings is not None and settings.train is not None:
         problems.append("the settings have a train section and a program follows --; expected one of them; remove the other")

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,19 @@ def test_what_does_not_go_together(arguments: list[str], settings: dict[str, Any
     ended = trainer(*arguments, TRAINER_SETTINGS=settings or "")
     assert ended.returncode == 2
     assert part in ended.stderr
+
+
+def test_without_tensorflow_it_says_so_at_once(tmp_path: Path) -> None:
+    site = Path(sysconfig.get_paths()["purelib"])
+    for package in site.iterdir():
+        if not package.name.startswith("tensorflow"):
+            (tmp_path / package.name).symlink_to(package)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "TRAINER_SETTINGS": json.dumps(SETTINGS)}
+    command = [sys.executable, "-S", "-m", "trainer"]
+    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "trainer: TensorFlow is not installed" in ended.stderr
+    assert "pip install 'tf-launcher[trainer]'" in json.loads(ended.stdout)["detail"]
 
 
 def test_a_users_program_runs_with_the_trainers_environment() -> None:
