@@ -1,6 +1,7 @@
 """What a run came to: the exit code for it, and its summary for people and for programs."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,18 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
     }
 
 
-def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, file: Path | None = None) -> None:
-    """Print what the run came to, why it failed if it did, and what the user may do next; `file` is its spec, if known."""
+def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, started_by: Sequence[str] = ()) -> None:
+    """Print what the run came to, why it failed if it did, and what the user may do next.
+
+    `started_by` is the file and the `--set`s that `up` was given, if known.
+    """
     mark, colour = MARKS[status.state]
     seconds = _seconds(status)
     took = f" after {formats.duration(seconds)}" if seconds is not None else ""
     head = f"{status.name} {_WORDS[status.state]}{took}"
     console.print()
     console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
-    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, file)]
+    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, started_by)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         console.print(Text.assemble((f"  {name:<{width}}  ", "bright_black"), value), soft_wrap=True)
@@ -83,12 +87,12 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
     return facts
 
 
-def _next(status: RunStatus, runs: Path, file: Path | None) -> list[tuple[str, str]]:
+def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tuple[str, str]]:
     steps = [("run", near(status.run_dir))]
     if status.checkpoint is not None:
         steps.append(("checkpoint", near(status.checkpoint)))
-    if status.state is not State.SUCCEEDED and file is not None:
-        steps.append(("go on with", command(runs, "up", str(file), on=status.backend)))
+    if status.state is not State.SUCCEEDED and started_by:
+        steps.append(("go on with", command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:
         steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
     elif (Path(status.run_dir) / "logs").is_dir():

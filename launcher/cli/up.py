@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +53,7 @@ def up(
     spec, plan, where = planned_there(file, overrides or [], check_backend(on), runs, Where(context, namespace))
     backend = open_backend(on, runs, where)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
     say = _sayer(as_json=as_json)
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
@@ -62,8 +63,8 @@ def up(
         elsewhere = plan.spec_digest if on == "docker" and not is_there(runs, spec.name) else ""
         decision = decide(old, _changes(backend, spec), Asked(fresh, resume, may_prompt), runs, digest=elsewhere)
         if decision == "complete" and old is not None:
-            say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', str(file), '--fresh', on=on)}` trains it anew")
-            return _finish(backend, old, runs, None, as_json=as_json, code=0)
+            say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
+            return _finish(backend, old, runs, (), as_json=as_json, code=0)
         if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(runs, spec.name))):
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
@@ -73,7 +74,7 @@ def up(
         if detach:
             backend.start(plan, dump(spec), detach=True)
             return _detached(plan, runs, as_json=as_json)
-        return _foreground(backend, plan, dump(spec), runs, file, as_json=as_json, started=starting.close)
+        return _foreground(backend, plan, dump(spec), runs, started_by, as_json=as_json, started=starting.close)
 
 
 def _changes(backend: Backend, spec: ClusterSpec) -> list[tuple[str, Any, Any]] | None:
@@ -104,7 +105,7 @@ def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
 
 
 def _foreground(
-    backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, file: Path, *, as_json: bool, started: Callable[[], None]
+    backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, started_by: Sequence[str], *, as_json: bool, started: Callable[[], None]
 ) -> int:
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
@@ -120,7 +121,7 @@ def _foreground(
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED
-    return _finish(backend, status, runs, file, as_json=as_json, code=code)
+    return _finish(backend, status, runs, started_by, as_json=as_json, code=code)
 
 
 def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
@@ -138,13 +139,13 @@ def _view(name: str, tasks: list[str], *, as_json: bool) -> Any:
     return PlainView(tasks)
 
 
-def _finish(backend: Backend, status: RunStatus, runs: Path, file: Path | None, *, as_json: bool, code: int) -> int:
+def _finish(backend: Backend, status: RunStatus, runs: Path, started_by: Sequence[str], *, as_json: bool, code: int) -> int:
     from launcher.cli.results import show_summary, summary
 
     if as_json:
         print(json.dumps(summary(status, code)), flush=True)
-    elif file is not None:
+    elif started_by:
         from rich.console import Console
 
-        show_summary(Console(highlight=False), backend, status, runs, file)
+        show_summary(Console(highlight=False), backend, status, runs, started_by)
     return code

@@ -26,6 +26,13 @@ def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) 
     assert summary["checkpoint"] == "runs/toy/checkpoints/ckpt-30"
 
 
+def test_how_to_go_on_names_what_was_set(cli: Cli, spec: Spec) -> None:
+    done = cli("up", spec("fail"), "--set", "limits.max_restarts=0", "--set", "env.WORDS=two words")
+    assert done.returncode == 1
+    summary = done.stdout.partition("toy failed")[2]
+    assert "launcher up toy.yaml --set limits.max_restarts=0 --set 'env.WORDS=two words'" in summary
+
+
 def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spec) -> None:
     done = cli("up", spec("fail"))
     assert done.returncode == 1
