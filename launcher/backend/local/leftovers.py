@@ -15,6 +15,8 @@ from launcher.backend.model import ENDED, RunStatus, State
 from launcher.errors import LauncherError
 
 _STEP = 0.1
+# A verb that only looks whether somebody keeps the run holds its lock for a moment.
+_LOOKED_AT_WITHIN = 1.0
 _KILLED = "the launcher's supervisor was killed"
 
 
@@ -55,7 +57,7 @@ def clear(layout: Layout, *, now: bool) -> None:
     snapshot = state.read(layout.state)
     if snapshot is None or snapshot.status.state in ENDED:
         return
-    lock_fd = locks.acquire(layout.lock)
+    lock_fd = locks.acquire(layout.lock, timeout=_LOOKED_AT_WITHIN)
     if lock_fd is None:
         return
     try:

@@ -1,15 +1,17 @@
 """What is left when a supervisor, a launcher or a task is killed, and how a run goes on after it."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.backend.local import processes
+from launcher.backend.local import leftovers, processes
 from launcher.backend.model import State
 from launcher.errors import LauncherError
 from launcher.plan.models import Plan
@@ -69,6 +71,19 @@ def test_starting_again_first_ends_what_a_killed_supervisor_left(runs: Runs) -> 
     assert pid not in runs.processes()
     assert runs.backend.status("run").state == State.RUNNING
     runs.backend.stop("run")
+
+
+def test_what_is_left_is_ended_also_while_another_looks(runs: Runs) -> None:
+    runs.start({"chief": STUBBORN}, grace_period=0.1)
+    runs.until_line("up")
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    # As `locks.held` does for a moment.
+    lock = os.open(runs.layout().lock, os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    threading.Timer(0.3, os.close, [lock]).start()
+    leftovers.clear(runs.layout(), now=True)
+    assert runs.processes() == []
 
 
 def test_what_cannot_be_ended_is_told_and_not_forgotten(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
