@@ -40,9 +40,12 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
     """Write a commented starter spec."""
+    from launcher.spec.schema import SCHEMA_FILE
     from launcher.spec.starter import starter
 
-    text = starter(name or _name(workload, program=program), None if program else workload, strategy)
+    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(
+        name or _name(workload, program=program), None if program else workload, strategy
+    )
     _write(file, text, force=force)
     print(f"wrote {file}: edit it, then run it with `{shlex.join(['launcher', 'up', str(file)])}`")
 

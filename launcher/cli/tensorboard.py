@@ -72,7 +72,7 @@ def _is_installed() -> bool:
 
 def _is_free(host: str, port: int) -> bool:
     try:
-        with socket.create_server((host, port)):
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return True
     except OSError:
         return False

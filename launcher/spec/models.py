@@ -24,7 +24,9 @@ class Role(Section):
 
     replicas: int = Field(1, ge=1, le=10_000, description="How many tasks the role has.")
     cpu: Cpu | None = Field(None, description="CPU cores a task gets; `500m` or `0.5` is half a core. No limit when left out.")
-    memory: Memory | None = Field(None, description="Memory a task gets, such as `4Gi`. No limit when left out.")
+    memory: Memory | None = Field(
+        None, description="Memory a task gets, such as `4Gi`. No limit when left out, nor on this machine without containers."
+    )
     gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets.")
     gpu_type: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Which GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."

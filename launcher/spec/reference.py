@@ -38,7 +38,8 @@ completes and checks a spec as you type:
 # yaml-language-server: $schema=cluster.schema.json
 ```
 
-`launcher schema > cluster.schema.json` writes that file; the specs in `examples/` refer to the one in this repository.
+`launcher schema > cluster.schema.json` writes that file; what `launcher init` writes refers to the one of the launcher that wrote it, which
+is not there for others; the specs in `examples/` refer to the one in this repository.
 
 **Values.** CPU is in cores (`2`, `0.5`, `500m`), memory has a unit (`512Mi`, `4Gi`, `4G`), and so have durations (`90s`, `10m`,
 `1h30m`, `24h`, `2d`). `yes`, `no`, `on` and `off` are booleans in YAML: put them in quotes where text is meant. Dates and numbers such

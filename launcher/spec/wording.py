@@ -19,6 +19,8 @@ _SHORTHANDS = {
     **dict.fromkeys(("chief", "worker", "ps", "evaluator"), "replicas"),
     **dict.fromkeys(("checkpoint", "evaluate", "summaries"), "every_steps"),
     "train": "workload",
+    "learning_rate": "initial",
+    "early_stopping": "metric",
     "sync": "replicas_to_aggregate",
     "storage": "size",
     "tensorboard": "port",

@@ -10,6 +10,7 @@ import yaml
 
 from launcher.cli.main import run
 from launcher.cli.runs import command
+from launcher.spec.schema import SCHEMA_FILE
 from tests.launcher.cli.conftest import Cli, Spec
 from trainer.strategies import Strategy
 from trainer.workloads.catalog import CATALOG
@@ -34,7 +35,8 @@ def test_what_init_writes_is_valid(strategy: str, workload: str, capsys: pytest.
     assert "launcher up cluster.yaml" in capsys.readouterr().out
     assert run(["validate", "cluster.yaml"]) == 0
     assert f", {strategy}, {workload}" in capsys.readouterr().out
-    assert "#" in (here / "cluster.yaml").read_text()
+    first, *_ = (here / "cluster.yaml").read_text().splitlines()
+    assert first == f"# yaml-language-server: $schema={SCHEMA_FILE}"
 
 
 def test_init_for_a_program_of_ones_own(capsys: pytest.CaptureFixture[str], here: Path) -> None:

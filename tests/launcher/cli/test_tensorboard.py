@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import run
+from launcher.cli.tensorboard import _is_free
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
 
@@ -51,6 +52,18 @@ def test_a_port_in_use_is_told(logs: Path, cli: Cli) -> None:
         done = cli("tensorboard", "--port", str(port))
     assert done.returncode == 2
     assert f"port {port}" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_port_of_any_address_is_tried(host: str) -> None:
+    try:
+        taken = socket.create_server((host, 0), family=socket.AF_INET6 if host == "::1" else socket.AF_INET)
+    except OSError as error:
+        pytest.skip(f"this machine has no {host}: {error}")
+    with taken:
+        port = taken.getsockname()[1]
+        assert not _is_free(host, port)
+    assert _is_free(host, port)
 
 
 def test_a_run_without_logs_is_told(cli: Cli, spec: Spec) -> None:
