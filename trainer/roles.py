@@ -100,21 +100,21 @@ def _parameter_server(context: Context, workload: Workload) -> Session:
 
     connection = connect(context.task)
     if context.job.train.sync is None:
-        return AsynchronousSession(workload, context.job, connection)
+        return AsynchronousSession(workload, context.job, connection, context.stopped)
     return SynchronousSession(workload, context.job, connection, context.stopped)
 
 
 def _single_agent(context: Context, agent: Agent) -> Session:
     from trainer.engine.agents import LocalAgentSession
 
-    return LocalAgentSession(agent, context.job)
+    return LocalAgentSession(agent, context.job, context.stopped)
 
 
 def _served_agent(context: Context, agent: Agent) -> Session:
     from trainer.engine.ps_workers import connect
     from trainer.engine.served_agents import ServedAgentSession
 
-    return ServedAgentSession(agent, context.job, connect(context.task))
+    return ServedAgentSession(agent, context.job, connect(context.task), context.stopped)
 
 
 _SESSIONS: dict[str, Callable[[Context, Workload], Session]] = {

@@ -56,6 +56,13 @@ def checkpoints(directory: Path) -> list[int]:
 def stop(run: Run) -> int:
     """Stop the run gracefully; return the step of the checkpoint that it says it saved."""
     run.launcher("down", run.name)
+    step = assert_saved(run)
+    assert updates(run, step) == step
+    return step
+
+
+def assert_saved(run: Run) -> int:
+    """Check that a run has stopped, of which nothing is left but what it has saved; return the step of that."""
     leftovers.assert_none(run.directory)
     status = run.status()
     assert status["state"] == "stopped"
@@ -63,11 +70,15 @@ def stop(run: Run) -> int:
     assert isinstance(step, int)
     assert status["checkpoint_step"] == step
     assert checkpoints(run.directory)[-1] == step
-    saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
-    assert saved.get_tensor("optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE") == step  # as many updates as steps
     record = json.loads((run.directory / "run.json").read_text())
     assert (record["state"], record["step"]) == ("stopped", step)
     return step
+
+
+def updates(run: Run, step: int) -> int:
+    """Return how many updates the checkpoint of a step has seen."""
+    saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
+    return int(saved.get_tensor("optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"))
 
 
 def assert_complete(run: Run, strategy: str) -> None:

@@ -1,9 +1,10 @@
 """Training an agent, which learns from what it does itself: the session on one task, and what the one on servers shares with it."""
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,21 +40,21 @@ class Player:
         self._moves = 0
 
     def play(self, call: Any, steps: int, epsilon: float) -> Played:
-        """Move the boards for at least `steps` steps, by `call` of (games, moves so far, moves, epsilon, seed)."""
+        """Move the boards for at least `steps` steps, by `call` of NumPy's (games, moves so far, moves, epsilon, seed)."""
         moves = -(-steps // self._agent.boards)
         numbers = (np.int32(self._moves), np.int32(moves), np.float32(epsilon))
-        games, experience, sums = call(self._games, *(tf.constant(number) for number in numbers), self._seed)
+        games, experience, sums = call(self._games, *numbers, self._seed)
         self._games, self._moves = games.numpy(), self._moves + moves
         return Played(experience.numpy(), sums.numpy())
 
 
 class AgentSession(ABC):
-    """The chief's part: it learns from what is played; see Session."""
+    """The chief's part: it learns from what is played; see Session. `stopped` tells whether this task was asked to stop."""
 
     is_chief = True
 
-    def __init__(self, agent: Agent, job: Job) -> None:
-        self._agent, self._target = agent, job.steps
+    def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
+        self._agent, self._target, self._stopped = agent, job.steps, stopped
         built = compute.build(agent, job)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
@@ -82,10 +83,10 @@ class AgentSession(ABC):
         self._publish()
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
-        """Return when at least `steps` more steps were played and learned from; see Session.run."""
+        """Return when at least `steps` more steps were played and learned from, or the task is asked to stop; see Session.run."""
         began, start = time.perf_counter(), self._step
         goal = min(start + steps, self._target)
-        while self._step < goal:
+        while self._step < goal and not self._stopped():
             if played := self._take(min(goal - self._step, MOST_MOVES * self._agent.boards)):
                 self._learn_from(played)
         return Progress(
@@ -95,7 +96,7 @@ class AgentSession(ABC):
             metrics={**self._measured(), "epsilon": self._agent.epsilon(self._step)},
             examples=self._step - start,
             seconds=time.perf_counter() - began,
-            stop=stop,
+            stop=stop or self._stopped(),
             finish=finish,
             next_steps=next_steps or None,
             workers=self._workers_progress(),
@@ -103,7 +104,7 @@ class AgentSession(ABC):
 
     @abstractmethod
     def _take(self, steps: int) -> Played | None:
-        """Return what was played in about so many steps; None where there is nothing new yet."""
+        """Return what was played in about so many steps; None where there is nothing new yet, or the task is asked to stop."""
 
     @abstractmethod
     def close(self) -> None:
@@ -132,6 +133,8 @@ class AgentSession(ABC):
             self._window.popleft()
 
     def _measured(self) -> dict[str, float]:
+        if not self._window:  # stopped before anything was played
+            return dict.fromkeys(self._agent.measured, math.nan)
         steps = sum(steps for steps, _ in self._window)
         return compute.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
 
@@ -148,8 +151,8 @@ class AgentSession(ABC):
 class LocalAgentSession(AgentSession):
     """One task plays and learns in turn: strategy single."""
 
-    def __init__(self, agent: Agent, job: Job) -> None:
-        super().__init__(agent, job)
+    def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
+        super().__init__(agent, job, stopped)
         self._player: Player | None = None
         self._call = self._make_call()
 
@@ -165,7 +168,9 @@ class LocalAgentSession(AgentSession):
         """Do nothing: the player has the learner's own weights."""
 
     def _take(self, steps: int) -> Played | None:
-        return self._player.play(self._call, steps, self._agent.epsilon(self._step)) if self._player else None
+        if not self._player:
+            return None
+        return self._player.play(lambda *given: self._call(*map(tf.constant, given)), steps, self._agent.epsilon(self._step))
 
     def _make_call(self) -> Any:
         agent, weights = self._agent, [weight.value for weight in self.model.trainable_variables]

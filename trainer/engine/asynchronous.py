@@ -1,6 +1,7 @@
 """Asynchronous training on parameter servers: the chief schedules, workers compute, servers update."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from trainer.engine import compute
 from trainer.engine.job import Job
 from trainer.engine.ps_session import ServerSession
 from trainer.engine.ps_state import device
-from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, watching
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, watching
 from trainer.engine.session import Progress
 from trainer.workloads.protocol import Workload
 
@@ -18,8 +19,8 @@ from trainer.workloads.protocol import Workload
 class AsynchronousSession(ServerSession):
     """The chief's session. Workers run `steps` small steps a call; each reads once and sends one gradient."""
 
-    def __init__(self, workload: Workload, job: Job, connection: Connection) -> None:
-        super().__init__(workload, job, connection, replicas=1, apart=False)
+    def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
+        super().__init__(workload, job, connection, stopped, replicas=1, apart=False)
         self._wire = tf.as_dtype(job.train.gradients.wire)
         self._told = self._scheduled = 0
         self._settled: list[Result] = []  # what came while settling, which took `_settling` seconds
@@ -35,23 +36,25 @@ class AsynchronousSession(ServerSession):
         """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
         began = time.perf_counter()
         self._settled += self._take_all()
-        self._step = self._read_step()
         self._settling += time.perf_counter() - began
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Return when at least `steps` more global steps are done than the last call told of; see Session.run.
 
         Calls overlap: workers already compute the next steps when this returns; not so with `stop` or `finish`, as
-        what is saved then must be the state at the step that is told.
+        what is saved then must be the state at the step that is told. Fewer steps are done when the task is asked to stop
+        meanwhile: no worker may be left.
         """
         began, start = time.perf_counter() - self._settling, self._told
         results, self._settled, self._settling = self._settled, [], 0.0
         goal = min(start + steps, self._target)
         share = max(1, -(-steps // self._workers.count))
-        while self._step < goal:
+        while self._step < goal and not self._stopped():
             self._fill(share)
-            if self._workers.in_flight:
-                results.append(self._take())
+            if self._workers.in_flight and (result := self._workers.take()):
+                self._step = max(self._step, result.global_step)
+                results.append(result)
+        stop = stop or self._stopped()
         if stop or finish:
             results += self._take_all()
         self._told = self._step
@@ -69,11 +72,6 @@ class AsynchronousSession(ServerSession):
             workers=workers,
         )
 
-    def close(self) -> None:
-        """Wait for calls that are still under way; servers are told to stop by `servers.stop_all`."""
-        self._take_all()
-        self._workers.join()
-
     def _read_step(self) -> int:
         with watching():
             return int(self._state.step.numpy())
@@ -86,15 +84,9 @@ class AsynchronousSession(ServerSession):
             self._workers.schedule(steps)
             self._scheduled += steps
 
-    def _take(self) -> Result:
-        result = self._workers.take()
-        self._step = max(self._step, result.global_step)
-        return result
-
     def _take_all(self) -> list[Result]:
-        results = []
-        while self._workers.in_flight:
-            results.append(self._take())
+        results = self._workers.take_all()
+        self._step = self._read_step()
         return results
 
     def _worker_step(self) -> int:
@@ -102,7 +94,7 @@ class AsynchronousSession(ServerSession):
         return self._step // self._workers.count
 
     def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
-        *totals, done, global_step = self._call(iterator, tf.constant(steps), tf.constant(seat.worker)).numpy()
+        *totals, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
         return Done(totals=np.array(totals, np.float32), steps=round(done), global_step=round(global_step))
 
     def _make_call(self) -> Any:

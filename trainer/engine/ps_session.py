@@ -1,6 +1,7 @@
 """What the chief's two sessions on parameter servers share: the model, its state on the servers, the workers and their data."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import tensorflow as tf
 from trainer.engine import compute
 from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
-from trainer.engine.ps_workers import Connection, Done, Seat, Workers, watching
+from trainer.engine.ps_workers import CHIEF, Connection, Done, Seat, Workers, constant, watching
 from trainer.engine.replica import Replica
 from trainer.workloads.protocol import Shard, Workload
 
@@ -19,10 +20,12 @@ class ServerSession(ABC):
 
     is_chief = True
 
-    def __init__(self, workload: Workload, job: Job, connection: Connection, *, replicas: int, apart: bool) -> None:
-        self._target = job.steps
+    def __init__(
+        self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, apart: bool
+    ) -> None:
+        self._target, self._stopped = job.steps, stopped
         with watching():
-            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+            with tf.device(CHIEF):
                 built = compute.build(workload, job, replicas)
                 self._replica = Replica(workload, built.model, built.optimizer, job)
             self.model: keras.Model = built.model
@@ -30,7 +33,7 @@ class ServerSession(ABC):
             self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
         self._step = 0
         self._data = _worker_data(workload, job, connection.workers)
-        self._workers = Workers(connection, self._iterator, self._run, self._replica)
+        self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 
     @property
     def step(self) -> int:
@@ -48,6 +51,10 @@ class ServerSession(ABC):
         with watching():
             self._state.pull()
 
+    def close(self) -> None:
+        """End what is still under way; servers are told to stop by `servers.stop_all`."""
+        self._workers.close()
+
     @abstractmethod
     def _worker_step(self) -> int:
         """Return the step of its own stream of batches from which a worker that starts now goes on."""
@@ -57,7 +64,7 @@ class ServerSession(ABC):
         """Run a call on a worker; see ps_workers.Run."""
 
     def _iterator(self, worker: int) -> Any:
-        return iter(self._data(tf.constant(worker, tf.int64), tf.constant(self._worker_step(), tf.int64)))
+        return iter(self._data(constant(worker, tf.int64), constant(self._worker_step(), tf.int64)))
 
 
 def _worker_data(workload: Workload, job: Job, workers: int) -> Any:

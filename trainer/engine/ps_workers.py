@@ -1,6 +1,7 @@
 """The workers of parameter_server as the chief sees them: it schedules calls of some steps, they tell what they did."""
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -11,14 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from trainer.engine import compute
 from trainer.engine.session import PeerLostError, WorkerProgress, cause
 from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
 
+CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
-_SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone
+_SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone, or it was asked to stop
+_PATIENCE = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
 # A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -62,6 +66,15 @@ def connect(task: TaskConfig) -> Connection:
     return Connection(coordinator, len(task.cluster["ps"]), len(task.cluster["worker"]))
 
 
+def constant(value: Any, dtype: Any = None) -> tf.Tensor:
+    """Return a tensor on the chief, for a call on a worker.
+
+    Made under the worker's device it would be sent there at once, while no other Python runs: a worker that hangs would stop the chief.
+    """
+    with tf.device(CHIEF):
+        return tf.constant(value, dtype)
+
+
 @contextmanager
 def watching() -> Iterator[None]:
     """Turn TensorFlow's errors about lost servers into PeerLostError."""
@@ -69,6 +82,15 @@ def watching() -> Iterator[None]:
         yield
     except _LOST as error:
         raise PeerLostError(cause(error)) from error
+
+
+def leave_behind() -> None:
+    """Let nothing wait from now on for workers that hang: at a stop, when some did not end what they had begun.
+
+    TensorFlow tells every task of each function, and of the first operation of each kind, and by the coordinator's wish waits until all
+    have heard; saving has operations of its own.
+    """
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"  # TensorFlow looks each time
 
 
 class Measures(Protocol):
@@ -136,12 +158,15 @@ Run = Callable[[Any, int, Seat], Done]
 class Workers:
     """Schedules calls on workers and collects their results, those of lost workers included.
 
+    `stopped` tells whether this task was asked to stop: then nobody waits for workers, of which there may be none, without end.
     Every method raises PeerLostError when a server is gone.
     """
 
-    def __init__(self, connection: Connection, make_iterator: MakeIterator, run: Run, measures: Measures) -> None:
+    def __init__(
+        self, connection: Connection, make_iterator: MakeIterator, run: Run, measures: Measures, stopped: Callable[[], bool]
+    ) -> None:
         self._coordinator, self.count = connection.coordinator, connection.workers
-        self._make_iterator, self._run, self._measures = make_iterator, run, measures
+        self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
         self._nothing_done = Done(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
@@ -162,11 +187,12 @@ class Workers:
             # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
             self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
 
-    def take(self) -> Result:
-        """Wait for a call to end and return what it did; no steps when its worker was lost."""
-        while (result := self.take_within(_SILENCE)) is None:
-            self.look_for_errors()
-        return result
+    def take(self) -> Result | None:
+        """Wait for a call to end and return what it did, no steps when its worker was lost; None once this task is asked to stop."""
+        while not self._stopped():
+            if result := self._take_or_look():
+                return result
+        return None
 
     def take_within(self, seconds: float) -> Result | None:
         """Do the same for so long, or until `wake`; None when no call has ended."""
@@ -183,19 +209,36 @@ class Workers:
         """Let who waits in `take_within` go on; from any thread."""
         self._results.put(None)
 
-    def take_all(self, *, wait: bool) -> list[Result]:
-        """Return every result that is there; with `wait`, of all calls that were scheduled."""
+    def take_there(self) -> list[Result]:
+        """Return every result that is there."""
         results: list[Result] = []
-        while self.in_flight if wait else not self._results.empty():
-            result = self.take() if wait else self.take_within(0)
+        while not self._results.empty():
+            result = self.take_within(0)
             results += [result] if result else []
         return results
 
+    def take_all(self) -> list[Result]:
+        """Wait for all calls that were scheduled and return their results.
+
+        Once this task is asked to stop, calls that no worker has begun do nothing, and those of workers that do not end them within
+        some seconds count as ended: what they have done, the servers alone know.
+        """
+        results: list[Result] = []
+        while self.in_flight and (result := self.take()):
+            results.append(result)
+        self.drop_waiting()
+        until = time.monotonic() + _PATIENCE
+        while self.in_flight and time.monotonic() < until:
+            result = self._take_or_look()
+            results += [result] if result else []
+        if self.in_flight:
+            leave_behind()
+            self._drop(begun=True)
+        return results + self.take_there()
+
     def drop_waiting(self) -> None:
         """Let calls that no worker has begun do nothing, and count as ended: there may be no worker left to take them."""
-        with self._lock:
-            for call in [one for one in self._calls.values() if not one.begun]:
-                self._end(call, self._nothing(0))
+        self._drop(begun=False)
 
     @property
     def alive(self) -> int:
@@ -211,10 +254,12 @@ class Workers:
         with watching():
             self._coordinator.done()
 
-    def join(self) -> None:
-        """Wait until the coordinator has nothing left to do."""
+    def close(self) -> None:
+        """Let calls that no worker has begun do nothing, and give the others some seconds to end: no result is wanted any more."""
+        self.drop_waiting()
         with watching():
-            self._coordinator.join()
+            # The public `join` has no deadline, and what nobody is there to take stays in the queue.
+            self._coordinator._cluster.closure_queue.wait(timeout=_PATIENCE)  # noqa: SLF001
 
     def summarise(self, results: list[Result]) -> tuple[np.ndarray[Any, np.dtype[np.float32]], list[WorkerProgress]]:
         """Return the means over the steps of `results`, the last known ones where there are none, and each worker's progress."""
@@ -242,7 +287,7 @@ class Workers:
             if call.over:
                 return
             call.begun = True
-        worker = tf.DeviceSpec.from_string(tf.constant(0).device).task
+        worker = tf.DeviceSpec.from_string(context.context().device_name).task
         began = time.perf_counter()
         try:
             if worker not in self._iterators:
@@ -258,6 +303,19 @@ class Workers:
             raise
         with self._lock:
             self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))
+
+    def _take_or_look(self) -> Result | None:
+        """Wait a moment for a call to end; where none does, look whether something is wrong for good."""
+        result = self.take_within(_SILENCE)
+        if result is None:
+            self.look_for_errors()
+        return result
+
+    def _drop(self, *, begun: bool) -> None:
+        """Let calls count as ended, and do nothing if they can still be kept from it."""
+        with self._lock:
+            for call in [one for one in self._calls.values() if begun or not one.begun]:
+                self._end(call, self._nothing(0))
 
     def _seat(self, worker: int) -> Seat:
         first = worker not in self._greeted

@@ -4,7 +4,7 @@ An update takes milliseconds and as many bytes as the whole network, so the chie
 servers after each call's worth of updates. Workers read them once a call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,7 +16,7 @@ from trainer.engine import packing
 from trainer.engine.agents import MOST_MOVES, AgentSession, Played, Player
 from trainer.engine.job import Job
 from trainer.engine.ps_state import device
-from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, Workers, watching
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, Workers, constant, watching
 from trainer.engine.session import WorkerProgress
 from trainer.workloads.protocol import Agent
 
@@ -38,22 +38,20 @@ class _Measures:
 class ServedAgentSession(AgentSession):
     """The chief's session. A worker that is lost costs the moves of its call, and begins new games when it is back."""
 
-    def __init__(self, agent: Agent, job: Job, connection: Connection) -> None:
+    def __init__(self, agent: Agent, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
         with watching():
             with tf.device(_CHIEF):
-                super().__init__(agent, job)
+                super().__init__(agent, job, stopped)
             self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flat=True)
             self._published = [self._place(pack) for pack in self._packs]
         self._players = count()
         self._call = self._make_call()
         self._results: list[Result] = []
-        self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)))
+        self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)), stopped)
 
     def close(self) -> None:
-        """Wait for what is still played; servers are told to stop by `servers.stop_all`."""
-        while self._workers.in_flight:
-            self._workers.take()
-        self._workers.join()
+        """End what is still played; servers are told to stop by `servers.stop_all`."""
+        self._workers.close()
 
     def _place(self, pack: packing.Pack) -> tf.Variable:
         with tf.device(device(pack.server)):
@@ -73,11 +71,14 @@ class ServedAgentSession(AgentSession):
         call = MOST_MOVES * self._agent.boards
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._target:
             self._workers.schedule(call)
-        result = self._workers.take()
+        if (result := self._workers.take()) is None:
+            return None
         self._results.append(result)
         return result.brought if result.steps else None
 
     def _workers_progress(self) -> Sequence[WorkerProgress]:
+        if self._stopped():
+            self._results += self._workers.take_all()
         results, self._results = self._results, []
         return self._workers.summarise(results)[1]
 
@@ -86,7 +87,7 @@ class ServedAgentSession(AgentSession):
         return Player(self._agent, next(self._players), self.step)
 
     def _play(self, player: Player, steps: int, _: Seat) -> Done:
-        played = player.play(self._call, steps, self._agent.epsilon(self.step))
+        played = player.play(lambda *given: self._call(*map(constant, given)), steps, self._agent.epsilon(self.step))
         return Done(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), brought=played)
 
     def _make_call(self) -> Any:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.engine import clock, compute
 from trainer.engine.job import Job
 from trainer.engine.ps_session import ServerSession
-from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, watching
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, leave_behind, watching
 from trainer.engine.rounds import LAST, Server
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
@@ -29,9 +29,8 @@ class SynchronousSession(ServerSession):
     """
 
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
-        self._stopped = stopped
         self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
-        super().__init__(workload, job, connection, replicas=self._needed, apart=True)
+        super().__init__(workload, job, connection, stopped, replicas=self._needed, apart=True)
         short = tf.as_dtype(job.train.gradients.wire)
         # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
         averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
@@ -62,7 +61,7 @@ class SynchronousSession(ServerSession):
         stop = stop or self._stopped()
         if stop or finish or self._step >= self._target:
             self._quiet()
-        results, self._results = self._results + self._workers.take_all(wait=False), []
+        results, self._results = self._results + self._workers.take_there(), []
         (loss, *metrics, _), workers = self._workers.summarise(results)
         return Progress(
             step=self._step,
@@ -78,10 +77,6 @@ class SynchronousSession(ServerSession):
             workers=workers,
         )
 
-    def close(self) -> None:
-        """See Session.close: workers have been told that nothing is left."""
-        self._workers.join()
-
     def _enough_workers(self) -> bool:
         """Return true once there are as many workers as a round needs, false when asked to stop before.
 
@@ -95,7 +90,7 @@ class SynchronousSession(ServerSession):
                 return False
             for _ in range(self._workers.count):
                 self._workers.schedule(0)
-            self._results += self._workers.take_all(wait=True)
+            self._results += self._workers.take_all()
             time.sleep(_LOOK_EVERY)
         return True
 
@@ -150,6 +145,8 @@ class SynchronousSession(ServerSession):
             patience = min(patience, time.monotonic() + _PATIENCE)
         if self._workers.alive >= self._needed and time.monotonic() < patience:
             return patience
+        if self._stopped():
+            leave_behind()
         with watching():
             for server, one in zip(self._servers, under_way, strict=True):
                 if not one.done():
@@ -163,7 +160,7 @@ class SynchronousSession(ServerSession):
             for server in self._servers:
                 for worker in range(self._workers.count):
                     server.end(worker)
-            self._results += self._workers.take_all(wait=True)
+            self._results += self._workers.take_all()
             for server in self._servers:
                 server.clear()
         self._workers.start_over()
@@ -172,7 +169,7 @@ class SynchronousSession(ServerSession):
         return self._step  # each worker takes about one batch a round
 
     def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
-        *totals, waited, done = self._call(iterator, tf.constant(steps), tf.constant(seat.worker), tf.constant(seat.first)).numpy()
+        *totals, waited, done = self._call(iterator, constant(steps), constant(seat.worker), constant(seat.first)).numpy()
         return Done(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited))
 
     def _make_call(self) -> Any:

@@ -85,7 +85,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         local.push(0)
         for _ in range(3):
             local.run(STEPS // 3)
-        remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection)
+        remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection, lambda: False)
         alive.append(remote)
         remote.push(0)
         before = values(remote)
@@ -101,7 +101,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     # Randomness is drawn on the worker: these are only asked to learn.
     report["dropout_losses"] = {}
     for compiled in (False, True):
-        dropout = AsynchronousSession(Small({"dropout": True}), job_of(200, jit_compile=compiled), connection)
+        dropout = AsynchronousSession(Small({"dropout": True}), job_of(200, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
         dropout.push(0)
         losses = []

@@ -34,7 +34,7 @@ def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: A
 
 def train(run_dir: Path, steps: int, stop_after: int | None = None, **changes: Any) -> tuple[LocalAgentSession, loop.Outcome, Output]:
     agent, chosen, output = GridworldDqn(PARAMS, "synthetic", 0), job_of(run_dir, steps, **changes), Output()
-    session = LocalAgentSession(agent, chosen)
+    session = LocalAgentSession(agent, chosen, lambda: False)
     outcome = loop.run(session, agent, chosen, Reporter("chief", output), lambda: stop_after is not None and session.step >= stop_after)
     return session, outcome, output
 
@@ -51,7 +51,7 @@ def test_a_run_that_is_stopped_goes_on_from_its_step_epsilon_networks_and_replay
     at_stop = first.events("progress")[-1]
     assert at_stop["step"] == outcome.step
     agent, chosen = GridworldDqn(PARAMS, "synthetic", 0), job_of(tmp_path, 1001)
-    resumed = LocalAgentSession(agent, chosen)
+    resumed = LocalAgentSession(agent, chosen, lambda: False)
     output = Output()
     before: list[Any] = []
     begin = resumed.push

@@ -151,7 +151,7 @@ def _sessions(strategy: str, tf_config: str) -> Any:
 
     if strategy == "parameter_server":
         connection = connect(parse(tf_config))
-        return lambda workload, work: AsynchronousSession(workload, work, connection)
+        return lambda workload, work: AsynchronousSession(workload, work, connection, lambda: False)
     if strategy == "mirrored":
         names = mirrored.devices(2)
         return lambda workload, work: mirrored.MirroredSession(workload, work, names)
