@@ -33,9 +33,13 @@ def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: A
 
 
 def train(run_dir: Path, steps: int, stop_after: int | None = None, **changes: Any) -> tuple[LocalAgentSession, loop.Outcome, Output]:
-    agent, chosen, output = GridworldDqn(PARAMS, "synthetic", 0), job_of(run_dir, steps, **changes), Output()
-    session = LocalAgentSession(agent, chosen, lambda: False)
-    outcome = loop.run(session, agent, chosen, Reporter("chief", output), lambda: stop_after is not None and session.step >= stop_after)
+    def stopped() -> bool:
+        return stop_after is not None and session.step >= stop_after
+
+    chosen, output = job_of(run_dir, steps, **changes), Output()
+    agent = GridworldDqn(chosen.train.params, "synthetic", 0)
+    session = LocalAgentSession(agent, chosen, stopped)
+    outcome = loop.run(session, agent, chosen, Reporter("chief", output), stopped)
     return session, outcome, output
 
 
@@ -75,6 +79,22 @@ def test_a_run_that_is_stopped_goes_on_from_its_step_epsilon_networks_and_replay
     assert (outcome.step, outcome.finished) == (1001, True)
     assert int(np.asarray(resumed.optimizer.iterations)) == (1001 - 200) // 4
     assert not resumed.model.replay.value.numpy()[1001:].any()
+
+
+def test_a_stop_is_heard_before_all_is_learned_that_many_boards_play_at_once(tmp_path: Path) -> None:
+    many = {**PARAMS, "boards": 64, "update_every": 1, "random_steps": 100}  # 512 moves a call, an update each
+    session, outcome, _ = train(tmp_path, 2000, stop_after=200, params=many)
+    assert 200 <= outcome.step < 300
+    assert int(np.asarray(session.optimizer.iterations)) == outcome.step - 100
+    again, resumed, _ = train(tmp_path, 1000, params=many)
+    assert (resumed.step, resumed.finished) == (1000, True)
+    assert int(np.asarray(again.optimizer.iterations)) == 900
+
+
+def test_a_stop_before_anything_is_played_is_no_error(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 1000, stop_after=0)
+    assert (outcome.step, outcome.finished) == (0, False)
+    assert [event["step"] for event in output.events("checkpoint")] == [0]
 
 
 def test_what_it_does_is_told_and_written(tmp_path: Path) -> None:
