@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -19,17 +20,36 @@ from trainer.settings import TrainerSettings
 from trainer.strategies import SERVED
 from trainer.tf_config import TaskConfig, parse
 
+_PIPE = 1 << 16  # bytes that a pipe holds
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
-class _Stop:
-    """Remembers that this process was asked to stop."""
+
+class Stop:
+    """Remembers that this process was asked to stop, and tells any thread, also while the main one is inside TensorFlow.
+
+    Python runs the handlers of signals in the main thread alone, once that is back from C; a signal's number is in the pipe at once.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self._numbers, told = os.pipe()
+        for end in (self._numbers, told):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        # A process forked off has the same pipe: who ends it, as multiprocessing does by SIGTERM, does not mean us.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        for number in _STOPS:
+            signal.signal(number, self._handle)
 
     def __call__(self) -> bool:
+        """Tell whether it was."""
+        with suppress(BlockingIOError):  # there is nothing
+            # Numbers of other signals are there, too, where the user's program handles some.
+            if not set(_STOPS).isdisjoint(os.read(self._numbers, _PIPE)):
+                self.asked = True
         return self.asked
 
-    def handle(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
 
 
@@ -53,9 +73,7 @@ def main() -> NoReturn:
     """Run the task and leave by os._exit: TensorFlow's threads may wait for peers that are gone for ever."""
     lifeline.die_with_parent()
     began = time.time()
-    stop = _Stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop.handle)
+    stop = Stop()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     task = parse(os.environ.get("TF_CONFIG"))
@@ -70,7 +88,7 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: _Stop, began: float) -> ExitCode:
+def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: Stop, began: float) -> ExitCode:
     with quiet.importing():
         from trainer import roles
         from trainer.engine.job import job

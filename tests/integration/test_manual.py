@@ -43,6 +43,10 @@ def unavailable(cluster):
 def never(cluster):
     tf.add(1.0, 2.0)
     time.sleep(600)
+
+def deaf(cluster):
+    forever = tf.function(lambda: tf.while_loop(lambda i: i < 2**62, lambda i: i + 1, [tf.constant(0, tf.int64)]))
+    forever()
 """
 
 
@@ -85,8 +89,9 @@ def test_a_task_lost_is_named_and_the_program_runs_again(victim: str, tmp_path: 
 
 
 @pytest.mark.timeout(120)
-def test_a_stop_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
-    with started(spec(tmp_path, "never"), tmp_path) as run:
+@pytest.mark.parametrize("program", ["never", "deaf"])  # asleep in Python, which hears signals, or inside TensorFlow
+def test_a_stop_ends_a_program_that_does_not_listen(program: str, tmp_path: Path) -> None:
+    with started(spec(tmp_path, program), tmp_path) as run:
         run.until("it to run", lambda: run.events("chief", "ready"))
         began = time.monotonic()
         run.launcher("down", run.name)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +16,46 @@ class Shows:
     def __init__(self, params, data, seed):
         raise RuntimeError("growth is " + os.environ["TF_FORCE_GPU_ALLOW_GROWTH"])
 """
+
+STOPS = """
+import hashlib, os, signal, sys, threading, time
+from trainer.task import Stop
+
+stop = Stop()
+signal.signal(signal.SIGUSR1, lambda *_: None)
+os.kill(os.getpid(), signal.SIGUSR1)
+ready, begun = os.pipe()
+if (child := os.fork()) == 0:
+    os.write(begun, b"x")
+    time.sleep(60)
+    os._exit(0)
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)
+time.sleep(0.5)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print(f"asked: {stop()}", flush=True)
+
+def watch():
+    while not stop():
+        time.sleep(0.05)
+    os._exit(143)
+
+threading.Thread(target=watch).start()
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # many minutes in C
+"""
+
+
+def test_a_stop_is_heard_while_the_main_thread_is_in_c_and_is_nobody_elses() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPS], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asked: False\n"  # not by another signal, nor by what ends a process forked off
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 143
+        finally:
+            process.kill()
 
 
 def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
