@@ -152,11 +152,14 @@ class Ring:
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
         """Return the sum over all tasks of a small vector; usable inside a tf.function."""
+        return self._total(vector, _CONTROL)
+
+    def _total(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
         if self.size == 1:
             return vector
         if self._exchange:
             return tf.ensure_shape(tf.numpy_function(self._exchange.total, [vector], vector.dtype), vector.shape)
-        return self._reduce(vector, _CONTROL)
+        return self._reduce(vector, instance)  # whose vectors are all of one size
 
     def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Give every task the values that the first task's variables hold."""
@@ -169,7 +172,7 @@ class Ring:
         """Return when every task has called it."""
         if self.size > 1:
             with self.watching():
-                tf.function(lambda: self.total(tf.ones([1])), autograph=False)()
+                tf.function(lambda: self._total(tf.ones([1]), _STATE), autograph=False)()
 
     def close(self) -> None:
         """End the connections; call it when no task sends any more."""

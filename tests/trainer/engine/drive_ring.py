@@ -55,6 +55,7 @@ def main(index: int, addresses: list[str]) -> None:
         tasks = ring.Ring(2, index, wire)
         report[f"{wire} notice"] = tasks.meet(NAMES, [NOWHERE, addresses[1]])
         report[f"{wire} TensorFlow"] = told(tasks)
+        tasks.barrier()
         report[f"{wire} no notice"] = tasks.meet(NAMES, addresses)
         report[f"{wire} own"] = told(tasks)
         tasks.barrier()
