@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import clock, compute, updates
+from trainer.engine import clock, compute, endless, updates
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica
 from trainer.engine.ring import Ring
@@ -24,9 +24,7 @@ class LocalSession:
     """One replica in this process; with a ring of several tasks, one replica in each of them."""
 
     def __init__(self, workload: Workload, job: Job, ring: Ring) -> None:
-        self._workload, self._ring = workload, ring
-        self._batch_size, self._seed = job.batch_size, job.seed
-        self._batches = job.train.gradients.accumulate
+        self._workload, self._job, self._ring = workload, job, ring
         built = compute.build(workload, job, ring.size)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
@@ -52,8 +50,9 @@ class LocalSession:
             own.flat[0] = self._ring.index
             seed.assign_add(own)
         self._step = int(where.numpy())
-        shard = Shard(self._batch_size, self._seed, index=self._ring.index, count=self._ring.size, start=self._step * self._batches)
-        self._iterator = iter(self._workload.train_data(shard))
+        first = self._step * self._job.train.gradients.accumulate
+        shard = Shard(self._job.batch_size, self._job.seed, index=self._ring.index, count=self._ring.size, start=first)
+        self._iterator = iter(endless.checked(self._workload.train_data(shard), self._job, self._step))
 
     def settle(self) -> None:
         """Do nothing: no call outlasts `run`."""

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.engine import averages, compute, evaluations, pace
+from trainer.engine import averages, compute, endless, evaluations, pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.enough import Enough, check_metric
 from trainer.engine.export import BestModel
@@ -37,6 +37,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
 
     Raises:
         PeerLostError: from the session; what was saved last is what training resumes from.
+        WorkloadError: the training data ends before the last step.
         CheckpointError: the checkpoints in the run directory are of another model.
     """
     chief = _Chief(session, workload, job, report) if session.is_chief else None
@@ -53,7 +54,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
         steps = 1 if profiling else pace.to_boundary(step, wanted, job.steps, *every)
-        with chief.logs.profile() if chief and profiling else nullcontext():
+        with endless.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.enough()), next_steps=proposal)
         step = progress.step
         finish = progress.finish and step < job.steps

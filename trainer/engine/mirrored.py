@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, compute
+from trainer.engine import clock, compute, endless
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import Progress
@@ -29,7 +29,7 @@ class MirroredSession:
     is_chief = True
 
     def __init__(self, workload: Workload, job: Job, names: list[str]) -> None:
-        self._workload, self._batch_size, self._seed = workload, job.batch_size, job.seed
+        self._workload, self._job = workload, job
         # Several logical CPUs share one memory: there, copying to the first and adding is all there is to do.
         hub = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
         self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=hub)
@@ -59,7 +59,7 @@ class MirroredSession:
         """See Session.push: restored variables are mirrored already."""
         self._step = step
         # One stream feeds all devices: a step takes one batch for each.
-        shard = Shard(self._batch_size, self._seed, start=step * self.replicas * self._batches)
+        shard = Shard(self._job.batch_size, self._job.seed, start=step * self.replicas * self._batches)
         data = self._strategy.distribute_datasets_from_function(lambda _: self._data(shard))
         self._iterator = iter(data)
 
@@ -93,7 +93,7 @@ class MirroredSession:
         """Do nothing: there is nobody else."""
 
     def _data(self, shard: Shard) -> tf.data.Dataset:
-        data = self._workload.train_data(shard)
+        data = endless.checked(self._workload.train_data(shard), self._job, self._step, self.replicas)
         return data if self._batches == 1 else data.batch(self._batches, drop_remainder=True)
 
     def _make_call(self) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import compute
+from trainer.engine import compute, endless
 from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
 from trainer.engine.ps_workers import CHIEF, Connection, Done, Seat, Workers, constant, watching
@@ -32,6 +32,7 @@ class ServerSession(ABC):
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
             self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
         self._step = 0
+        endless.checked(workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers)), job)
         self._data = _worker_data(workload, job, connection.workers)
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 

@@ -109,8 +109,27 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
             losses.append(dropout.run(50).loss)
         dropout.close()
         report["dropout_losses"]["compiled" if compiled else "plain"] = losses
+    report["ended"] = {kind: ended(params, job_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))}
     report["missed"] = servers.stop_all(task, scratch)
     return report
+
+
+def ended(params: dict[str, Any], job: Any, connection: Any) -> str:
+    """Return what is said of a user's data that ends: known before the first step, or seen by a worker."""
+    from tests.trainer.engine.small import Ending
+    from trainer.engine import endless
+    from trainer.engine.asynchronous import AsynchronousSession
+    from trainer.workloads.errors import WorkloadError
+
+    try:
+        session = AsynchronousSession(Ending(params), job, connection)
+        alive.append(session)
+        session.push(0)
+        with endless.watched(job):
+            session.run(STEPS)
+    except WorkloadError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

@@ -100,3 +100,11 @@ class Alike(Small):
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         return super().train_data(replace(shard, index=0, count=1, start=0)).take(1).repeat()
+
+
+class Ending(Small):
+    """Gives 5 batches and no more; where `params` say `unknown`, nobody knows so before."""
+
+    def train_data(self, shard: Shard) -> tf.data.Dataset:
+        data = super().train_data(shard).take(5)
+        return data.filter(lambda *_: True) if self._params.get("unknown") else data

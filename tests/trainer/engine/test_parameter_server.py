@@ -40,6 +40,11 @@ def test_random_layers_learn_too(report: dict[str, Any], how: str) -> None:
     assert losses[-1] < losses[0] * 0.7
 
 
+def test_data_that_ends_too_early_is_told_with_what_to_do(report: dict[str, Any]) -> None:
+    assert "gives 5 batches, but the run may take 30 more; it must be endless" in report["ended"]["known"]
+    assert "has ended before the last step, 30; it must be endless" in report["ended"]["unknown"]
+
+
 def test_every_server_ends_with_success_when_told(report: dict[str, Any]) -> None:
     assert report["missed"] == []
     assert report["exit_codes"] == [0, 0, 0]

@@ -1,0 +1,40 @@
+"""Training data must last until the last step: a user's own class may give data that does not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from trainer.engine.job import Job
+from trainer.workloads.errors import WorkloadError
+
+
+def checked(data: tf.data.Dataset, job: Job, start: int = 0, replicas: int = 1) -> tf.data.Dataset:
+    """Return the batches that `replicas` take in turn from step `start` on, as they are.
+
+    Raises:
+        WorkloadError: it is known that they are too few. Repeating them here would not do: what begins at batch `start` of a
+            data set that ends has nothing to repeat when a run goes on.
+    """
+    count, needed = int(data.cardinality()), (job.steps - start) * job.train.gradients.accumulate * replicas
+    if 0 <= count < needed:
+        raise _too_short(job, f"gives {count} batches, but the run may take {needed} more")
+    return data
+
+
+@contextmanager
+def watched(job: Job) -> Iterator[None]:
+    """Say what is to be done where data ends of which nobody knew how long it is."""
+    try:
+        yield
+    except tf.errors.OutOfRangeError as error:
+        if "End of sequence" not in str(error):
+            raise
+        raise _too_short(job, f"has ended before the last step, {job.steps}") from error
+
+
+def _too_short(job: Job, what: str) -> WorkloadError:
+    return WorkloadError(
+        f"train.workload {job.train.workload}: train_data(shard) {what}; "
+        "it must be endless: put .repeat() before .batch(...), and begin at batch shard.start of that"
+    )
