@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,11 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
     kinds: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "asynchronous": (AsynchronousSession, {}),
         "compiled, of two batches": (AsynchronousSession, {"jit_compile": True, "gradients": {"accumulate": 2}}),
-        "synchronous": (partial(SynchronousSession, stopped=lambda: False), {"sync": {"replicas_to_aggregate": WORKERS}}),
+        "synchronous": (SynchronousSession, {"sync": {"replicas_to_aggregate": WORKERS}}),
     }
     told: dict[str, dict[str, dict[int, float]]] = {}
     for name, (made, settings) in kinds.items():
-        session = made(Alike({"dropout": True}), small_job(steps=10_000, **settings), connection)
+        session = made(Alike({"dropout": True}), small_job(steps=10_000, **settings), connection, lambda: False)
         alive.append(session)
         session.push(0)
         told[name] = steps_of(session)

@@ -34,10 +34,14 @@ CASES: dict[str, dict[str, Any]] = {
     "lamb": {"optimizer": "Lamb"},
     "batch-normalisation": {"normalised": True},
     "compiled": {"normalised": True},
+    "bfloat16": {"optimizer": "SGD"},
 }
 
 # What is set in `train` for some of them.
-SETTINGS: dict[str, dict[str, Any]] = {"compiled": {"jit_compile": True, "gradients": {"accumulate": 2}}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "compiled": {"jit_compile": True, "gradients": {"accumulate": 2}},
+    "bfloat16": {"precision": "mixed_bfloat16"},
+}
 
 
 def main(scratch: str) -> None:
@@ -122,7 +126,7 @@ def ended(params: dict[str, Any], job: Any, connection: Any) -> str:
     from trainer.workloads.errors import WorkloadError
 
     try:
-        session = AsynchronousSession(Ending(params), job, connection)
+        session = AsynchronousSession(Ending(params), job, connection, lambda: False)
         alive.append(session)
         session.push(0)
         with endless.watched(job):
