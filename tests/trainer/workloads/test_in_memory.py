@@ -1,5 +1,6 @@
 """Batches from memory: the same for the same seed, resumed exactly, each example once an epoch."""
 
+import time
 from itertools import islice
 from typing import Any
 
@@ -114,3 +115,21 @@ def test_inputs_without_targets_are_refused(targets: np.ndarray) -> None:
         in_memory.batches(np.zeros(5), targets, Shard(1, seed=0))
     with pytest.raises(ValueError, match="at least one"):
         in_memory.once(np.zeros(0), np.zeros(0), 1)
+
+
+@pytest.mark.parametrize("gpus,ahead", [([], 0), (["GPU:0"], in_memory.AHEAD)])
+def test_batches_are_made_while_gpus_compute_and_only_then(gpus: list[str], ahead: int) -> None:
+    made: list[int] = []
+
+    def count(number: int) -> int:
+        made.append(number)
+        return number
+
+    numbers = tf.data.Dataset.range(100).map(lambda n: tf.numpy_function(count, [n], tf.int64))
+    batches = iter(in_memory.meanwhile(numbers, gpus).with_options(in_memory._options()))
+    assert int(next(batches)) == 0
+    deadline = time.monotonic() + 10
+    while len(made) < 1 + ahead and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert made == list(range(1 + ahead))
+    assert [int(number) for number in islice(batches, 5)] == [1, 2, 3, 4, 5]
