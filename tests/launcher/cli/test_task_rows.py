@@ -1,0 +1,37 @@
+"""What a task's row says of the time that it waits, and of what happened to it."""
+
+from typing import Any
+
+import pytest
+
+from launcher.backend.model import Restart, State, TaskStatus
+from launcher.cli import task_rows
+from launcher.cli.prefixes import Prefixes
+
+RESTART = Restart(time=0.0, attempt=1, exit_code=75, cause="a peer was lost")
+
+
+def reason(**known: Any) -> str:
+    task = TaskStatus(**{"name": "worker-0", "state": State.RUNNING, **known})
+    *_, cell = task_rows.row(task, Prefixes(["worker-0"]), marked=False)
+    return cell if isinstance(cell, str) else cell[0]
+
+
+@pytest.mark.parametrize(
+    "known, said",
+    [
+        ({}, ""),
+        ({"input_wait": 0.09, "peer_wait": 0.0}, ""),
+        ({"input_wait": 0.1}, "waits 10% for input"),
+        ({"input_wait": 0.614, "peer_wait": 0.02}, "waits 61% for input"),
+        ({"input_wait": 0.2, "peer_wait": 0.7}, "waits 20% for input, 70% for peers"),
+        ({"restarts": (RESTART,)}, "restarted: a peer was lost"),
+        ({"peer_wait": 0.5, "restarts": (RESTART,)}, "waits 50% for peers; restarted: a peer was lost"),
+        # What the backend says is told alone; and of a task that has ended, how it waited is of no interest.
+        ({"reason": "no node has a free GPU", "input_wait": 0.9}, "no node has a free GPU"),
+        ({"state": State.SUCCEEDED, "input_wait": 0.9, "restarts": (RESTART,)}, ""),
+        ({"state": State.FAILED, "reason": "exit code 1", "input_wait": 0.9}, "exit code 1"),
+    ],
+)
+def test_the_reason_says_what_a_running_task_waits_for(known: dict[str, Any], said: str) -> None:
+    assert reason(**known) == said
