@@ -13,12 +13,13 @@ from tests.integration.running import ROOT, Run, started
 from tests.trainer.tensorboard_reader import read_events
 
 STEPS = 40
+WORKERS = ("worker-0", "worker-1")
 WORKLOAD = {"workload": "small:Small", "steps": STEPS, "params": {"normalised": False}, "evaluate": {"every_steps": 0}}
 
 
 def spec(name: str, strategy: str, roles: dict[str, Any], **train: Any) -> dict[str, Any]:
     code = str(ROOT / "tests" / "trainer" / "engine")
-    return {"version": 1, "name": name, "strategy": strategy, "roles": roles, "code": code, "train": {**WORKLOAD, **train}}
+    return {"version": 1, "name": name, "strategy": strategy, "roles": roles, "code": code, "train": WORKLOAD | train}
 
 
 def finished(shape: dict[str, Any], directory: Path) -> Run:
@@ -59,6 +60,45 @@ def test_replicas_together_learn_what_one_learns_from_the_whole_batch(
     for name, value in single.items():
         # Sums in another order differ in the last bits, and Adam's division makes a little more of that.
         np.testing.assert_allclose(several[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_all_that_is_set_about_gradients_and_precision_holds_for_tasks_in_step_together(tmp_path: Path) -> None:
+    """bfloat16 has 8 bits, and each replica rounds its own sums."""
+    chosen = {
+        "gradients": {"clip_global_norm": 0.05, "accumulate": 2},
+        "precision": "mixed_bfloat16",
+        "jit_compile": True,
+        "params": {"optimizer": "SGD", "arguments": {"learning_rate": 1.0}},
+    }
+    alone = weights(finished(spec("alone", "single", {"chief": {}}, batch_size=16, **chosen), tmp_path))
+    together = weights(finished(spec("together", "multi_worker_mirrored", {"worker": {"replicas": 2}}, batch_size=8, **chosen), tmp_path))
+    assert together.keys() == alone.keys()
+    for name, value in alone.items():
+        np.testing.assert_allclose(together[name], value, rtol=0.02, atol=0.02, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "strategy,roles,steps",
+    [
+        # Steps of both together, most of them the other one's.
+        ("parameter_server", {"chief": {}, "ps": {}, "worker": {"replicas": 2}}, 8 * STEPS),
+        ("multi_worker_mirrored", {"worker": {"replicas": 2}}, STEPS),
+    ],
+)
+def test_every_task_tells_how_long_it_waits_for_input(strategy: str, roles: dict[str, Any], steps: int, tmp_path: Path) -> None:
+    """One reader of two takes ten times as long for a batch."""
+    slow = {"workload": "small:Delayed", "params": {"seconds": 0.02, "slower": 10}, "steps_per_execution": 10, "report_every_steps": 10}
+    run = finished(spec("waiting", strategy, roles, steps=steps, **slow), tmp_path)
+    # On parameter_server the chief tells of its workers.
+    events = [event for task in run.status()["tasks"] for event in run.events(task["name"], "progress")]
+    waits = {name: [event["input_wait"] for event in events if event["task"] == name] for name in WORKERS}
+    assert all(0 <= wait <= 1 for of_one in waits.values() for wait in of_one)
+    # The last call of each: the first one traces.
+    assert waits["worker-1"][-1] > 0.5
+    if strategy == "multi_worker_mirrored":
+        assert waits["worker-0"][-1] < waits["worker-1"][-1] / 2
+        peers = [event["peer_wait"] for event in events if event["task"] == "worker-0"]
+        assert peers[-1] > 0.4
 
 
 @pytest.mark.parametrize(

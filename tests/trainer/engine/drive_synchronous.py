@@ -94,7 +94,9 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
 
     # All four needed: the others wait for the slow one.
     held_up = session(Delayed({"seconds": STEP_SECONDS, "slower": SLOWER}), WORKERS, 12)
-    report["peer_wait"] = {w.task: w.peer_wait for w in held_up.run(12, finish=True).workers}
+    waiting = held_up.run(12, finish=True).workers
+    report["peer_wait"] = {w.task: w.peer_wait for w in waiting}
+    report["input_wait"] = {w.task: w.input_wait for w in waiting}
     held_up.close()
 
     # Two servers that may differ about which two of four gradients came first.

@@ -75,13 +75,14 @@ def _slowly(inputs: Any, seconds: float) -> Any:
 
 
 class Delayed(Small):
-    """Waits for each batch as if it were computed for `seconds`, on the last of four workers `slower` times as long.
+    """Waits for each batch as if it were computed for `seconds`, on the last of several readers `slower` times as long.
 
     A dataset sleeps, so that it does so in workers, which run no Python.
     """
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
-        factor = tf.where(tf.cast(shard.index, tf.int64) == 3, tf.constant(int(self._params["slower"]), tf.int64), 1)
+        index, count = tf.cast(shard.index, tf.int64), tf.cast(shard.count, tf.int64)
+        factor = tf.where((index == count - 1) & (count > 1), tf.constant(int(self._params["slower"]), tf.int64), 1)
         data = super().train_data(shard)
         asleep = gen_experimental_dataset_ops.sleep_dataset(
             data._variant_tensor,

@@ -76,6 +76,14 @@ def test_progress_shows_who_waits_for_whom(report: dict[str, Any]) -> None:
     assert all(0.4 < wait <= 1 for task, wait in waits.items() if task != "worker-3"), waits
 
 
+def test_progress_shows_who_waits_for_its_input(report: dict[str, Any]) -> None:
+    """All of a round where the reader is slow, a tenth elsewhere, but for the tracing."""
+    waits = report["input_wait"]
+    assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
+    assert waits["worker-3"] > 0.4
+    assert all(0 < wait < waits["worker-3"] / 2 for task, wait in waits.items() if task != "worker-3"), waits
+
+
 def test_a_worker_that_every_round_needs_may_be_killed(report: dict[str, Any]) -> None:
     assert report["killed step"] == 120
 

@@ -31,8 +31,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "functions:four": {"units": 12},
     "points:Points": {},
 }
-# Two processes on few cores take their time: one of each form.
-BRIEF = {"multi_worker_mirrored": ("compiled:random", "outputs:model", "functions:three", "points:Points")}
+# Two processes on few cores take their time: of compiled models some.
+BRIEF = {
+    "multi_worker_mirrored": ("compiled:random", "outputs:model", "functions:two", "functions:three", "functions:four", "points:Points")
+}
+# Behind the name of a form that is trained with synchronous updates, too.
+SYNC = ", synchronous"
 EXACT = ("compiled:model", "outputs:model", "functions:two", "functions:four", "points:Points")
 
 # Sessions must not be torn down while their servers are gone.
@@ -41,7 +45,8 @@ alive: list[Any] = []
 
 def forms(strategy: str) -> list[str]:
     """Return the forms that are trained on a strategy."""
-    return [name for name in FORMS if name in BRIEF.get(strategy, FORMS)]
+    synchronous = [f"functions:four{SYNC}"] if strategy == "parameter_server" else []
+    return [name for name in FORMS if name in BRIEF.get(strategy, FORMS)] + synchronous
 
 
 def main(strategy: str, scratch: str, tf_config: str = "") -> None:
@@ -100,7 +105,9 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
         for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
             setattr(ring, constant, getattr(ring, constant) + 1000 * number)
-        train = Train(workload=name, params=FORMS[name], steps=STEPS, batch_size=16)
+        form = name.removesuffix(SYNC)
+        sync = {"replicas_to_aggregate": 1} if form != name else None
+        train = Train.model_validate({"workload": form, "params": FORMS[form], "steps": STEPS, "batch_size": 16, "sync": sync})
         work = job(
             TrainerSettings.model_validate(
                 {"run": "drive", "strategy": strategy, "run_dir": scratch, "scratch_dir": scratch, "train": train}
@@ -147,11 +154,14 @@ def _sessions(strategy: str, tf_config: str) -> Any:
     from trainer.engine.local import LocalSession
     from trainer.engine.ps_workers import connect
     from trainer.engine.ring import Ring
+    from trainer.engine.synchronous import SynchronousSession
     from trainer.tf_config import parse
 
     if strategy == "parameter_server":
         connection = connect(parse(tf_config))
-        return lambda workload, work: AsynchronousSession(workload, work, connection, lambda: False)
+        return lambda workload, work: (SynchronousSession if work.train.sync else AsynchronousSession)(
+            workload, work, connection, lambda: False
+        )
     if strategy == "mirrored":
         names = mirrored.devices(2)
         return lambda workload, work: mirrored.MirroredSession(workload, work, names)
