@@ -10,7 +10,11 @@ import tensorflow as tf
 from tests.integration.running import started
 
 STEPS = 20
-ROLES: dict[str, dict[str, Any]] = {"single": {"chief": {}}, "multi_worker_mirrored": {"worker": {"replicas": 2}}}
+ROLES: dict[str, dict[str, Any]] = {
+    "single": {"chief": {}},
+    "mirrored": {"chief": {}},
+    "multi_worker_mirrored": {"worker": {"replicas": 2}},
+}
 
 
 def trained(strategy: str, directory: Path) -> dict[str, np.ndarray]:

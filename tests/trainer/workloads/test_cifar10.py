@@ -154,6 +154,11 @@ def test_it_learns_in_600_small_steps_resumes_exactly_and_evaluates_the_averages
         assert compute.Evaluator(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
 
 
+def test_every_tenth_step_is_told_of_by_default(tmp_path: Path) -> None:
+    _, _, output = trained(tmp_path, 30)
+    assert [event["step"] for event in output.events("progress")][-3:] == [10, 20, 30]
+
+
 def _state(session: LocalSession) -> Sequence[np.ndarray]:
     return [np.asarray(v.value) for v in (*session.model.variables, *session.optimizer.variables)]
 
