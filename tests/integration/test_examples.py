@@ -168,6 +168,18 @@ def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
+@pytest.mark.parametrize("name", ["mnist-mirrored", "mnist-multiworker", "mnist-ps", "mnist-sync"])
+def test_the_network_with_dropout_trains_on_every_strategy_too(name: str, tmp_path: Path) -> None:
+    """As docs/workloads.md has it."""
+    changes = ("train.workload=mnist", "train.evaluate.every_steps=100", "train.summaries.every_steps=100")
+    done = up(name, tmp_path, changes)
+    assert_trained(done, DIGITS, changes)
+    # What it writes beyond mnist_mlp's.
+    assert read_events(done.directory / "logs" / "train").scalars("dropout_keep_probability")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
 def test_the_small_agent_learns_from_its_workers_and_they_from_it(tmp_path: Path) -> None:
     changes, expected = TRAINED["gridworld-dqn-small"]
     done = up("gridworld-dqn-small", tmp_path, changes)
