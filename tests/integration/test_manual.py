@@ -5,13 +5,17 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.running import Run, started
+from tests.integration.test_stop_and_resume import pid_of
 from tests.trainer.tensorboard_reader import read_events
+from trainer.engine.watching import unreachable
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +51,10 @@ def never(cluster):
 def deaf(cluster):
     forever = tf.function(lambda: tf.while_loop(lambda i: i < 2**62, lambda i: i + 1, [tf.constant(0, tf.int64)]))
     forever()
+
+def leaving(cluster):
+    with tf.device(cluster.tasks[1].device):
+        tf.function(lambda: tf.while_loop(lambda i: i < 2**62, lambda i: i + 1, [tf.constant(0, tf.int64)]))()
 """
 
 
@@ -62,6 +70,14 @@ def spec(tmp_path: Path, program: str, **params: Any) -> dict[str, Any]:
 def assert_succeeded(run: Run) -> None:
     done = run.launcher("wait", run.name, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr + run.log("chief")
+
+
+def assert_stops(run: Run) -> None:
+    began = time.monotonic()
+    run.launcher("down", run.name)
+    assert time.monotonic() - began < 25
+    assert run.status()["state"] == "stopped"
+    assert json.loads((run.directory / "run.json").read_text())["state"] == "stopped"
 
 
 @pytest.mark.timeout(240)
@@ -93,11 +109,42 @@ def test_a_task_lost_is_named_and_the_program_runs_again(victim: str, tmp_path: 
 def test_a_stop_ends_a_program_that_does_not_listen(program: str, tmp_path: Path) -> None:
     with started(spec(tmp_path, program), tmp_path) as run:
         run.until("it to run", lambda: run.events("chief", "ready"))
-        began = time.monotonic()
-        run.launcher("down", run.name)
-        assert time.monotonic() - began < 25
-        assert run.status()["state"] == "stopped"
-        assert json.loads((run.directory / "run.json").read_text())["state"] == "stopped"
+        assert_stops(run)
+
+
+@pytest.mark.timeout(240)
+def test_a_program_that_leaves_a_call_under_way_is_watched_until_that_has_ended(tmp_path: Path) -> None:
+    with started(spec(tmp_path, "leaving"), tmp_path) as run:
+        run.until("it to run", lambda: run.events("chief", "ready"))
+        time.sleep(3)  # the program has returned
+        killed = run.kill_training_process("worker-1")
+        (restarted,) = run.until("the chief to start again", lambda: run.events("chief", "restarting"))
+        assert re.match(r"worker-1 \(127\.0\.0\.1:\d+\) (was lost|is gone)", restarted["detail"]), restarted["detail"]
+        run.until("it to run again", lambda: [e for e in run.events("chief", "ready") if e["time"] > killed])
+        assert_stops(run)
+
+
+@pytest.mark.timeout(120)
+def test_a_stop_is_heard_while_the_chief_connects(tmp_path: Path) -> None:
+    with started(spec(tmp_path, "never"), tmp_path) as run:
+        plan = json.loads((run.directory / "launcher" / "plan.json").read_text())
+        address = next(task["address"] for task in plan["tasks"] if task["name"] == "worker-1")
+        run.until("worker-1 to listen", lambda: unreachable(address, 1) is None)
+        pid = run.events("worker-1", "started")[-1]["pid"]
+        os.kill(pid, signal.SIGSTOP)  # it gives connections, and no answers
+        try:
+            time.sleep(10)  # the chief has reached everybody, and waits inside TensorFlow
+            assert not run.events("chief", "ready")
+            began = time.monotonic()
+            with ThreadPoolExecutor(1) as pool:
+                down = pool.submit(run.launcher, "down", run.name)
+                run.until("the chief to stop", lambda: pid_of(run, "chief") is None, timeout=20)
+                os.kill(pid, signal.SIGCONT)
+                down.result()
+            assert time.monotonic() - began < 25
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.timeout(120)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,8 @@ def test_no_task_is_reached_from_outside(strategy: str, roles: dict[str, dict[st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's; docs/architecture.md says what to do elsewhere")
-def test_the_chiefs_port_is_closed_also_while_peers_are_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy,train", [("parameter_server", TRAIN), ("manual", {"workload": "placement"})])
+def test_the_chiefs_port_is_closed_also_while_peers_are_missing(strategy: str, train: dict[str, Any], tmp_path: Path) -> None:
     own = own_address()
     with contextlib.ExitStack() as stack:
         addresses = []
@@ -47,7 +49,7 @@ def test_the_chiefs_port_is_closed_also_while_peers_are_missing(tmp_path: Path) 
             held.bind(("127.0.0.1", 0))
             addresses.append(f"127.0.0.1:{held.getsockname()[1]}")
         cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
-        settings = {"run": "alone", "strategy": "parameter_server", "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": TRAIN}
+        settings = {"run": "alone", "strategy": strategy, "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": train}
         environment = {
             **os.environ,
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}),

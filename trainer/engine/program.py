@@ -12,10 +12,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
+import trainer
 from trainer import error_file
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
@@ -39,9 +41,11 @@ _DEVICES = "devices"  # the table of which device ran what, in results/
 # What TensorFlow says of a server that is gone. One that came back in its place does not know the chief's context.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 _FORGOTTEN = "context_id"
+_ENDING = 2.0  # seconds after its connections in which a server that was killed still listens
 _TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
-_TENSORFLOW = os.path.dirname(tf.__file__)  # noqa: PTH120 - compared with the names of files, which are texts
+_NOT_THE_USERS = tuple(str(Path(str(package.__file__)).parent) for package in (tf, trainer))
 _CONNECT_TIMEOUT = 2.0
+_LOOK_EVERY = 0.1
 
 
 @dataclass(frozen=True)
@@ -61,33 +65,34 @@ def run(program: Program, task: TaskConfig, job: Job, report: Reporter, stopped:
         PeerLostError: a server was lost, and is named.
         WorkloadError: the program returned what is no result.
     """
-    chief, *others = _connect(task)
     log = DeviceLog()
     told = _Told(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
-    record.update("running", None)
-    cluster = Cluster(
-        chief=chief,
-        tasks=tuple(others),
-        results=job.run_dir / RESULTS,
-        log=log,
-        notice=lambda message: report("notice", message=message),
-        progress=told,
-    )
     logs = Logs(job.run_dir)
     watch = Watch(task.peers(), stopped, lambda: record.update("running", told.step), _leaving(record, told))
-    report("ready", seconds=time.time() - began)
     watch.start()
     try:
+        chief, *others = _connect(task)
+        watch.all_there()
+        record.update("running", None)
+        cluster = Cluster(
+            chief=chief,
+            tasks=tuple(others),
+            results=job.run_dir / RESULTS,
+            log=log,
+            notice=lambda message: report("notice", message=message),
+            progress=told,
+        )
+        report("ready", seconds=time.time() - began)
         with logs.training_writer(0), log.watch():
             metrics = _metrics(program(cluster), job.train.workload)
+        told.flush()
+        _show_devices(cluster)  # waits for calls that the program has not waited for
     except tf.errors.OpError as error:
         _raise_if_lost(error, task)
         raise
     finally:
         watch.stop()
-    told.flush()
-    _show_devices(cluster)
     with logs.training_writer(told.step or 0):
         for name, value in metrics.items():
             tf.summary.scalar(name, value)
@@ -100,18 +105,15 @@ def run(program: Program, task: TaskConfig, job: Job, report: Reporter, stopped:
 def _connect(task: TaskConfig) -> list[Task]:
     """Connect to every server; returns the chief and the servers with their devices, workers before ps."""
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
-    try:
-        with closed_to_others(task.address):
-            tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
-    except tf.errors.OpError as error:
-        _raise_if_lost(error, task)
-        raise
+    with closed_to_others(task.address):
+        tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
+        there = tf.config.list_logical_devices()  # the first thing asked for: it listens, and connects, only now
     found: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
-    for one in tf.config.list_logical_devices():
+    for one in there:
         if one.device_type.lower() in devices.KINDS:
             device = devices.parse(one.name)
             found[device.task or task.name].append((device, one.name))
-    return [Task(name, tuple(full for _, full in sorted(there, key=_by_kind))) for name, there in found.items()]
+    return [Task(name, tuple(full for _, full in sorted(own, key=_by_kind))) for name, own in found.items()]
 
 
 def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
@@ -122,19 +124,26 @@ def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
 def _raise_if_lost(error: Any, task: TaskConfig) -> None:
     """Raise PeerLostError, with the server's name, where TensorFlow's error is of one that is gone.
 
-    One that the program raised itself is its own, whatever kind it is of.
+    One that the program raised itself is its own, whatever kind it is of; the trainer's own code raises none.
     """
-    if not isinstance(error, _LOST) and _FORGOTTEN not in str(error.message):
+    sure = isinstance(error, _LOST) or _FORGOTTEN in str(error.message)
+    if not sure and not isinstance(error, tf.errors.UnknownError):
         return
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if not frame.f_code.co_filename.startswith(_TENSORFLOW):
+    if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         return
     peers = task.peers()
+    spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
+    until = time.monotonic() + _ENDING
     # Who waited for a server that died is spoken of as well, or alone; one that is not there is the one.
-    lost = [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]
-    if not lost:  # it may have come back meanwhile
-        spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
-        lost = [name for name in dict.fromkeys(spoken_of) if name in peers]
+    while not (lost := [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
+        if spoken_of or time.monotonic() > until:
+            break
+        time.sleep(_LOOK_EVERY)
+    if not lost and not sure:
+        return
+    # It may have come back meanwhile.
+    lost = lost or [name for name in dict.fromkeys(spoken_of) if name in peers]
     who = ", ".join(f"{name} ({peers[name]})" for name in lost) or "a worker or ps"
     raise PeerLostError(f"{who} was lost while the program ran, which starts again from its beginning: {cause(error)}") from error
 

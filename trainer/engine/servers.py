@@ -42,35 +42,41 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
 
 
 def stop_all(task: TaskConfig, scratch_dir: str) -> list[str]:
-    """Tell each ps and worker to stop, by a write placed on the task itself; returns those that could not be told."""
-    import tensorflow as tf
+    """Tell each ps and worker to stop, by a write placed on the task itself; returns those that could not be told within some seconds."""
+    let_go_on()
+    told: set[str] = set()
+    names = {f"{role}-{index}": (role, index) for role in ("worker", "ps") for index in range(len(task.cluster.get(role, ())))}
+    # Each on a thread of its own: one that hangs, or was cut off, is waited for without end.
+    threads = [
+        threading.Thread(target=_tell, args=(role, index, stop_file(scratch_dir, name), lambda name=name: told.add(name)), daemon=True)
+        for name, (role, index) in names.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _DELIVERED_WITHIN
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [name for name in names if name not in told]
 
-    missed = []
-    for role in ("worker", "ps"):
-        for index in range(len(task.cluster.get(role, ()))):
-            name = f"{role}-{index}"
-            try:
-                with tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
-                    tf.io.write_file(os.fspath(stop_file(scratch_dir, name)), "done")
-            except tf.errors.OpError:
-                missed.append(name)
-    _await_delivery()
-    return missed
 
+def let_go_on() -> None:
+    """Let TensorFlow wait no more, from now on, until every task has heard of a function, or of the first operation of a kind.
 
-def _await_delivery() -> None:
-    """Wait until what was sent to other tasks has arrived: TensorFlow does not, and a chief that leaves at once takes with it what is under way.
-
-    On a thread of its own: a task that was cut off would be waited for without end.
+    It tells all of them, and waits by the wish of the coordinator of parameter servers: without end for one that hangs.
     """
-    thread = threading.Thread(target=_deliver, name="delivery", daemon=True)
-    thread.start()
-    thread.join(_DELIVERED_WITHIN)
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"  # TensorFlow looks each time
 
 
-def _deliver() -> None:
+def _tell(role: str, index: int, file: Path, done: Callable[[], None]) -> None:
     import tensorflow as tf
 
-    # Who has been told may have ended before it could say so.
-    with contextlib.suppress(tf.errors.OpError), tf.experimental.async_scope():
-        pass
+    # Made on the chief: on a task that hangs, no other thread would run until it has them.
+    path, content = tf.constant(os.fspath(file)), tf.constant("done")
+    with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
+        tf.identity(content).numpy()  # it is there
+        tf.io.write_file(path, content)
+        # A chief that leaves at once would take with it what is under way: who answers has the write, too. Who was told may have ended
+        # before it could answer.
+        with contextlib.suppress(tf.errors.OpError):
+            tf.identity(content).numpy()
+        done()

@@ -26,13 +26,18 @@ Leave = Callable[[ExitCode, str], None]
 
 @dataclass
 class Watch:
-    """A thread that watches from `start` to `stop`. A server is gone when it gave no connection for `patience` seconds."""
+    """A thread that watches from `start` to `stop`. A server is gone when it gave no connection for `patience` seconds.
+
+    Before a server was there once, it is awaited, as long as it takes: somebody else sees to that.
+    """
 
     servers: Mapping[str, str]  # name -> address
     stopped: Callable[[], bool]
-    alive: Callable[[], None]  # called every few seconds
+    alive: Callable[[], None]  # called every few seconds, once all are there
     leave: Leave
     patience: float = 20.0
+    _seen: set[str] = field(default_factory=set)
+    _begun: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -40,6 +45,11 @@ class Watch:
         """Begin to watch."""
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
+
+    def all_there(self) -> None:
+        """Say that every server is there, and the program begins."""
+        self._seen |= set(self.servers)
+        self._begun = True
 
     def stop(self) -> None:
         """End watching; nothing is called any more when this returns."""
@@ -55,7 +65,7 @@ class Watch:
             if self.stopped():
                 self.leave(ExitCode.STOPPED, "")
                 return
-            if now - said >= _SAY_EVERY:
+            if self._begun and now - said >= _SAY_EVERY:
                 with suppress(OSError):  # a full disk must not end the watching: a stop would not be heard any more
                     self.alive()
                 said = now
@@ -68,13 +78,14 @@ class Watch:
     def _gone(self, silent: dict[str, float]) -> str | None:
         """Ask every server; say which one has been silent for too long, if one has."""
         for name, address in self.servers.items():
-            if self._done.is_set():
+            if self._done.is_set() or self.stopped():
                 return None
             reason = unreachable(address, _CONNECT_TIMEOUT)
             now = time.monotonic()
             if reason is None:
                 silent.pop(name, None)
-            elif now - silent.setdefault(name, now) >= self.patience:
+                self._seen.add(name)
+            elif name in self._seen and now - silent.setdefault(name, now) >= self.patience:
                 return f"{name} ({address}) is gone: {reason} for {self.patience:g} s"
         return None
 

@@ -104,6 +104,7 @@ class DeviceLog:
         with self._lock:
             calls, self._open = list(self._open.values()), {}
         for call in calls:
+            _await(call)
             self._note(call)
         with self._lock:
             return sorted(self._counts.items(), key=lambda counted: counted[1].place)
@@ -139,7 +140,11 @@ class DeviceLog:
             self._note(last)
 
     def _note(self, call: _Call) -> None:
-        ran = next((str(device) for tensor in call.tensors if (device := getattr(tensor, "device", ""))), call.asked)
+        """Count a call, once it has ended. Raises tf.errors.UnknownError where it failed, or was lost with its task."""
+        try:
+            ran = next((str(device) for tensor in call.tensors if (device := getattr(tensor, "device", ""))), call.asked)
+        except ValueError as error:  # whatever it was, TensorFlow says it so here
+            raise tf.errors.UnknownError(None, None, f"{call.operation}: {error}") from error
         if not ran:
             return
         wish = _device(call.asked)
@@ -152,6 +157,23 @@ class DeviceLog:
                 count.times += 1
             else:
                 self._left_out += 1
+
+
+def _await(call: _Call) -> None:
+    """Wait for a call's end. Asking for its device waits as well, but no other thread runs meanwhile: none would hear of a stop.
+
+    Raises tf.errors.OpError where the call failed.
+    """
+    value = next((one for one in call.tensors if one.dtype not in (tf.resource, tf.variant)), None)
+    if value is None:
+        return
+    here = context.context()
+    calling, here.invoking_op_callbacks = here.invoking_op_callbacks, True  # this is not the program's
+    try:
+        with tf.device(call.asked or None):
+            tf.raw_ops.Rank(input=value).numpy()
+    finally:
+        here.invoking_op_callbacks = calling
 
 
 def _device(name: str) -> Device:

@@ -25,10 +25,12 @@ class Left:
 
 
 @contextmanager
-def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, patience: float = 0.5) -> Iterator[list[float]]:
+def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
-    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, patience)
+    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, patience=0.5)
     watch.start()
+    if there:
+        watch.all_there()
     try:
         yield alive
     finally:
@@ -51,6 +53,18 @@ def test_a_server_that_is_gone_is_named_after_a_while(ports: Ports) -> None:
         assert left.told.wait(30)
     assert time.monotonic() - began >= 0.5
     assert left.said == [(ExitCode.PEER_LOST, f"worker-1 ({gone}) is gone: connection refused for 0.5 s")]
+
+
+def test_a_server_that_was_never_there_is_awaited_and_one_that_was_is_not(ports: Ports) -> None:
+    left = Left()
+    late, lost = ports.address(), ports.address()
+    ports.listen(lost)
+    with watched({"worker-0": late, "worker-1": lost}, left, there=False) as alive:
+        assert not left.told.wait(watching._SAY_EVERY + 1)
+        assert alive == []  # nothing runs yet
+        ports.close(lost)
+        assert left.told.wait(30)
+    assert left.said == [(ExitCode.PEER_LOST, f"worker-1 ({lost}) is gone: connection refused for 0.5 s")]
 
 
 def test_servers_that_answer_are_left_alone(ports: Ports) -> None:
