@@ -4,6 +4,7 @@ python -m benchmarks.learning_curve runs/gridworld-dqn docs/gridworld-dqn.svg
 """
 
 import argparse
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,24 +22,30 @@ Points = list[tuple[float, float]]
 
 
 def scalars(directory: Path, tag: str) -> Points:
-    """Return (episodes, value) of each scalar under `tag` in a directory of event files."""
-    found = [
-        (event.step / EPISODE, float(tf.make_ndarray(value.tensor)))
-        for file in sorted(directory.glob("events.out.tfevents.*"))
-        for event in EventFileLoader(str(file)).Load()
-        for value in event.summary.value
-        if value.tag == tag
-    ]
-    return sorted(found)
+    """Return (episodes, value) of each scalar under `tag` in a directory of event files; their names begin with the time, a file an attempt.
+
+    What an attempt did after the checkpoint that the next one goes on from is written a second time: the later one counts.
+    """
+    found: dict[int, float] = {}
+    for file in sorted(directory.glob("events.out.tfevents.*")):
+        own = {
+            event.step: float(tf.make_ndarray(value.tensor))
+            for event in EventFileLoader(str(file)).Load()
+            for value in event.summary.value
+            if value.tag == tag
+        }
+        found = {step: value for step, value in found.items() if step < min(own, default=math.inf)} | own
+    return [(step / EPISODE, value) for step, value in sorted(found.items())]
 
 
 def svg(training: Points, evaluation: Points) -> str:
     """Return the picture: reward an episode over episodes."""
-    last, top = max(x for x, _ in training), 5 * (1 + max(y for _, y in (*training, *evaluation, (0, PUBLISHED))) // 5)
+    rewards = [y for _, y in (*training, *evaluation)]
+    last, low, top = max(x for x, _ in (*training, *evaluation)), 5 * (min(0, *rewards) // 5), 5 * (1 + max(PUBLISHED, *rewards) // 5)
 
     def place(x: float, y: float) -> tuple[float, float]:
         wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-        return round(_LEFT + x / last * wide, 1), round(_HEIGHT - _BOTTOM - y / top * high, 1)
+        return round(_LEFT + x / last * wide, 1), round(_HEIGHT - _BOTTOM - (y - low) / (top - low) * high, 1)
 
     def text(x: float, y: float, words: str, anchor: str = "middle", colour: str = "#333") -> str:
         return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
@@ -53,7 +60,7 @@ def svg(training: Points, evaluation: Points) -> str:
         text(_WIDTH / 2, 20, "gridworld_dqn: reward of an episode"),
         text(_WIDTH / 2, _HEIGHT - 10, "episodes"),
     ]
-    for mark in range(0, int(top) + 1, 5):
+    for mark in range(int(low), int(top) + 1, 5):
         parts += [level(mark, 'stroke="#ddd"'), text(_LEFT - 8, place(0, mark)[1] + 4, str(mark), "end")]
     grid = 1000 if last > 2000 else 100
     parts += [text(place(x, 0)[0], _HEIGHT - _BOTTOM + 18, str(x)) for x in range(0, int(last) + 1, grid)]
