@@ -161,6 +161,7 @@ class LocalAgentSession(AgentSession):
 
     def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
         super().__init__(agent, job, stopped)
+        self._deterministic = job.train.deterministic
         self._player: Player | None = None
         self._call = self._make_call()
 
@@ -178,6 +179,8 @@ class LocalAgentSession(AgentSession):
     def _take(self, steps: int) -> Played | None:
         if not self._player:
             return None
+        if self._deterministic:  # how much is played with the same network, and learned at once, must not follow the clock
+            steps = self._agent.boards
         return self._player.play(lambda *given: self._call(*map(tf.constant, given)), steps, self._agent.epsilon(self._step))
 
     def _make_call(self) -> Any:
