@@ -59,7 +59,8 @@ def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None
     session.push(0)
     while session.step < steps:
         progress = session.run(1 if session.step == 0 else min(STEPS_PER_CALL, steps - session.step))
-        stopwatch.mark(progress.step, progress.loss)
+        if progress.loss is not None:  # as ever, where nothing is played
+            stopwatch.mark(progress.step, progress.loss)
     session.close()
     if index == 0:
         stopwatch.print()

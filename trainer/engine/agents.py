@@ -60,7 +60,7 @@ class AgentSession(ABC):
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self._step = 0
-        self._loss = float("nan")
+        self._loss: float | None = None  # of the last updates
         self._window: deque[tuple[int, Numbers]] = deque()  # steps and sums of what was played last
         self._learn = self._make_learn(job.batch_size)
 

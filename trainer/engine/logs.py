@@ -31,7 +31,8 @@ class Logs:
     def progress(self, progress: Progress, optimizer: keras.optimizers.Optimizer, examples_per_second: float) -> None:
         """Write loss, metrics, learning rate and speed of training."""
         with self._writer("train").as_default(step=progress.step):
-            tf.summary.scalar("loss", progress.loss)
+            if progress.loss is not None:
+                tf.summary.scalar("loss", progress.loss)
             for name, value in progress.metrics.items():
                 tf.summary.scalar(name, value)
             tf.summary.scalar("learning_rate", float(keras.ops.convert_to_numpy(optimizer.learning_rate)))

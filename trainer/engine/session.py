@@ -37,8 +37,8 @@ class WorkerProgress:
 class Progress:
     """What a call of `Session.run` did.
 
-    `step` is the global step after it, `steps` how many of them the call made, `loss` and `metrics` means
-    over those, `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
+    `step` is the global step after it, `steps` how many of them the call made, `loss` (None before anything is learned) and
+    `metrics` means over those, `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
     task of the cluster was asked to stop, `finish` when the chief said that it is enough. `input_wait` and
     `peer_wait` are the parts of this task's time, 0 to 1, that it waited for input and for gradients of others;
     `dropped` counts the gradients that came too late for their step, since the session began.
@@ -46,7 +46,7 @@ class Progress:
 
     step: int
     steps: int
-    loss: float
+    loss: float | None
     metrics: dict[str, float]
     examples: int
     seconds: float
