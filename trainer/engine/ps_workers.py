@@ -1,7 +1,6 @@
 """The workers of parameter_server as the chief sees them: it schedules calls of some steps, they tell what they did."""
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -15,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from trainer.engine import compute
+from trainer.engine.servers import let_go_on
 from trainer.engine.session import PeerLostError, WorkerProgress, cause
 from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
@@ -82,15 +82,6 @@ def watching() -> Iterator[None]:
         yield
     except _LOST as error:
         raise PeerLostError(cause(error)) from error
-
-
-def leave_behind() -> None:
-    """Let nothing wait from now on for workers that hang: at a stop, when some did not end what they had begun.
-
-    TensorFlow tells every task of each function, and of the first operation of each kind, and by the coordinator's wish waits until all
-    have heard; saving has operations of its own.
-    """
-    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"  # TensorFlow looks each time
 
 
 class Measures(Protocol):
@@ -232,7 +223,7 @@ class Workers:
             result = self._take_or_look()
             results += [result] if result else []
         if self.in_flight:
-            leave_behind()
+            let_go_on()  # saving has operations of its own
             self._drop(begun=True)
         return results + self.take_there()
 

@@ -12,8 +12,9 @@ import tensorflow as tf
 from trainer.engine import clock, compute
 from trainer.engine.job import Job
 from trainer.engine.ps_session import ServerSession
-from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, leave_behind, watching
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, watching
 from trainer.engine.rounds import LAST, Server
+from trainer.engine.servers import let_go_on
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
 
@@ -146,7 +147,7 @@ class SynchronousSession(ServerSession):
         if self._workers.alive >= self._needed and time.monotonic() < patience:
             return patience
         if self._stopped():
-            leave_behind()
+            let_go_on()
         with watching():
             for server, one in zip(self._servers, under_way, strict=True):
                 if not one.done():
