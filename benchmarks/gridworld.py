@@ -41,7 +41,7 @@ CASES = (
 def spec(case: Case, seconds: float) -> dict[str, object]:
     """Return a spec that plays for so many seconds."""
     # An update needs a batch of moves, no more.
-    params = {"boards": case.boards, "random_steps": 100 if case.learns else NEVER}
+    params = {"boards": case.boards, "random_steps": 100 if case.learns else NEVER - 1}
     train = {"workload": "gridworld_dqn", "params": params, "max_seconds": seconds}
     return {
         "version": 1,

@@ -122,6 +122,17 @@ def _unused(train: Train, _: Strategy) -> Iterator[Misfit]:
             yield Misfit((name,), message, f"no `{name}`", f"remove `{name}`; docs/workloads.md has what it takes in `params`")
 
 
+def _never_learns(train: Train, _: Strategy) -> Iterator[Misfit]:
+    entry = CATALOG.get(train.workload)
+    if entry is None or not entry.agent:
+        return
+    first = train.params.get("random_steps", entry.params.model_fields["random_steps"].default)
+    steps = train.steps or entry.defaults.steps
+    if isinstance(first, int) and steps and steps <= first:  # what else it may be is told of params
+        message = f"{steps} steps, and the first {first} are at random: nothing is learned"
+        yield Misfit(("steps",), message, f"more than {first}", "raise `steps`, or lower `params.random_steps`")
+
+
 def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Misfit]:
     # By the value, not by what is set: the settings that tasks get are complete.
     plain = Train(workload=train.workload)
@@ -141,5 +152,6 @@ RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
     _better,
     _unrolled,
     _unused,
+    _never_learns,
 )
 RULES_OF_PROGRAMS: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (_trains_nothing,)
