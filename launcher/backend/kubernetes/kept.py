@@ -3,10 +3,13 @@
 One directory a run and place, `runs`/.kubernetes/<context>/<namespace>/<run>: the same name may run in several places.
 """
 
+import contextlib
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from launcher.backend.local import state
@@ -36,19 +39,30 @@ def logs(runs: Path, place: Place, run: str) -> Path:
     return directory(runs, place, run) / "logs"
 
 
-def remember(runs: Path, place: Place, run: str) -> None:
-    """Note where a run is started now. Raises LauncherError when that cannot be written."""
+def remember(runs: Path, place: Place, run: str) -> Callable[[], None]:
+    """Note where a run is started now; return what puts back what was noted before. Raises LauncherError when that cannot be written."""
     file = directory(runs, place, run) / _PLACE
+    before = state.read_json(file)
     noted = {"context": place.context, "namespace": place.namespace, "said": place.said, "started": time.time()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         state.write_json(file, noted)
     except OSError as error:
         raise explain(error, f"noting where {run} is") from error
+    return lambda: _put_back(file, before)
+
+
+def _put_back(file: Path, before: dict[str, Any] | None) -> None:
+    with contextlib.suppress(OSError):  # what keeps the run from starting is the one to tell
+        if before is None:
+            file.unlink(missing_ok=True)
+        else:
+            state.write_json(file, before)
 
 
 def last(runs: Path, run: str, context: str | None, namespace: str | None) -> Place:
     """Return where a run was started last, among the places that fit what the user gives; where the user points if it is not known."""
+    _adopt(runs, run)
     known = [place for _, place in sorted(_places(runs, run), key=lambda noted: noted[0], reverse=True)]
     for place in known:
         if context in {None, place.context} and namespace in {None, place.namespace}:
@@ -67,10 +81,37 @@ def forget(runs: Path, place: Place, run: str) -> None:
 
 
 def rename(runs: Path, place: Place, run: str, aside: str) -> None:
-    """Keep what is kept of a run under another name."""
-    there = directory(runs, place, run)
+    """Keep the output that is kept of a run under another name; where the run is stays known, as it starts anew there."""
+    there = logs(runs, place, run)
     if there.exists():
-        there.rename(there.with_name(aside))
+        target = logs(runs, place, aside)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        there.rename(target)
+
+
+def _adopt(runs: Path, run: str) -> None:
+    """Move what was kept when a run's name alone said where, `runs`/.kubernetes/<run>, to the place that was noted with it."""
+    old = runs / _ROOT / run
+    noted = state.read_json(old / _PLACE)
+    if noted is None or "namespace" not in noted:
+        return
+    place = Place(noted.get("context"), noted["namespace"])
+    new = directory(runs, place, run)
+    with contextlib.suppress(OSError):  # it stays where it is, and a verb that only looks goes on
+        for log in old.glob("logs/*/*.log"):  # the name of each is that of a pod, of which there is one
+            target = new / log.relative_to(old)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                log.rename(target)
+        if not (new / _PLACE).exists():
+            new.mkdir(parents=True, exist_ok=True)
+            state.write_json(
+                new / _PLACE,
+                {"context": place.context, "namespace": place.namespace, "said": False, "started": (old / _PLACE).stat().st_mtime},
+            )
+        (old / _PLACE).unlink()
+        for emptied in (*old.glob("logs/*"), old / "logs", old):  # a context may have the run's name: what has anything in it stays
+            emptied.rmdir()
 
 
 def _places(runs: Path, run: str) -> list[tuple[float, Place]]:

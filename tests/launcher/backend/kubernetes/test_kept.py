@@ -1,11 +1,14 @@
 """What is kept of runs on clusters: the same name in several places is not mixed up."""
 
+import dataclasses
+import os
 from pathlib import Path
 
 import pytest
 
 from launcher.backend.kubernetes import kept
 from launcher.backend.kubernetes.kept import Place
+from launcher.backend.kubernetes.podlogs import kept_lines
 
 HERE = Place("kind", "default")
 TEAM = Place("kind", "team-a", said=True)
@@ -42,12 +45,64 @@ def test_a_run_is_where_it_was_started_last_unless_the_user_says_otherwise(
     assert kept.last(tmp_path, "other", context, namespace) == Place(context, namespace)
 
 
-def test_what_is_forgotten_or_moved_aside_is_no_place_of_the_run_any_more(tmp_path: Path) -> None:
+def test_what_is_forgotten_is_no_place_of_the_run_any_more(tmp_path: Path) -> None:
     for place in (HERE, TEAM):
         kept.remember(tmp_path, place, "mnist")
-    kept.rename(tmp_path, TEAM, "mnist", "mnist.old")
+    kept.forget(tmp_path, TEAM, "mnist")
     assert kept.last(tmp_path, "mnist", None, None) == HERE
-    assert kept.directory(tmp_path, TEAM, "mnist.old").is_dir()
     kept.forget(tmp_path, HERE, "mnist")
     kept.forget(tmp_path, HERE, "mnist")
     assert kept.last(tmp_path, "mnist", None, None) == Place(None, None)
+
+
+def test_what_is_set_aside_takes_its_output_along_and_leaves_the_run_where_it_was(tmp_path: Path) -> None:
+    for place in (HERE, TEAM):
+        kept.remember(tmp_path, place, "mnist")
+    log = kept.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-01-01T00:00:00Z first words\n")
+    kept.rename(tmp_path, TEAM, "mnist", "mnist.old")
+    assert kept.last(tmp_path, "mnist", None, None) == TEAM
+    assert not kept.logs(tmp_path, TEAM, "mnist").exists()
+    moved = kept.logs(tmp_path, TEAM, "mnist.old") / "chief" / log.name
+    assert moved.read_text() == "2026-01-01T00:00:00Z first words\n"
+    kept.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which nothing was kept
+    assert kept.last(tmp_path, "mnist", None, None) == TEAM
+
+
+def test_a_start_that_came_to_nothing_leaves_the_run_where_it_was_started_before(tmp_path: Path) -> None:
+    kept.remember(tmp_path, HERE, "mnist")()
+    assert kept.last(tmp_path, "mnist", None, None) == Place(None, None)
+    kept.remember(tmp_path, HERE, "mnist")
+    kept.remember(tmp_path, TEAM, "mnist")
+    kept.remember(tmp_path, HERE, "mnist")()
+    assert kept.last(tmp_path, "mnist", None, None) == TEAM
+    assert kept.last(tmp_path, "mnist", None, "default") == HERE
+
+
+def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -> None:
+    old = tmp_path / ".kubernetes" / "mnist"
+    names = ("chief/mnist-chief-0-abcde.log", "ps-0/mnist-ps-0-abcde.log")
+    for name in names:
+        (old / "logs" / name).parent.mkdir(parents=True)
+        (old / "logs" / name).write_text("2026-01-01T00:00:00Z first words\n")
+    (old / "place.json").write_text('{"context": "kind", "namespace": "team-a"}')
+    assert kept.last(tmp_path, "other", None, None) == Place(None, None)
+    for _ in range(2):
+        assert kept.last(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, said=False)
+        assert [line.task for line in kept_lines(kept.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
+    assert not old.exists()
+
+
+def test_a_context_of_the_runs_name_is_not_taken_for_what_was_kept_then(tmp_path: Path) -> None:
+    place = Place("mnist", "logs", said=True)
+    kept.remember(tmp_path, place, "mnist")
+    log = kept.logs(tmp_path, place, "mnist") / "chief" / "mnist-chief-0-abcde.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-01-01T00:00:00Z first words\n")
+    earlier = tmp_path / ".kubernetes" / "mnist" / "place.json"
+    earlier.write_text('{"context": "kind", "namespace": "team-a"}')
+    os.utime(earlier, (0, 0))
+    assert kept.last(tmp_path, "mnist", None, None) == place
+    assert kept.last(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, said=False)
+    assert log.is_file()
