@@ -1,6 +1,7 @@
 """What every backend tells about a run: states, statuses, and the calls behind the CLI's verbs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -110,6 +111,12 @@ class Backend(Protocol):
 
     def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
         """Do what a start needs first and may take long, building an image say; yield what a person should know, as it comes."""
+
+    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
+        """Keep other machines from starting the run for a `with` block, until `start` in it has; nothing where the runs are of this machine.
+
+        Raises UsageError when one starts it, or it is at work.
+        """
 
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Start the run and return as soon as it is on its way; detached, it outlives this process."""

@@ -66,6 +66,8 @@ def up(
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(runs, spec.name))):
+            # Others may start it from elsewhere: neither is to move the other's run.
+            starting.enter_context(backend.reserve(plan, dump(spec)))
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old)}")

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,11 @@ class DockerBackend:
 
         del plan
         return ready.prepare(_spec(spec), self._engine.place)
+
+    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
+        """Do nothing: whoever starts a run from this directory is alone with it."""
+        del plan, spec
+        return contextlib.nullcontext()
 
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""

@@ -111,13 +111,14 @@ class Cluster:
         doing = f"changing {kind} {name}"
         self.request("patch", path, doing=doing, body=patch, content_type="application/merge-patch+json", field_manager=MANAGER)
 
-    def delete(self, kind: str, name: str, *, grace: int | None = None) -> None:
-        """Delete an object and what it owns; nothing happens when it is gone."""
+    def delete(self, kind: str, name: str, *, grace: int | None = None, uid: str | None = None) -> None:
+        """Delete an object and what it owns; nothing happens when it is gone, or is not the one with that `uid` any more."""
         body: Object = {"propagationPolicy": "Background"} | ({} if grace is None else {"gracePeriodSeconds": grace})
+        body |= {} if uid is None else {"preconditions": {"uid": uid}}
         try:
             self.request("delete", self.path(kind, name), doing=f"deleting {kind} {name}", body=body)
         except LauncherError as error:
-            if status_of(error) != 404:
+            if status_of(error) != 404 and (uid is None or status_of(error) != 409):
                 raise
 
     def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.kubernetes import applying, differences, ending, forward, kept, lines, look, record, tending, volume
+from launcher.backend.kubernetes import applying, differences, ending, forward, kept, lines, look, record, starting, tending, volume
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
-from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, Where
+from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where
 from launcher.errors import LauncherError, UsageError
 from launcher.images import image_for
 from launcher.plan import places, planner
@@ -43,6 +43,7 @@ class _Known:
     spec: dict[str, Any] | None = None
     last: RunStatus | None = None
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
+    start: starting.Start | None = None  # ours, while it is not settled
     tender: tending.Tender | None = None
     tended: object = None  # what was seen when it was tended last
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
@@ -55,6 +56,7 @@ class KubernetesBackend:
         self._runs, self._where = runs.absolute(), where
         self._placed: dict[str, Cluster] = {}  # where each run is
         self._known: dict[str, _Known] = {}
+        self._marks: dict[str, record.Mark] = {}  # of what this process is about to start anew
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
 
     def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
@@ -65,15 +67,40 @@ class KubernetesBackend:
         """Yield the lines of a unified diff between what is there and what `start` would make of it."""
         yield from differences.differences(self._cluster(plan.name), self._run(plan, spec))
 
+    @contextlib.contextmanager
+    def reserve(self, plan: Plan, spec: dict[str, Any]) -> Iterator[None]:
+        """Keep every other launcher out by a mark in the cluster; the record is as it was again where nothing was started."""
+        cluster = self._cluster(plan.name)
+        self._marks[plan.name] = starting.reserve(cluster, self._run(plan, spec))
+        try:
+            yield
+        finally:
+            if mark := self._marks.pop(plan.name, None):
+                with contextlib.suppress(LauncherError):  # what has kept it from starting is the one to tell
+                    record.undo(cluster, mark)
+
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Apply the run's objects. Detached or not, the cluster keeps the run. Raises UsageError when it runs already."""
         del detach
-        cluster, run = self._cluster(plan.name), self._run(plan, spec)
-        self._forget(plan.name)
-        self._ended.pop(plan.name, None)
-        applying.start(cluster, run, spec)
+        name, cluster, run = plan.name, self._cluster(plan.name), self._run(plan, spec)
+        self._forget(name)
+        self._ended.pop(name, None)
+        # Before anything is made: whatever becomes of this process, the other verbs find it.
         said = run.options.namespace is not None
-        kept.remember(self._runs, dataclasses.replace(_place(cluster), said=said), plan.name)
+        put_back = kept.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
+        with contextlib.ExitStack() as refused:
+            refused.callback(put_back)
+            mark = self._marks.pop(name, None) or starting.reserve(cluster, run)
+            refused.pop_all()
+        start = starting.Start(cluster, run, mark)
+        start.apply(spec, put_back)
+        known = self._look_at(name)
+        tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
+        place = look.claim_words(run.claim, cluster, name)
+        # From here on it runs: a cluster that does not answer now is waited for as later.
+        known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=time.time(), tasks=tasks)
+        known.answered = time.monotonic()
+        known.start = None if start.settle_soon() else start
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
@@ -98,7 +125,7 @@ class KubernetesBackend:
             return RunStatus(name, BACKEND, State.RUNNING, "it is being stopped", run_dir=place)
         if words := record.being_started(noted):
             return RunStatus(name, BACKEND, State.PENDING, f"it is being {words}", run_dir=place)
-        told = record.final(noted)
+        told = record.final(noted) or record.announced(noted)
         if told is not None:
             return told
         claim = cluster.get("PersistentVolumeClaim", name)
@@ -124,19 +151,32 @@ class KubernetesBackend:
     def tend(self, name: str) -> list[str]:
         """Give up pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
         known = self._look_at(name)
-        with known.lock:
-            seen, status = known.watcher.seen, known.last
-            if status is None or seen is known.tended or not seen.jobs:
-                return []
-            known.tended = seen
         said: list[str] = []
         try:
+            self._settle(known)
+            with known.lock:
+                seen, status = known.watcher.seen, known.last
+                if status is None or seen is known.tended or not seen.jobs:
+                    return []
+                known.tended = seen
             self._tend(known, name, seen, status, said)
         except UnreachableError:
             known.tended = None  # the cluster is away; it is done when it answers again
         except LauncherError as error:  # what cannot be done for a run is no reason to end it
             said.append(f"{error.message}: {error.remedy}")
         return said
+
+    def _settle(self, known: _Known) -> None:
+        """Do what is left of a start of ours over which the cluster went away."""
+        if known.start is not None:
+            try:
+                known.start.settle()
+            except UnreachableError:
+                return
+            except LauncherError:
+                known.start = None
+                raise
+            known.start = None
 
     def _tend(self, known: _Known, name: str, seen: Seen, status: RunStatus, said: list[str]) -> None:
         if known.tender is None:
@@ -186,9 +226,13 @@ class KubernetesBackend:
     def stop(self, name: str, *, now: bool = False) -> None:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
         known = self._look_at(name)
-        before: RunStatus | None = self._status(known, name)
+        status = self._status(known, name)
+        reserved = name in self._marks
         with known.lock:
-            before = before if known.watcher.seen.jobs else None
+            # Without Jobs it has only begun to start, or nothing is left to stop.
+            before = status if known.watcher.seen.jobs or (status.state is State.PENDING and not reserved) else None
+        if not reserved:
+            record.free(known.cluster, name)
         ended = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=now)
         self._forget(name)
         if ended is not None:
@@ -210,8 +254,7 @@ class KubernetesBackend:
                     f"the claim {name} in {cluster.words()} was not made for this run; nothing was deleted",
                     f"delete what the run has stored there yourself: its directory is {name}/",
                 )
-            cluster.delete("PersistentVolumeClaim", name)
-            applying.await_deleted(cluster, "PersistentVolumeClaim", name)
+            applying.delete_claim(cluster, name)
         cluster.delete("ConfigMap", record.name_of(name))
         self._forget(name)
         kept.forget(self._runs, _place(cluster), name)
@@ -225,8 +268,13 @@ class KubernetesBackend:
                 f"{name} was not started by `launcher up`: its spec is not known",
                 f"delete its data: launcher down {name} --delete-data --on {BACKEND}",
             )
+        mark = self._marks.get(name)
+        if mark is not None:
+            record.hold(cluster, mark)
         if cluster.get("PersistentVolumeClaim", run.claim) is not None:
             volume.move_aside(cluster, run, aside)
+        if mark is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
+            self._marks[name] = record.empty(cluster, mark)
         kept.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
         return look.claim_words(run.claim, cluster, aside)

@@ -21,22 +21,23 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
 
     Returns how it has ended. Raises LauncherError when pods stay.
     """
-    pods = look.pods_of(cluster, run)
-    record.free(cluster, run)
+    # Nothing that another launcher makes once this is done is to go with it.
+    there, pods = applying.belongings(cluster, run), look.pods_of(cluster, run)
     story = Story(before.tasks[0].name if before and before.tasks else "")
     story.take(logs.news(pods))  # what has ended is gone in a moment
     if before is not None:
-        # First of all: who else watches must not take it for a run whose Jobs somebody deleted.
-        record.note(cluster, _ended(before, story))
-    for job in cluster.listed("Job", look.labels_of(run)):
-        cluster.delete("Job", job["metadata"]["name"])
+        # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
+        (record.note if before.state in ENDED else record.announce)(cluster, _ended(before, story))
+    for one in there:
+        if one.kind == "Job":
+            applying.delete(cluster, one)
     grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
     for pod in pods:
         # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
         if not pod["metadata"].get("deletionTimestamp") or now:
             cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
     _read_on(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
-    applying.remove(cluster, run)
+    applying.remove(cluster, run, there)
     if before is None:
         return None
     ended = _ended(before, story)

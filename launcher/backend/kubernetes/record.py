@@ -3,12 +3,14 @@
 It owns the run's other objects but the claim of its data: deleted, they go with it.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +21,13 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run, checked, metadata
 
 COMPONENT = "record"
-_SPEC, _STATUS = "spec.json", "status.json"
+_SPEC, _STATUS, _STOPPING, _START = "spec.json", "status.json", "stopping.json", "start"
 # On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds; clocks may differ.
 _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
+# So often a change is tried again that somebody else's has overtaken, a note of how the run has ended say.
+_TRIES = 10
 
 
 def name_of(run: str) -> str:
@@ -31,67 +35,113 @@ def name_of(run: str) -> str:
     return checked(f"{run}-record")
 
 
+class LostMarkError(LauncherError):
+    """A launcher does not start the run any more: somebody has stopped it meanwhile, or another one has taken over."""
+
+
 @dataclass(frozen=True)
-class Start:
-    """The record of a run while one launcher starts it, and keeps every other out. `before` is the record that there was, or None."""
+class Mark:
+    """What keeps every other launcher out while one starts a run. `before` is the record that there was, or None."""
 
     run: str
-    mark: str
-    record: Object
+    id: str
     before: Object | None
 
 
-def begin(cluster: Cluster, run: Run, spec: dict[str, Any], before: Object | None) -> Start:
-    """Write the record of a run that starts, in place of `before`, which was read before anything else was looked at.
+def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
+    """Raise UsageError where another launcher starts the run at the moment."""
+    if words := being_started(record):
+        raise UsageError(f"{run} in {cluster.words()} is being {words}", _OTHER_START)
 
-    Raises UsageError when another `up` has been quicker.
-    """
-    if words := being_started(before):
-        raise UsageError(f"{run.name} in {cluster.words()} is being {words}", _OTHER_START)
-    mark = as_json({"id": uuid.uuid4().hex, "host": socket.gethostname(), "since": time.time(), **_process(os.getpid())})
-    head = metadata(run, name_of(run.name), COMPONENT, annotations={_STARTING: mark})
-    head["namespace"] = cluster.namespace
-    made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": {_SPEC: as_json(spec)}}
+
+def take(cluster: Cluster, run: Run, before: Object | None) -> Mark | None:
+    """Mark a run as being started, on `before`, the record that was read; None where somebody has changed it since."""
+    mark = Mark(run.name, uuid.uuid4().hex, before)
     try:
         if before is None:
-            return Start(run.name, mark, cluster.create(made), None)
-        head["resourceVersion"] = before["metadata"]["resourceVersion"]
-        return Start(run.name, mark, cluster.replace(made), before)
+            cluster.create(_made(cluster, run, mark, {}))
+        else:
+            cluster.replace(_annotated(before, {_STARTING: _text(mark)}))
     except LauncherError as error:
         if status_of(error) == 409:
-            raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", _OTHER_START) from error
+            return None
         raise
+    return mark
+
+
+def write(cluster: Cluster, run: Run, mark: Mark, spec: dict[str, Any]) -> Object:
+    """Write with what a run starts in place of what there was; return the record. Raises LostMarkError."""
+    return _change(cluster, mark, lambda _there: _made(cluster, run, mark, {_SPEC: as_json(spec), _START: mark.id}))
+
+
+def empty(cluster: Cluster, mark: Mark) -> Mark:
+    """Forget the run that was, which is set aside now; return the mark of a start that has nothing to go back to. Raises LostMarkError."""
+    _change(cluster, mark, lambda there: {**there, "data": {}})
+    return dataclasses.replace(mark, before=None)
+
+
+def hold(cluster: Cluster, mark: Mark) -> Object:
+    """Return the record. Raises LostMarkError where the mark is not on it any more."""
+    record = cluster.get("ConfigMap", name_of(mark.run))
+    found = _mark(record).get("id")
+    if record is None or found is None:
+        raise LostMarkError(f"{mark.run} in {cluster.words()} was stopped while it was being started", "start it again with `launcher up`")
+    if found != mark.id:
+        raise LostMarkError(f"another `launcher up` has taken over the start of {mark.run} in {cluster.words()}", _OTHER_START)
+    return record
+
+
+def is_held(cluster: Cluster, mark: Mark) -> bool:
+    """Tell whether the mark is on the record."""
+    try:
+        hold(cluster, mark)
+    except LostMarkError:
+        return False
+    return True
+
+
+def is_others(cluster: Cluster, mark: Mark) -> bool:
+    """Tell whether another launcher has started the run since, or is about to; not where it was merely stopped."""
+    record = cluster.get("ConfigMap", name_of(mark.run))
+    return (_mark(record).get("id") or _started_by(record)) not in {None, mark.id}
+
+
+def release(cluster: Cluster, mark: Mark) -> None:
+    """Let others start the run again: it has started. Raises LostMarkError where somebody has stopped it meanwhile."""
+    try:
+        _change(cluster, mark, lambda there: _annotated(there, {_STARTING: None}))
+    except LostMarkError:
+        there = cluster.get("ConfigMap", name_of(mark.run))
+        if _mark(there) or _started_by(there) != mark.id:
+            raise  # else it was released by a request of ours that was not answered
+
+
+def free(cluster: Cluster, run: str) -> None:
+    """Take the mark of whoever starts the run away, as it is being stopped."""
+    if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
+        gone = {"metadata": {"annotations": {_STARTING: None}}, "data": {_START: None}}
+        cluster.patch("ConfigMap", name_of(run), gone)
+
+
+def undo(cluster: Cluster, mark: Mark) -> None:
+    """Put the record back as it was before a start that failed; nothing happens where the mark is lost."""
+    before = mark.before
+    with contextlib.suppress(LostMarkError):
+        if before is None:
+            cluster.delete("ConfigMap", name_of(mark.run), uid=hold(cluster, mark)["metadata"]["uid"])
+        else:
+            _change(cluster, mark, lambda there: _annotated({**before, "metadata": _head(before, there)}, {_STARTING: None}))
 
 
 def being_started(record: Object | None) -> str:
     """Return who starts a run at the moment, as `started by ...`; empty where nobody does, or he must have died over it."""
+    mark = _mark(record)
     try:
-        mark = json.loads(_annotations(record).get(_STARTING, ""))
         age = time.time() - float(mark["since"])
     except (KeyError, TypeError, ValueError):
         return ""
     died = mark.get("host") == socket.gethostname() and _process(mark.get("pid")).get("born") != mark.get("born")
     return "" if died or age > _STARTS_WITHIN else f"started by `launcher up` on {mark.get('host', '?')} since {max(0.0, age):.0f} s"
-
-
-def is_ours(cluster: Cluster, start: Start) -> bool:
-    """Tell whether nobody has taken over since."""
-    return _annotations(cluster.get("ConfigMap", name_of(start.run))).get(_STARTING) == start.mark
-
-
-def free(cluster: Cluster, run: str) -> None:
-    """Let others start the run again; it has started, or was stopped while it did."""
-    if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
-        cluster.patch("ConfigMap", name_of(run), {"metadata": {"annotations": {_STARTING: None}}})
-
-
-def undo(cluster: Cluster, start: Start) -> None:
-    """Put the record back as it was before a start that failed."""
-    if start.before is None:
-        cluster.delete("ConfigMap", name_of(start.run))
-        return
-    head = {key: value for key, value in start.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
-    cluster.replace({**start.before, "metadata": head})
 
 
 def owner(record: Object) -> Object:
@@ -106,14 +156,12 @@ def spec(record: Object | None) -> dict[str, Any] | None:
 
 def final(record: Object | None) -> RunStatus | None:
     """Return how the run has ended, where that was noted."""
-    document = _document(record, _STATUS)
-    if document is None:
-        return None
-    try:
-        tasks = tuple(_task(task) for task in document.pop("tasks"))
-        return RunStatus(**{**document, "state": State(document["state"]), "tasks": tasks})
-    except (KeyError, TypeError, ValueError):  # another version's
-        return None
+    return _status(record, _STATUS)
+
+
+def announced(record: Object | None) -> RunStatus | None:
+    """Return how a run that somebody set out to stop is to be remembered once nothing of it is left; what is left tells more."""
+    return _status(record, _STOPPING)
 
 
 def roles(record: Object | None) -> frozenset[str]:
@@ -125,17 +173,84 @@ def note(cluster: Cluster, status: RunStatus) -> None:
     """Note how a run has ended; nothing where that is noted, or where it has no record."""
     kept = cluster.get("ConfigMap", name_of(status.name))
     if kept is not None and final(kept) is None:
-        _write_final(cluster, status)
+        amend(cluster, status)
+
+
+def announce(cluster: Cluster, status: RunStatus) -> None:
+    """Note that a run is being stopped, and how it is to be remembered then; nothing where it has no record."""
+    _write_status(cluster, status.name, {_STOPPING: _dumped(status)})
 
 
 def amend(cluster: Cluster, status: RunStatus) -> None:
     """Note how a run has ended in place of what was noted; nothing where it has no record."""
-    if cluster.get("ConfigMap", name_of(status.name)) is not None:
-        _write_final(cluster, status)
+    _write_status(cluster, status.name, {_STATUS: _dumped(status), _STOPPING: None})
 
 
-def _write_final(cluster: Cluster, status: RunStatus) -> None:
-    cluster.patch("ConfigMap", name_of(status.name), {"data": {_STATUS: as_json(dataclasses.asdict(status))}})
+def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> None:
+    if cluster.get("ConfigMap", name_of(run)) is not None:
+        cluster.patch("ConfigMap", name_of(run), {"data": data})
+
+
+def _dumped(status: RunStatus) -> str:
+    return as_json(dataclasses.asdict(status))
+
+
+def _made(cluster: Cluster, run: Run, mark: Mark, data: dict[str, str]) -> Object:
+    head = metadata(run, name_of(run.name), COMPONENT, annotations={_STARTING: _text(mark)})
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**head, "namespace": cluster.namespace}, "data": data}
+
+
+def _text(mark: Mark) -> str:
+    """Return the mark as the record has it, of this moment and process."""
+    return as_json({"id": mark.id, "host": socket.gethostname(), "since": time.time(), **_process(os.getpid())})
+
+
+def _mark(record: Object | None) -> dict[str, Any]:
+    try:
+        mark = json.loads(_annotations(record).get(_STARTING, ""))
+    except ValueError:
+        return {}
+    return mark if isinstance(mark, dict) else {}
+
+
+def _started_by(record: Object | None) -> str | None:
+    return ((record or {}).get("data") or {}).get(_START)
+
+
+def _change(cluster: Cluster, mark: Mark, change: Callable[[Object], Object]) -> Object:
+    """Replace the record by what `change` makes of it as long as the mark is on it; return it. Raises LostMarkError."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(_ChangedError):
+            return _replace(cluster, mark, change)
+    return _replace(cluster, mark, change)
+
+
+class _ChangedError(LauncherError):
+    """Somebody has changed the record since it was read."""
+
+
+def _replace(cluster: Cluster, mark: Mark, change: Callable[[Object], Object]) -> Object:
+    there = hold(cluster, mark)
+    made = change(there)
+    version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+    try:
+        return cluster.replace({**made, "metadata": {**made["metadata"], **version}})
+    except LauncherError as error:
+        if status_of(error) != 409:
+            raise
+        raise _ChangedError(error.message, error.remedy) from error
+
+
+def _head(record: Object, there: Object) -> Object:
+    """Return the metadata of a record as it was, for the one that is there."""
+    head = {key: value for key, value in record["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
+    return {**head, "uid": there["metadata"]["uid"]}
+
+
+def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:
+    """Return a record with these annotations, without those that are None."""
+    merged = {key: value for key, value in {**_annotations(record), **annotations}.items() if value is not None}
+    return {**record, "metadata": {**record["metadata"], "annotations": merged}}
 
 
 def _process(pid: object) -> dict[str, Any]:
@@ -146,6 +261,17 @@ def _process(pid: object) -> dict[str, Any]:
 
 def _annotations(record: Object | None) -> dict[str, str]:
     return ((record or {}).get("metadata") or {}).get("annotations") or {}
+
+
+def _status(record: Object | None, key: str) -> RunStatus | None:
+    document = _document(record, key)
+    if document is None:
+        return None
+    try:
+        tasks = tuple(_task(task) for task in document.pop("tasks"))
+        return RunStatus(**{**document, "state": State(document["state"]), "tasks": tasks})
+    except (KeyError, TypeError, ValueError):  # another version's
+        return None
 
 
 def _document(record: Object | None, key: str) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 import math
 import time
 
-from launcher.backend.kubernetes import trouble
+from launcher.backend.kubernetes import look, observe, trouble
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.errors import LauncherError
 from launcher.plan.places import CONTAINER_RUNS
@@ -35,6 +35,13 @@ def remove(cluster: Cluster, run: Run) -> None:
 def probe(cluster: Cluster, run: Run, command: list[str]) -> None:
     """Run a command in the run's image. Raises LauncherError with why it did not start, or did not succeed."""
     _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=False)
+
+
+def tidy(cluster: Cluster, run: str) -> None:
+    """Delete the run's pods of this kind that have ended and whose launcher was killed: a claim that one has mounted cannot go."""
+    for pod in cluster.listed("Pod", {**look.labels_of(run), observe.COMPONENT: COMPONENT}):
+        if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+            cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
 
 def _do(cluster: Cluster, run: Run, command: list[str], doing: str, hope: dict[str, float], *, mounted: bool = True) -> None:

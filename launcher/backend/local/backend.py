@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ class LocalBackend:
         """Yield nothing: processes need nothing made first."""
         del plan, spec
         return iter(())
+
+    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
+        """Do nothing: whoever starts a run from this directory is alone with it."""
+        del plan, spec
+        return contextlib.nullcontext()
 
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""

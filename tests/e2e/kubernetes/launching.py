@@ -1,13 +1,16 @@
 """The launcher's command line on a real cluster, as a user types it."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
+from tests.e2e.kubernetes.relay import Relay
 
 UP = 300.0  # seconds within which a run of mnist has trained, on a machine that does much else
 
@@ -41,6 +44,17 @@ class Launcher:
         verb, *rest = arguments
         namespace = ["--namespace", self.namespace.name] if self.said else []
         return [sys.executable, "-m", "launcher", verb, *rest, "--on", "kubernetes", *namespace, "--runs", str(self.runs)]
+
+
+def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
+    """Return the command line on a way to the API server that can be cut or slowed, and that way."""
+    config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
+    server = urllib.parse.urlsplit(config["clusters"][0]["cluster"]["server"])
+    relay = Relay(str(server.hostname), server.port or 443)
+    config["clusters"][0]["cluster"] |= {"server": f"https://127.0.0.1:{relay.port}", "tls-server-name": server.hostname}
+    kubeconfig = tmp_path / f"kubeconfig-{relay.port}"
+    kubeconfig.write_text(json.dumps(config))
+    return dataclasses.replace(launcher, env={**launcher.env, "KUBECONFIG": str(kubeconfig)}), relay
 
 
 def left(namespace: Namespace) -> list[str]:

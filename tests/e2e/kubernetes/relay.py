@@ -1,15 +1,20 @@
-"""A way to the API server that can be cut: a port of loopback which leads there, or nowhere."""
+"""A way to the API server that can be cut or slowed: a port of loopback which leads there, or nowhere."""
 
 import contextlib
 import socket
 import threading
+import time
+from collections.abc import Callable
 
 
 class Relay:
-    """Listens as long as it is up; what was connected is cut when it goes down."""
+    """Listens as long as it is up; what was connected is cut when it goes down. What is asked takes `slow` seconds more."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
+        self.slow = 0.0
+        self._passes = threading.Event()
+        self._passes.set()
         self._open: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
@@ -28,6 +33,15 @@ class Relay:
         self._server = socket.create_server(("127.0.0.1", self.port))
         self._listen()
 
+    def hold(self) -> None:
+        """Keep what is asked from now on, until `go`."""
+        self._passes.clear()
+
+    def go(self) -> None:
+        """Let what was kept pass, and all else at once."""
+        self.slow = 0.0
+        self._passes.set()
+
     def _listen(self) -> None:
         threading.Thread(target=self._accept, args=(self._server,), daemon=True).start()
 
@@ -37,13 +51,18 @@ class Relay:
                 client, _ = server.accept()
                 far = socket.create_connection(self._target)
                 self._open += [client, far]
-                for pair in ((client, far), (far, client)):
-                    threading.Thread(target=_pump, args=pair, daemon=True).start()
+                threading.Thread(target=_pump, args=(client, far, self._wait), daemon=True).start()
+                threading.Thread(target=_pump, args=(far, client), daemon=True).start()
+
+    def _wait(self) -> None:
+        time.sleep(self.slow)
+        self._passes.wait()
 
 
-def _pump(reading: socket.socket, writing: socket.socket) -> None:
+def _pump(reading: socket.socket, writing: socket.socket, wait: Callable[[], object] = bool) -> None:
     with contextlib.suppress(OSError):
         while data := reading.recv(65536):
+            wait()
             writing.sendall(data)
     with contextlib.suppress(OSError):
         writing.shutdown(socket.SHUT_WR)

@@ -85,3 +85,27 @@ def test_a_claim_of_the_runs_name_that_was_not_made_for_it_is_refused(launcher: 
     there = json.loads(namespace.kubectl("get", "pvc", "stranger", "-o", "json"))
     assert "labels" not in there["metadata"]
     assert not [name for name in left(namespace) if name.startswith("stranger")]
+
+
+def test_what_a_killed_launcher_has_left_does_not_keep_the_claim(launcher: Launcher, tmp_path: Path) -> None:
+    namespace = launcher.namespace
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC.replace("name: guest", "name: killed").replace("{claim: team}", "{tensorboard: false}"))
+    launcher("up", str(file), timeout=UP)
+    up = launcher.start("up", str(file), "--fresh", "--detach")
+
+    def housekeeping() -> list[str]:
+        pods = namespace.objects("pods", "killed")
+        return [pod["status"]["phase"] for pod in pods if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "housekeeping"]
+
+    try:
+        until(lambda: bool(housekeeping()), 60, "the pod that moves the data", lambda: str(up.poll()))
+    finally:
+        up.kill()
+        up.communicate()
+    until(lambda: housekeeping() == ["Succeeded"], 60, "the data to be moved", lambda: namespace.describe("killed"))
+    began = time.monotonic()
+    launcher("down", "killed", "--delete-data", "--yes")
+    assert time.monotonic() - began < 60
+    assert housekeeping() == []
+    assert [name for name in left(namespace) if name.startswith("killed")] == []

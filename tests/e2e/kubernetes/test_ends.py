@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, until
-from tests.e2e.kubernetes.launching import UP, Launcher
+from tests.e2e.kubernetes.launching import UP, Launcher, far_away
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
 
@@ -54,7 +54,7 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     launcher("down", "alone", "--delete-data", "--yes")
 
 
-def test_how_it_ended_is_noted_before_its_jobs_go(launcher: Launcher, image: str, tmp_path: Path) -> None:
+def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(
         f"version: 1\nname: slow\nimage: {image}\nlimits: {{grace_period: 20s}}\nkubernetes: {{tensorboard: false}}\n"
@@ -65,8 +65,8 @@ def test_how_it_ended_is_noted_before_its_jobs_go(launcher: Launcher, image: str
     stopping = launcher.start("down", "slow")
     try:
         until(lambda: jobs(launcher.namespace, "slow") == [], 60, "the Job to go")
-        assert (noted(launcher.namespace, "slow") or {})["state"] == "stopped"
-        # Its pod still saves: another watcher is told so.
+        # Its pod still saves: another watcher is told so, and nothing else is noted before it is so.
+        assert noted(launcher.namespace, "slow") is None
         told = launcher.status("slow")
         assert (told["state"], told["reason"]) == ("running", "it is being stopped")
         assert stopping.wait(60) == 0
@@ -75,4 +75,28 @@ def test_how_it_ended_is_noted_before_its_jobs_go(launcher: Launcher, image: str
         stopping.communicate()
     told = launcher.status("slow")
     assert (told["state"], told["reason"]) == ("stopped", "asked to stop")
+    assert (noted(launcher.namespace, "slow") or {})["state"] == "stopped"
     launcher("down", "slow", "--delete-data", "--yes")
+
+
+def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"version: 1\nname: spared\nimage: {image}\nkubernetes: {{tensorboard: false}}\n" + program("time.sleep(30)"))
+    launcher("up", str(file), "--detach")
+    until(lambda: launcher.status("spared")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("spared"))
+    far, relay = far_away(launcher, tmp_path)
+    relay.slow = 1.0
+    stopping = far.start("down", "spared")
+    try:
+        until(
+            lambda: "stopping.json" in launcher.namespace.kubectl("get", "configmap", "spared-record", "-o", "yaml"), 60, "the end to begin"
+        )
+    finally:
+        stopping.kill()
+        stopping.communicate()
+    assert jobs(launcher.namespace, "spared") == ["spared-chief"]
+    assert launcher.status("spared")["state"] == "running"
+    assert "succeeded" in launcher("wait", "spared")
+    launcher("down", "spared")  # its Jobs, which told how it ended
+    assert launcher.status("spared")["state"] == "succeeded"
+    launcher("down", "spared", "--delete-data", "--yes")

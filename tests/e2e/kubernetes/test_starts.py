@@ -1,13 +1,17 @@
 """Starting a run where something is in the way: another start of it, what an earlier one has left, a refusal halfway."""
 
+import contextlib
 import dataclasses
 import json
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import until
-from tests.e2e.kubernetes.launching import Launcher, left
+from tests.e2e.kubernetes.cluster import Namespace, until
+from tests.e2e.kubernetes.launching import Launcher, far_away, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
 
@@ -24,25 +28,173 @@ def deadlines(launcher: Launcher, run: str) -> set[int | None]:
     return {job["spec"].get("activeDeadlineSeconds") for job in launcher.namespace.objects("jobs", run)}
 
 
-def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothing(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nkubernetes: {tensorboard: false}\n"
-    ups = {}
-    for hours in (1, 2):
-        spec = write(tmp_path / f"{hours}.yaml", "twice", image, roles)
-        machine = dataclasses.replace(launcher, runs=tmp_path / f"runs-{hours}")
-        ups[hours] = machine.start("up", spec, "--detach", "--set", f"limits.deadline={hours}h")
-    said = {hours: process.communicate(timeout=120)[0] for hours, process in ups.items()}
-    codes = {hours: process.returncode for hours, process in ups.items()}
-    assert sorted(codes.values()) == [0, 2], said
-    winner = next(hours for hours, code in codes.items() if code == 0)
-    loser = said[3 - winner]
-    assert "another `launcher up` is starting twice" in loser or "is being started by" in loser or "twice runs already" in loser
-    assert deadlines(launcher, "twice") == {winner * 3600}
-    record = json.loads(launcher.namespace.kubectl("get", "configmap", "twice-record", "-o", "json"))
-    assert json.loads(record["data"]["spec.json"])["limits"]["deadline"] == f"{winner}h"
+@contextlib.contextmanager
+def held(namespace: Namespace, run: str) -> Iterator[None]:
+    """Keep the Jobs of a run that has ended from going for a `with` block: whoever starts it again waits for that."""
+    names = [f"job/{job['metadata']['name']}" for job in namespace.objects("jobs", run)]
+    for name in names:
+        namespace.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":["tests.example.com/held"]}}')
+    try:
+        yield
+    finally:
+        for name in names:
+            namespace.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}', check=False)
+
+
+def first_exit(processes: dict[int, subprocess.Popen[str]]) -> int:
+    """Return which process ends first."""
+    until(lambda: any(process.poll() is not None for process in processes.values()), 120, "one of the two to end")
+    return next(number for number, process in processes.items() if process.poll() is not None)
+
+
+@pytest.mark.parametrize("how", ["--resume", "--fresh"])
+def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothing(
+    how: str, launcher: Launcher, image: str, tmp_path: Path
+) -> None:
+    name = f"twice{how[1:]}"
+    rest = "kubernetes: {tensorboard: false}\n"
+    done = "command: [sh, -c, 'mkdir -p $RUN_DIR && touch $RUN_DIR/first']\n"
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(f"version: 1\nname: {name}\nimage: {image}\n{done}{rest}")
+    launcher("up", str(spec))
+    write(spec, name, image, rest)
+    ups, relays = {}, []
+    with held(launcher.namespace, name):
+        for hours in (1, 2):
+            # So slow that each has looked at what is there before the other one has begun.
+            machine, relay = far_away(dataclasses.replace(launcher, runs=tmp_path / f"runs-{hours}"), tmp_path)
+            relay.slow = 0.7
+            relays.append(relay)
+            ups[hours] = machine.start("up", str(spec), "--detach", how, "--set", f"limits.deadline={hours}h")
+        second = first_exit(ups)
+        for relay in relays:
+            relay.go()
+        said = ups[second].communicate(timeout=30)[0]
+        # It had found the run free, and while it did its part the other one, which cannot go on before the old Jobs are gone, was at it.
+        assert "another `launcher up` is starting" in said or "is being started by" in said
+        assert ups[second].returncode == 2
+        assert ups[3 - second].poll() is None
+        # Nor does one that comes later move anything.
+        third = dataclasses.replace(launcher, runs=tmp_path / "runs-3")
+        assert "is being started by `launcher up` on" in third("up", str(spec), "--detach", "--fresh", code=2)
+    winner = ups[3 - second].communicate(timeout=120)[0]
+    assert ups[3 - second].returncode == 0, winner
+    assert deadlines(launcher, name) == {(3 - second) * 3600}
+    record = json.loads(launcher.namespace.kubectl("get", "configmap", f"{name}-record", "-o", "json"))
+    assert json.loads(record["data"]["spec.json"])["limits"]["deadline"] == f"{3 - second}h"
     assert "annotations" not in record["metadata"]  # nobody starts it any more
-    until(lambda: launcher.status("twice")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("twice"))
-    launcher("down", "twice", "--now", "--delete-data", "--yes")
+    until(lambda: launcher.status(name)["state"] == "running", 120, "its start", lambda: launcher.namespace.describe(name))
+    # What the first run has stored was moved once, or not at all.
+    where = sorted(launcher.namespace.kubectl("exec", f"job/{name}-chief", "--", "find", "/runs", "-name", "first").split())
+    assert len(where) == 1
+    assert (where[0] == f"/runs/{name}/first") == (how == "--resume")
+    launcher("down", name, "--now", "--delete-data", "--yes")
+
+
+ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nkubernetes: {tensorboard: false}\n"
+
+
+def await_job(launcher: Launcher, job: str, up: subprocess.Popen[str]) -> None:
+    """Wait until a start has made a Job."""
+    until(
+        lambda: launcher.namespace.kubectl("get", "job", job, "--ignore-not-found", "-o", "name") != "",
+        60,
+        f"the Job {job}",
+        lambda: f"{up.poll()}",
+    )
+
+
+def test_a_run_that_is_stopped_while_it_is_started_stays_stopped(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    spec = write(tmp_path / "spec.yaml", "halted", image, ROLES)
+    far, relay = far_away(launcher, tmp_path)
+    relay.slow = 0.3
+    up = far.start("up", spec, "--detach")
+    try:
+        await_job(launcher, "halted-chief", up)
+        relay.hold()
+        launcher("down", "halted")
+        relay.go()
+        written, _ = up.communicate(timeout=120)
+    finally:
+        up.kill()
+    assert up.returncode == 1, written
+    assert "halted in " in written
+    assert "was stopped while it was being started" in written
+    assert left(launcher.namespace) == ["halted", "halted-record"]
+    assert launcher.namespace.pods("halted") == []
+    told = launcher.status("halted")
+    assert (told["state"], told["reason"]) == ("stopped", "asked to stop")
+    launcher("down", "halted", "--delete-data", "--yes")
+
+
+def test_a_start_that_is_too_late_touches_nothing_of_the_one_that_came_after_it(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    spec = write(tmp_path / "spec.yaml", "late", image, ROLES)
+    far, relay = far_away(dataclasses.replace(launcher, runs=tmp_path / "runs"), tmp_path)
+    relay.slow = 0.3
+    up = far.start("up", spec, "--detach")
+    try:
+        await_job(launcher, "late-chief", up)
+        relay.hold()
+        launcher("down", "late", "--now")
+        launcher("up", spec, "--detach", "--resume", "--set", "limits.deadline=2h")
+        before = owned(launcher.namespace, "late")
+        assert up.poll() is None
+        relay.go()
+        written, _ = up.communicate(timeout=120)
+    finally:
+        up.kill()
+    assert up.returncode == 1, written
+    assert "was stopped while it was being started" in written
+    assert owned(launcher.namespace, "late") == before
+    until(lambda: launcher.status("late")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("late"))
+    assert deadlines(launcher, "late") == {7200}
+    launcher("down", "late", "--now", "--delete-data", "--yes")
+
+
+def owned(namespace: Namespace, run: str) -> dict[str, str]:
+    """Return the uid of each object that a start makes."""
+    kinds = "jobs,services,networkpolicies,configmaps,persistentvolumeclaims"
+    return {f"{one['kind']}/{one['metadata']['name']}": one["metadata"]["uid"] for one in namespace.objects(kinds, run)}
+
+
+@pytest.mark.parametrize("job", ["chief", "ps"])  # the first that is made, and the last
+def test_up_goes_on_when_the_api_server_goes_away_while_it_applies(job: str, launcher: Launcher, image: str, tmp_path: Path) -> None:
+    name = f"cut-{job}"
+    far, relay = far_away(launcher, tmp_path)
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"version: 1\nname: {name}\nimage: {image}\ncommand: [python, -c, \"print('last words')\"]\n{ROLES}")
+    relay.slow = 0.3
+    up = far.start("up", str(file))
+    try:
+        await_job(launcher, f"{name}-{job}", up)
+        relay.down()
+        time.sleep(5)
+        assert up.poll() is None
+        relay.slow = 0.0
+        relay.up()
+        written, _ = up.communicate(timeout=120)
+    finally:
+        up.kill()
+    assert up.returncode == 0, written
+    assert "last words" in written
+    assert f"{name} succeeded" in written
+    launcher("down", name, "--delete-data", "--yes")
+
+
+def test_a_launcher_that_is_killed_while_it_applies_leaves_a_run_that_is_found(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    spec = write(tmp_path / "spec.yaml", "orphan", image, ROLES)
+    far, relay = far_away(launcher, tmp_path)
+    relay.slow = 0.3
+    up = far.start("up", spec)
+    try:
+        await_job(launcher, "orphan-chief", up)
+    finally:
+        up.kill()
+        up.communicate()
+    anywhere = dataclasses.replace(launcher, said=False)
+    assert launcher.namespace.name in anywhere.status("orphan")["run_dir"]
+    anywhere("down", "orphan", "--now", "--delete-data", "--yes")
+    assert left(launcher.namespace) == []
 
 
 def test_what_an_earlier_start_has_left_is_not_in_the_way(launcher: Launcher, image: str, tmp_path: Path) -> None:
@@ -55,6 +207,7 @@ def test_what_an_earlier_start_has_left_is_not_in_the_way(launcher: Launcher, im
     until(lambda: launcher.status("again")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("again"))
     # Its Jobs end by themselves, its TensorBoard stays; that is not wanted any more.
     launcher.namespace.kubectl("delete", "jobs", "--all")
+    until(lambda: not launcher.namespace.pods("again"), 60, "its pods to go")
     launcher("up", spec, "--detach", "--resume", "--set", "kubernetes.tensorboard=false")
     assert left(launcher.namespace) == sorted(["again", "again", "again", "again-chief", "again-cluster", "again-record"])
 
@@ -72,3 +225,19 @@ def test_what_an_earlier_start_has_left_is_not_in_the_way(launcher: Launcher, im
     assert (told["state"], told["reason"]) == ("stopped", "asked to stop")
     launcher("down", "again", "--delete-data", "--yes")
     assert left(launcher.namespace) == []
+
+
+def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_moved_aside(
+    launcher: Launcher, image: str, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        f"version: 1\nname: moved\nimage: {image}\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
+    )
+    launcher("up", str(spec))
+    assert "moved is complete" in launcher("up", str(spec))
+    refused = launcher("up", str(spec), "--fresh", "--set", "storage.access=ReadWriteOnce", code=2)
+    assert "a claim cannot be changed" in refused
+    anywhere = dataclasses.replace(launcher, said=False)
+    assert "moved succeeded" in anywhere("up", str(spec))
+    launcher("down", "moved", "--delete-data", "--yes")

@@ -2,7 +2,6 @@
 
 import json
 import time
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import UP, Launcher, left
-from tests.e2e.kubernetes.relay import Relay
+from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
 
@@ -106,16 +104,6 @@ def test_a_run_goes_on_without_the_launcher_and_another_up_is_refused(long: Path
     assert "+  activeDeadlineSeconds: 3600" in difference
     assert difference.count("+++ Job/") == 3
     assert "has not ended within 1s" in launcher("wait", "long", "--timeout", "1s", code=124)
-
-
-def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
-    """Return the command line on a way to the API server that can be cut, and that way."""
-    config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
-    server = urllib.parse.urlsplit(config["clusters"][0]["cluster"]["server"])
-    relay = Relay(str(server.hostname), server.port or 443)
-    config["clusters"][0]["cluster"] |= {"server": f"https://127.0.0.1:{relay.port}", "tls-server-name": server.hostname}
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    return Launcher(launcher.namespace, launcher.runs, {**launcher.env, "KUBECONFIG": str(tmp_path / "kubeconfig")}), relay
 
 
 def test_up_goes_on_when_an_api_server_that_was_away_is_back(launcher: Launcher, image: str, tmp_path: Path) -> None:

@@ -1,0 +1,176 @@
+"""The start of a run in the cluster: by one launcher at a time, all of its objects or none, and nothing of anybody else's touched."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from launcher.backend.kubernetes import applying, look, observe, record
+from launcher.backend.kubernetes.api import Cluster, Object, status_of
+from launcher.backend.kubernetes.applying import Thing
+from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.model import ENDED
+from launcher.errors import LauncherError, UsageError
+from launcher.render.kubernetes.objects import Run
+
+# Seconds for which a cluster that does not answer halfway through a start is asked again, before the start is given up.
+BACK_WITHIN = 60.0
+_LOOK_EVERY = 0.5
+# So often the mark is tried for when somebody else changes the record at the same time.
+_TRIES = 5
+_CLAIM = "PersistentVolumeClaim"
+Answer = TypeVar("Answer")
+
+
+def reserve(cluster: Cluster, run: Run) -> record.Mark:
+    """Keep every other launcher from starting the run; return the mark of it. Nothing else has changed then.
+
+    Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the mark.
+    """
+    for _ in range(_TRIES):
+        before = cluster.get("ConfigMap", record.name_of(run.name))  # first: what is looked at below must still be so when it is marked
+        record.refuse_started(cluster, run.name, before)
+        _refuse_at_work(cluster, run.name)
+        applying.refuse_claim_of_others(cluster, run)
+        if mark := record.take(cluster, run, before):
+            return mark
+    raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
+
+
+def _refuse_at_work(cluster: Cluster, run: str) -> None:
+    """Raise UsageError when Jobs of the run are at work, or wait for a node or a queue."""
+    seen = look.gather(cluster, run)
+    if seen.jobs and look.judged(observe.status(seen, time.time()), ready=False).state not in ENDED:
+        names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
+        raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
+
+
+class Start:
+    """One start of a run, by who holds its mark. Every call raises LauncherError, LostMarkError where somebody has stopped the run meanwhile."""
+
+    def __init__(self, cluster: Cluster, run: Run, mark: record.Mark) -> None:
+        self._cluster, self._run, self._mark = cluster, run, mark
+        self._record: Object = {}
+        self._made: list[Thing] = []
+        self._unused: list[Thing] = []  # what earlier starts have made
+        self._claim: Thing | None = None  # once it is made
+        self._claim_is_new = False
+
+    def apply(self, spec: dict[str, Any], undone: Callable[[], None]) -> None:
+        """Apply the run's objects. When one is refused, what was made is removed again, and `undone` called once nothing is left of it."""
+        try:
+            _insist(lambda: self._begin(spec))
+            for one in applying.objects(self._run, self._cluster):
+                self._make(one)
+            _insist(self._find_unused)
+        except BaseException as error:
+            left = self._undo(undone)
+            if left and isinstance(error, LauncherError):
+                error.remedy += f"; what was made could not all be removed again ({left}): launcher down {self._run.name} --on kubernetes"
+            raise
+
+    def settle(self) -> None:
+        """Let others start the run again, and delete what earlier starts have made and this one has no use for."""
+        try:
+            record.release(self._cluster, self._mark)
+        except record.LostMarkError:
+            self._undo(lambda: None)
+            raise
+        for one in self._unused:
+            try:
+                applying.delete(self._cluster, one)
+            except UnreachableError:
+                raise
+            except LauncherError:  # without that right, say: it is merely left behind
+                continue
+
+    def settle_soon(self) -> bool:
+        """Settle, and tell whether that was done: not where the cluster does not answer for a while."""
+        try:
+            _insist(self.settle)
+        except UnreachableError:
+            return False
+        return True
+
+    def _begin(self, spec: dict[str, Any]) -> None:
+        self._record = record.write(self._cluster, self._run, self._mark, spec)
+        applying.clear(self._cluster, self._run.name)
+        if self._run.own_claim:
+            self._claim_is_new = applying.is_new_claim(self._cluster, self._run)
+
+    def _make(self, one: Object) -> None:
+        """Make one object, or change it to what it is to be; a cluster that does not answer is asked again."""
+        kind, name = str(one["kind"]), str(one["metadata"]["name"])
+        if kind != _CLAIM:
+            one["metadata"]["ownerReferences"] = [record.owner(self._record)]
+        unanswered: list[UnreachableError] = []
+
+        def make() -> Object:
+            # Before each: whoever stops the run takes the mark away first, and deletes what is there only then.
+            record.hold(self._cluster, self._mark)
+            try:
+                # A Job is never changed: one that is there is another launcher's.
+                return self._cluster.create(one) if kind == "Job" else self._cluster.apply(one)
+            except UnreachableError as error:
+                unanswered.append(error)
+                raise
+            except LauncherError as error:
+                if kind != "Job" or status_of(error) != 409:
+                    raise
+                record.hold(self._cluster, self._mark)
+                there = self._cluster.get(kind, name) if unanswered else None
+                if there is None:
+                    raise
+                return there  # made by a request of ours that was not answered: nobody else may while the mark is ours
+
+        thing = Thing(kind, name, str(_insist(make)["metadata"]["uid"]))
+        if kind != _CLAIM:
+            self._made.append(thing)
+        elif self._claim_is_new:  # else it has data
+            self._claim = thing
+
+    def _find_unused(self) -> None:
+        used = {(one.kind, one.name) for one in self._made}
+        self._unused = [one for one in applying.belongings(self._cluster, self._run.name) if (one.kind, one.name) not in used]
+
+    def _undo(self, undone: Callable[[], None]) -> str:
+        """Remove what this start has made; return what could not be removed and why, empty where all was.
+
+        Where another launcher has taken the run over, what is not a Job is that one's by now; where the run was stopped, its record and
+        data are to stay.
+        """
+        failed: list[str] = []
+        try:
+            others, held = record.is_others(self._cluster, self._mark), record.is_held(self._cluster, self._mark)
+        except LauncherError as error:  # the first error is the one to tell
+            return error.message
+        remove = functools.partial(applying.remove, self._cluster, self._run.name)
+        steps: list[Callable[[], None]] = []
+        if others:
+            steps += [functools.partial(applying.delete, self._cluster, one) for one in self._made if one.kind == "Job"]
+        elif not held:
+            steps.append(functools.partial(remove, self._made))
+        else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered
+            steps.append(remove)
+            steps += [functools.partial(applying.delete, self._cluster, self._claim)] if self._claim else []
+            steps += [lambda: record.undo(self._cluster, self._mark), undone]
+        for step in steps:
+            try:
+                step()
+            except UnreachableError as error:
+                return "; ".join([*failed, error.message])
+            except LauncherError as error:
+                failed.append(error.message)
+        return "; ".join(failed)
+
+
+def _insist(do: Callable[[], Answer]) -> Answer:
+    """Return what a call returns, made again for a while where the cluster does not answer. Raises LauncherError."""
+    deadline = time.monotonic() + BACK_WITHIN
+    while True:
+        try:
+            return do()
+        except UnreachableError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_EVERY)
