@@ -4,6 +4,7 @@ A process that is stopped, or on a machine that hangs, keeps its connections: th
 One that computes, or evaluates for an hour, has threads that answer at once.
 """
 
+import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
@@ -14,6 +15,8 @@ _ANSWER_WITHIN = 1.0  # seconds
 # Of looks that come a second after each other and take as long as an answer may: half a minute, where nobody is there to answer,
 # to a minute. Counted rather than timed, so that no task that was stopped itself gives the others up when it goes on.
 _MOST_UNANSWERED = 30
+# Looks of one silence follow each other within a few seconds; what others found, before steps went on, does not count.
+_SAME_SILENCE = 5.0
 
 
 class Probe:
@@ -23,10 +26,14 @@ class Probe:
         """Ask tasks of these `names`, such as chief and worker-1. TensorFlow's collective runtime must have been started."""
         self._tasks = [_in_tensorflow(name) for name in names]
         self._unanswered = 0
+        self._looked = time.monotonic()
 
     def __call__(self, waiting: AbstractSet[int]) -> bool:
         """Ask the tasks at these places of `names`; return whether there is hope. To be called after a second of silence."""
+        if time.monotonic() - self._looked > _SAME_SILENCE:
+            self._unanswered = 0
         self._unanswered = 0 if all(_answers(self._tasks[place]) for place in sorted(waiting)) else self._unanswered + 1
+        self._looked = time.monotonic()
         return self._unanswered < _MOST_UNANSWERED
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.trainer.engine.drive_stopped import NAMES
 from tests.trainer.engine.drivers import Task, driven
+from trainer.engine import probing
 
 PAUSE = 20.0  # seconds that are waited out
 GIVEN_UP = (30.0, 75.0)  # seconds until one that does not come back is given up: a minute, on a busy machine
@@ -21,6 +22,15 @@ def told(task: Task) -> dict[str, Any]:
     said = json.loads(task.stdout.readline())
     assert isinstance(said, dict)
     return said
+
+
+def test_only_looks_of_one_silence_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "_answers", lambda _task: False)
+    monkeypatch.setattr(probing, "_SAME_SILENCE", 0.5)
+    probe = probing.Probe(["worker-0"])
+    assert [probe({0}) for _ in range(29)] == [True] * 29
+    time.sleep(1)  # steps went on
+    assert [probe({0}) for _ in range(30)] == [True] * 29 + [False]
 
 
 @pytest.mark.slow
