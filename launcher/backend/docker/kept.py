@@ -95,6 +95,7 @@ class Kept:
         self.view.starts()
         with self._told("starting"):
             self.container().start()
+            self.view.started_again()
 
     def try_no_more(self) -> None:
         """Tell the engine not to start it again, by itself or when it is itself started again."""

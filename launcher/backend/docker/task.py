@@ -79,10 +79,13 @@ class TaskView:
 
     def starts(self) -> None:
         """Note that its container is being started: what was last seen of it is of before."""
+        self.container = {**self.container, "Status": "created"}
+
+    def started_again(self) -> None:
+        """Note that the engine has started its container, and counts its own restarts from none."""
         if not self.has_trainer:
             self._restarted(time.time())
             self._engine_restarts = 0
-        self.container = {**self.container, "Status": "created"}
 
     @property
     def ran_for(self) -> float:

@@ -9,6 +9,7 @@ from launcher import images
 from launcher.backend.docker.engine import COPY, ERRORS, Engine
 from launcher.backend.docker.look import volume_of
 from launcher.backend.docker.problems import explain
+from launcher.backend.docker.task import OVER
 from launcher.errors import LauncherError
 from launcher.render import labels
 from launcher.spec.models import ClusterSpec
@@ -57,7 +58,7 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
         copying.start()
         copying.reload()
         deadline = time.monotonic() + _COPIED_WITHIN
-        while copying.status == "running":
+        while copying.status not in OVER:  # somebody may pause it
             if time.monotonic() >= deadline:
                 raise LauncherError(
                     f"copying the volume {old} was not done after {_COPIED_WITHIN:g} s; it is as it was",
@@ -65,7 +66,7 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
                 )
             time.sleep(_LOOK_AGAIN)
             copying.reload()
-        if copying.attrs["State"]["ExitCode"]:
+        if copying.status == "dead" or copying.attrs["State"]["ExitCode"]:
             said = copying.logs().decode("utf-8", "replace")
             raise explain(said or "cp failed without a word", f"copying the volume {old}")
     finally:

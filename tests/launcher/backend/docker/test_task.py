@@ -74,8 +74,12 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
         (1, 7, "failed with exit code 7: so many times"),
         (2, 7, "failed with exit code 7: so many times"),
     ]
+    view.starts()  # and the engine cannot
+    view.look(container("exited", 7), 2)
+    assert len(view.restarts) == 2
     # Who starts it beside the engine makes the engine count anew.
     view.starts()
+    view.started_again()
     view.look(container("running"), 0)
     view.look(container("restarting", 7), 1)
     assert len(view.restarts) == 4
