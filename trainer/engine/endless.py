@@ -9,14 +9,14 @@ from trainer.engine.job import Job
 from trainer.workloads.errors import WorkloadError
 
 
-def checked(data: tf.data.Dataset, job: Job, start: int = 0, replicas: int = 1) -> tf.data.Dataset:
-    """Return the batches that `replicas` take in turn from step `start` on, as they are.
+def checked(data: tf.data.Dataset, job: Job, start: int = 0, replicas: int = 1, among: int = 1) -> tf.data.Dataset:
+    """Return the batches that `replicas` take in turn from step `start` on, as they are; so many workers share the steps.
 
     Raises:
         WorkloadError: it is known that they are too few. Repeating them here would not do: what begins at batch `start` of a
             data set that ends has nothing to repeat when a run goes on.
     """
-    count, needed = int(data.cardinality()), (job.steps - start) * job.train.gradients.accumulate * replicas
+    count, needed = int(data.cardinality()), -(-(job.steps - start) // among) * job.train.gradients.accumulate * replicas
     if 0 <= count < needed:
         raise _too_short(job, f"gives {count} batches, but the run may take {needed} more")
     return data

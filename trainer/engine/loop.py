@@ -140,16 +140,20 @@ class _Chief:
                 self._session.pull()
             self._evaluate(step)
         if self._save_due(step) and not last:
-            self._session.settle()
+            self._settle()
             self._session.pull()
             self._save(self._session.step)
+
+    def _settle(self) -> None:
+        with endless.watched(self._job):  # others may still compute
+            self._session.settle()
 
     def finish(self, *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
         early = self.enough() if finished and self._session.step < self._job.steps else None
         if early:
             self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
-        self._session.settle()
+        self._settle()
         step = self._session.step
         self._session.pull()
         if self._saved_step != step:

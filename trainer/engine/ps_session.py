@@ -32,7 +32,8 @@ class ServerSession(ABC):
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
             self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
         self._step = 0
-        endless.checked(workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers)), job)
+        first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
+        endless.checked(first, job, among=1 if apart else connection.workers)  # in rounds each worker takes every step
         self._data = _worker_data(workload, job, connection.workers)
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 
