@@ -43,7 +43,7 @@ _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 _FORGOTTEN = "context_id"
 _ENDING = 2.0  # seconds after its connections in which a server that was killed still listens
 _TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
-_NOT_THE_USERS = tuple(str(Path(str(package.__file__)).parent) for package in (tf, trainer))
+_NOT_THE_USERS = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (tf, trainer))
 _CONNECT_TIMEOUT = 2.0
 _LOOK_EVERY = 0.1
 
@@ -137,7 +137,7 @@ def _raise_if_lost(error: Any, task: TaskConfig) -> None:
     until = time.monotonic() + _ENDING
     # Who waited for a server that died is spoken of as well, or alone; one that is not there is the one.
     while not (lost := [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
-        if spoken_of or time.monotonic() > until:
+        if (sure and spoken_of) or time.monotonic() > until:
             break
         time.sleep(_LOOK_EVERY)
     if not lost and not sure:
