@@ -41,13 +41,14 @@ def main(index: int, addresses: list[str]) -> None:
         return found
 
     try:
-        tell(mean=step())
-        last = time.monotonic()
+        found = step()
+        last = time.monotonic()  # before it tells: who hears of it may stop this task at once
+        tell(mean=found)
         while True:
             found = step()
-            if (took := time.monotonic() - last) > LONG:
+            before, last = last, time.monotonic()
+            if (took := last - before) > LONG:
                 tell(mean=found, after=took)
-            last = time.monotonic()
             time.sleep(0.1)
     except PeerLostError as error:
         tell(lost=str(error), after=time.monotonic() - last)
