@@ -81,7 +81,10 @@ def test_an_engine_that_goes_silent_is_not_waited_for(relay: "subprocess.Popen[s
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
     far = Engine(Endpoint(by_relay["DOCKER_HOST"]))
     far.hurry(2)
-    assert [line.text for _, line in output.read(far.client, container, "chief")] == ["up"]
+    deadline = time.monotonic() + 30
+    while not (lines := list(output.read(far.client, container, "chief"))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [line.text for _, line in lines] == ["up"]
     os.kill(relay.pid, signal.SIGUSR1)
     began = time.monotonic()
     with pytest.raises(ERRORS):
