@@ -58,12 +58,12 @@ class AsynchronousSession(ServerSession):
         if stop or finish:
             results += self._take_all()
         self._told = self._step
-        (loss, *metrics, _), workers = self._workers.summarise(results)
+        loss, metrics, workers = self._workers.summarise(results)
         return Progress(
             step=self._step,
             steps=self._told - start,
-            loss=float(loss),
-            metrics=compute.named(self._replica.metrics, metrics),
+            loss=loss,
+            metrics=metrics,
             examples=sum(r.steps for r in results) * self._replica.examples,
             seconds=time.perf_counter() - began,
             stop=stop,

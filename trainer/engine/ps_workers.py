@@ -167,7 +167,8 @@ class Workers:
         self._lost: set[int] = set()
         self.local_steps = [0] * self.count
         self.in_flight = 0
-        self.means = np.full(measures.width, np.nan, np.float32)  # as last known
+        self._loss: float | None = None  # as last known
+        self._metrics: dict[str, float] = {}
 
     def schedule(self, steps: int) -> None:
         """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
@@ -252,12 +253,16 @@ class Workers:
             # The public `join` has no deadline, and what nobody is there to take stays in the queue.
             self._coordinator._cluster.closure_queue.wait(timeout=_PATIENCE)  # noqa: SLF001
 
-    def summarise(self, results: list[Result]) -> tuple[np.ndarray[Any, np.dtype[np.float32]], list[WorkerProgress]]:
-        """Return the means over the steps of `results`, the last known ones where there are none, and each worker's progress."""
+    def summarise(self, results: list[Result]) -> tuple[float | None, dict[str, float], list[WorkerProgress]]:
+        """Return loss and metrics, means over the steps of `results`, and each worker's progress.
+
+        Where there are none, the last known ones; before any call has ended no loss and no metrics.
+        """
         results = [r for r in results if r.steps]  # without those that were lost
         if results:
-            self.means = np.sum([r.totals for r in results], axis=0) / sum(r.steps for r in results)
-        return self.means, [self._progress(r) for r in {r.worker: r for r in results}.values()]
+            loss, *metrics, _ = np.sum([r.totals for r in results], axis=0) / sum(r.steps for r in results)
+            self._loss, self._metrics = float(loss), compute.named(self._measures.metrics, metrics)
+        return self._loss, self._metrics, [self._progress(r) for r in {r.worker: r for r in results}.values()]
 
     def _progress(self, result: Result) -> WorkerProgress:
         loss, *metrics, waited = result.totals

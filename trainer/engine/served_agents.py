@@ -80,7 +80,7 @@ class ServedAgentSession(AgentSession):
         if self._stopped():
             self._results += self._workers.take_all()
         results, self._results = self._results, []
-        return self._workers.summarise(results)[1]
+        return self._workers.summarise(results)[2]
 
     def _player(self, worker: int) -> Player:
         del worker  # each player is another one, also the second of a worker

@@ -37,7 +37,7 @@ class WorkerProgress:
 class Progress:
     """What a call of `Session.run` did.
 
-    `step` is the global step after it, `steps` how many of them the call made, `loss` (None before anything is learned) and
+    `step` is the global step after it, `steps` how many of them the call made, `loss` (None before anything is learned or known) and
     `metrics` means over those, `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
     task of the cluster was asked to stop, `finish` when the chief said that it is enough. `input_wait` and
     `peer_wait` are the parts of this task's time, 0 to 1, that it waited for input and for gradients of others;

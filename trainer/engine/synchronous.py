@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import clock, compute
+from trainer.engine import clock
 from trainer.engine.job import Job
 from trainer.engine.ps_session import ServerSession
 from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, watching
@@ -63,12 +63,12 @@ class SynchronousSession(ServerSession):
         if stop or finish or self._step >= self._target:
             self._quiet()
         results, self._results = self._results + self._workers.take_there(), []
-        (loss, *metrics, _), workers = self._workers.summarise(results)
+        loss, metrics, workers = self._workers.summarise(results)
         return Progress(
             step=self._step,
             steps=self._step - before,
-            loss=float(loss),
-            metrics=compute.named(self._replica.metrics, metrics),
+            loss=loss,
+            metrics=metrics,
             examples=(self._step - before) * self._needed * self._replica.examples,
             seconds=time.perf_counter() - began,
             stop=stop,

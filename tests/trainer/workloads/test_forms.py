@@ -59,7 +59,8 @@ CASES = [(strategy, form) for strategy in TRAINING for form in forms(strategy)]
 @pytest.mark.parametrize("strategy,form", [case if case[0] == "single" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES])
 def test_each_form_learns_on_each_strategy(reports: Reports, strategy: str, form: str) -> None:
     report = reports[strategy][form]
-    assert report["evaluated"]["loss"] < 0.7 * report["losses"][0]  # dropout and the like are off
+    told = [loss for loss in report["losses"] if loss is not None]  # servers may have done their rounds before a worker's call ends
+    assert report["evaluated"]["loss"] < 0.7 * told[0]  # dropout and the like are off
     assert report["evaluated"].keys() == TOLD[form.removesuffix(SYNC)]
     assert all(math.isfinite(value) for value in report["evaluated"].values())
     for name in ("accuracy", "binary_accuracy", "sign_accuracy", "auc"):
