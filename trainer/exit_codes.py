@@ -17,6 +17,9 @@ class ExitCode(IntEnum):
     STOPPED = 143
 
 
+# From here on a shell and a container tell of a signal, and orchestrators start again what was killed.
+_OF_SIGNALS = 128
+
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",
     ExitCode.WRONG_CONFIGURATION: "the configuration is wrong; never started again",
@@ -29,8 +32,8 @@ def describe(code: int) -> str:
     """Say in words why a task ended with `code`; negative numbers are signals, as in `subprocess`."""
     if code in MEANING:
         return MEANING[code]
-    signal_number = -code if code < 0 else code - 128
-    if code < 0 or 128 < code < 160:
+    signal_number = -code if code < 0 else code - _OF_SIGNALS
+    if code < 0 or _OF_SIGNALS < code < 160:
         import signal
 
         try:
@@ -38,3 +41,12 @@ def describe(code: int) -> str:
         except ValueError:
             return f"killed by signal {signal_number}"
     return f"failed with exit code {code}"
+
+
+def final(code: int) -> int:
+    """Return the exit code of a task that has failed with `code` and is to be started no more, by whoever runs its container.
+
+    It is the same, but where that asks to be started again (75), or may as well be of a container that was killed as a whole or could
+    not be started (128 and above), which is worth another attempt: these become a plain failure.
+    """
+    return int(ExitCode.FAILURE) if code == ExitCode.PEER_LOST or code >= _OF_SIGNALS else code

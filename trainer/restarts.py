@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from trainer.exit_codes import ExitCode, describe
+from trainer.exit_codes import ExitCode, describe, final
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,13 @@ def exit_code_of(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def _with_code(code: int) -> str:
+    """Say why a process ended, and with which exit code where the task is not to leave with it."""
+    told = exit_code_of(code)
+    cause = cause_of(code)
+    return cause if final(told) == told or str(told) in cause else f"{cause}, exit code {told}"
+
+
 def judge(code: int, lived: float, history: History, policy: Policy, fingerprint: str = "") -> Restart | End:
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
@@ -82,7 +89,7 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     kept = history.fingerprint if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)} else ""
     counted = code not in _UNCOUNTED
     if counted and history.restarts >= policy.max_restarts:
-        return End(exit_code_of(code), f"{cause_of(code)}; the limit of {policy.max_restarts} restarts is reached")
+        return End(final(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
     early = 0 if lived > policy.healthy_after else history.early_ends
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early, 30))

@@ -144,16 +144,22 @@ def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Name
     assert {pod["status"]["phase"] for pod in namespace.pods("orphans")} <= {"Failed", "Succeeded"}
 
 
-def test_the_limit_on_restarts_holds_over_pods_too(namespace: Namespace, tmp_path: Path) -> None:
-    program = "import os, sys; print('attempt', os.environ['TRAINER_ATTEMPT'], flush=True); sys.exit(7)"
+@pytest.mark.parametrize(
+    "name, ends, told",
+    [
+        ("limited", "sys.exit(7)", "exit code 7: failed with exit code 7"),
+        # What a Job counts where a whole pod ends so.
+        ("limited-kills", "os.kill(os.getpid(), 9)", "exit code 1: killed by SIGKILL (out of memory?), exit code 137"),
+        ("limited-peers", "sys.exit(75)", "exit code 1: a peer was lost, exit code 75"),
+    ],
+)
+def test_the_limit_on_restarts_holds_over_pods_too(namespace: Namespace, tmp_path: Path, name: str, ends: str, told: str) -> None:
+    program = f"import os, sys; print('attempt', os.environ['TRAINER_ATTEMPT'], flush=True); {ends}"
     options = "limits: {max_restarts: 2}\nkubernetes: {tensorboard: false}"
-    render(namespace, f"name: limited\ncommand: [python, -c, {json.dumps(program)}]\n{options}\n", tmp_path)
-    until(lambda: namespace.ends("limited") == {"chief": "Failed"}, 120, "the Job to fail", lambda: namespace.describe("limited"))
-    (pod,) = namespace.pods("limited")
+    render(namespace, f"name: {name}\ncommand: [python, -c, {json.dumps(program)}]\n{options}\n", tmp_path)
+    until(lambda: namespace.ends(name) == {"chief": "Failed"}, 120, "the Job to fail", lambda: namespace.describe(name))
+    (pod,) = namespace.pods(name)
     log = namespace.kubectl("logs", pod["metadata"]["name"])
     assert [line for line in log.splitlines() if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
-    told = status(Seen("limited", namespace.objects("jobs", "limited"), [pod]), time.time())
-    assert (
-        told.reason
-        == "chief, attempt 1: exit code 7: failed with exit code 7; the limit of 2 restarts is reached: the output above says more"
-    )
+    found = status(Seen(name, namespace.objects("jobs", name), [pod]), time.time())
+    assert found.reason == f"chief, attempt 1: {told}; the limit of 2 restarts is reached: the output above says more"

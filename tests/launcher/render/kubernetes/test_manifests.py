@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from launcher.cli.main import run
 from launcher.cli.planning import planned
 from launcher.errors import LauncherError, UsageError
 from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, container, pod, pods
+from trainer.exit_codes import ExitCode
+from trainer.restarts import End, History, Policy, judge
 
 
 def environment(objects: Objects, role: str, index: int) -> dict[str, str]:
@@ -140,6 +143,27 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
     assert all(
         rule["onExitCodes"]["containerName"] == container(objects, "worker")["name"] for rule in spec["podFailurePolicy"]["rules"][1:]
     )
+
+
+@pytest.mark.parametrize("role", ["chief", "worker", "ps", "evaluator"])
+def test_a_trainer_that_has_used_up_its_restarts_is_never_replaced(rendered: Rendered, role: str) -> None:
+    rules = rendered(CLUSTER)["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
+
+    def follows(code: int) -> str:
+        given = (rule for rule in rules if "onExitCodes" in rule)
+        return next((rule["action"] for rule in given if _fits(rule["onExitCodes"], code)), "Count")
+
+    # Else each pod that replaces it would count to the limit again.
+    history = History(restarts=Policy.max_restarts)
+    left_with = {code: judge(code, 1.0, history, Policy()) for code in (*range(3, 256), -signal.SIGKILL) if code != ExitCode.STOPPED}
+    ends = {code: follows(end.exit_code) for code, end in left_with.items() if isinstance(end, End)}
+    assert set(ends) == set(left_with)
+    assert set(ends.values()) == {"FailJob"}
+    assert follows(137) == "Count"  # a container killed as a whole, which its trainer could not foresee
+
+
+def _fits(rule: dict[str, Any], code: int) -> bool:
+    return (code in rule["values"]) is (rule["operator"] == "In")
 
 
 def test_failures_of_a_program_without_the_trainer_are_counted_by_the_job(rendered: Rendered) -> None:
