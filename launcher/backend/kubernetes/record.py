@@ -41,7 +41,7 @@ class LostMarkError(LauncherError):
 
 @dataclass(frozen=True)
 class Mark:
-    """What keeps every other launcher out while one starts a run. `before` is the record that there was, or None."""
+    """What keeps every other launcher out while one starts a run. `before` is the record to go back to, None where there is to be none."""
 
     run: str
     id: str
@@ -54,24 +54,36 @@ def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
         raise UsageError(f"{run} in {cluster.words()} is being {words}", _OTHER_START)
 
 
-def take(cluster: Cluster, run: Run, before: Object | None) -> Mark | None:
-    """Mark a run as being started, on `before`, the record that was read; None where somebody has changed it since."""
-    mark = Mark(run.name, uuid.uuid4().hex, before)
+def new_mark(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> Mark:
+    """Return a mark to take of a run, with the record that was read and how the run `ended` where nobody has noted that."""
+    if ended is not None:
+        there = before or _made(cluster, run, {})
+        before = {**there, "data": {**(there.get("data") or {}), _STATUS: _dumped(ended)}}
+    return Mark(run.name, uuid.uuid4().hex, before)
+
+
+def take(cluster: Cluster, run: Run, mark: Mark) -> bool:
+    """Put the mark on the record that was read; tell whether it is there, and not that somebody has changed the record since.
+
+    May be called again where the cluster did not answer.
+    """
+    made = _annotated(mark.before or _made(cluster, run, {}), {_STARTING: _text(mark)})
     try:
-        if before is None:
-            cluster.create(_made(cluster, run, mark, {}))
+        if "resourceVersion" in made["metadata"]:
+            cluster.replace(made)
         else:
-            cluster.replace(_annotated(before, {_STARTING: _text(mark)}))
+            cluster.create(made)
     except LauncherError as error:
-        if status_of(error) == 409:
-            return None
-        raise
-    return mark
+        if status_of(error) != 409:
+            raise
+        return is_held(cluster, mark)  # by a request of ours that was made again, as its answer was lost
+    return True
 
 
 def write(cluster: Cluster, run: Run, mark: Mark, spec: dict[str, Any]) -> Object:
     """Write with what a run starts in place of what there was; return the record. Raises LostMarkError."""
-    return _change(cluster, mark, lambda _there: _made(cluster, run, mark, {_SPEC: as_json(spec), _START: mark.id}))
+    made = _annotated(_made(cluster, run, {_SPEC: as_json(spec), _START: mark.id}), {_STARTING: _text(mark)})
+    return _change(cluster, mark, lambda _there: made)
 
 
 def empty(cluster: Cluster, mark: Mark) -> Mark:
@@ -124,13 +136,17 @@ def free(cluster: Cluster, run: str) -> None:
 
 
 def undo(cluster: Cluster, mark: Mark) -> None:
-    """Put the record back as it was before a start that failed; nothing happens where the mark is lost."""
+    """Put the record back as it was before a start that failed; nothing happens where the mark is lost.
+
+    How the run before has ended stays where that was noted meanwhile, as it was stopped to be moved say.
+    """
     before = mark.before
     with contextlib.suppress(LostMarkError):
-        if before is None:
-            cluster.delete("ConfigMap", name_of(mark.run), uid=hold(cluster, mark)["metadata"]["uid"])
+        there = hold(cluster, mark)
+        if before is None and (_started_by(there) == mark.id or not there.get("data")):
+            cluster.delete("ConfigMap", name_of(mark.run), uid=there["metadata"]["uid"])
         else:
-            _change(cluster, mark, lambda there: _annotated({**before, "metadata": _head(before, there)}, {_STARTING: None}))
+            _change(cluster, mark, lambda there: _annotated(_before(mark, there), {_STARTING: None}))
 
 
 def being_started(record: Object | None) -> str:
@@ -140,7 +156,9 @@ def being_started(record: Object | None) -> str:
         age = time.time() - float(mark["since"])
     except (KeyError, TypeError, ValueError):
         return ""
-    died = mark.get("host") == socket.gethostname() and _process(mark.get("pid")).get("born") != mark.get("born")
+    # Of another machine or container of that name nothing is known.
+    here = mark.get("host") == socket.gethostname() and mark.get("space") == processes.space()
+    died = here and _process(mark.get("pid")).get("born") != mark.get("born")
     return "" if died or age > _STARTS_WITHIN else f"started by `launcher up` on {mark.get('host', '?')} since {max(0.0, age):.0f} s"
 
 
@@ -195,8 +213,8 @@ def _dumped(status: RunStatus) -> str:
     return as_json(dataclasses.asdict(status))
 
 
-def _made(cluster: Cluster, run: Run, mark: Mark, data: dict[str, str]) -> Object:
-    head = metadata(run, name_of(run.name), COMPONENT, annotations={_STARTING: _text(mark)})
+def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:
+    head = metadata(run, name_of(run.name), COMPONENT)
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**head, "namespace": cluster.namespace}, "data": data}
 
 
@@ -241,10 +259,12 @@ def _replace(cluster: Cluster, mark: Mark, change: Callable[[Object], Object]) -
         raise _ChangedError(error.message, error.remedy) from error
 
 
-def _head(record: Object, there: Object) -> Object:
-    """Return the metadata of a record as it was, for the one that is there."""
-    head = {key: value for key, value in record["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
-    return {**head, "uid": there["metadata"]["uid"]}
+def _before(mark: Mark, there: Object) -> Object:
+    """Return the record of the run before: the one that is there until a start has written its own."""
+    if mark.before is None or _started_by(there) != mark.id:
+        return there
+    head = {key: value for key, value in mark.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
+    return {**mark.before, "metadata": {**head, "uid": there["metadata"]["uid"]}}
 
 
 def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:
@@ -254,9 +274,9 @@ def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:
 
 
 def _process(pid: object) -> dict[str, Any]:
-    """Return a process of this machine as it can be known again, empty when there is none."""
+    """Return a process of this machine or container as it can be known again, empty when there is none."""
     found = processes.identify(pid) if isinstance(pid, int) else None
-    return {} if found is None else dataclasses.asdict(found)
+    return {} if found is None else {**dataclasses.asdict(found), "space": processes.space()}
 
 
 def _annotations(record: Object | None) -> dict[str, str]:

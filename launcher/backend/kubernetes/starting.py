@@ -9,7 +9,7 @@ from launcher.backend.kubernetes import applying, look, observe, record
 from launcher.backend.kubernetes.api import Cluster, Object, status_of
 from launcher.backend.kubernetes.applying import Thing
 from launcher.backend.kubernetes.problems import UnreachableError
-from launcher.backend.model import ENDED
+from launcher.backend.model import ENDED, RunStatus, State
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
 
@@ -30,19 +30,25 @@ def reserve(cluster: Cluster, run: Run) -> record.Mark:
     for _ in range(_TRIES):
         before = cluster.get("ConfigMap", record.name_of(run.name))  # first: what is looked at below must still be so when it is marked
         record.refuse_started(cluster, run.name, before)
-        _refuse_at_work(cluster, run.name)
+        ended = _ended(cluster, run.name, before)
         applying.refuse_claim_of_others(cluster, run)
-        if mark := record.take(cluster, run, before):
+        mark = record.new_mark(cluster, run, before, ended)
+        if _insist(functools.partial(record.take, cluster, run, mark)):
             return mark
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
 
 
-def _refuse_at_work(cluster: Cluster, run: str) -> None:
-    """Raise UsageError when Jobs of the run are at work, or wait for a node or a queue."""
+def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None:
+    """Return how the run has ended, as its Jobs tell, which a start deletes; None without Jobs, or where that is noted.
+
+    Raises UsageError when they are at work, or wait for a node or a queue.
+    """
     seen = look.gather(cluster, run)
     if seen.jobs and look.judged(observe.status(seen, time.time()), ready=False).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
         raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
+    status = look.Watcher(cluster, run).status() if seen.jobs and record.final(noted) is None else None
+    return status if status is not None and status.state in {State.SUCCEEDED, State.FAILED} else None
 
 
 class Start:

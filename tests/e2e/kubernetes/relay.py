@@ -15,6 +15,7 @@ class Relay:
         self.slow = 0.0
         self._passes = threading.Event()
         self._passes.set()
+        self._loses = False
         self._open: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
@@ -42,6 +43,10 @@ class Relay:
         self.slow = 0.0
         self._passes.set()
 
+    def lose(self) -> None:
+        """Cut the connection on which the next answer comes, in place of it."""
+        self._loses = True
+
     def _listen(self) -> None:
         threading.Thread(target=self._accept, args=(self._server,), daemon=True).start()
 
@@ -52,14 +57,19 @@ class Relay:
                 far = socket.create_connection(self._target)
                 self._open += [client, far]
                 threading.Thread(target=_pump, args=(client, far, self._wait), daemon=True).start()
-                threading.Thread(target=_pump, args=(far, client), daemon=True).start()
+                threading.Thread(target=_pump, args=(far, client, self._lose), daemon=True).start()
 
     def _wait(self) -> None:
         time.sleep(self.slow)
         self._passes.wait()
 
+    def _lose(self) -> None:
+        if self._loses:
+            self._loses = False
+            raise ConnectionError
 
-def _pump(reading: socket.socket, writing: socket.socket, wait: Callable[[], object] = bool) -> None:
+
+def _pump(reading: socket.socket, writing: socket.socket, wait: Callable[[], object]) -> None:
     with contextlib.suppress(OSError):
         while data := reading.recv(65536):
             wait()

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backend.kubernetes import record
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.cli.planning import planned
+from launcher.render.kubernetes import manifests
+from launcher.render.targets import Source
 from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import Launcher, far_away, left
 
@@ -39,6 +45,17 @@ def held(namespace: Namespace, run: str) -> Iterator[None]:
     finally:
         for name in names:
             namespace.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}', check=False)
+
+
+@contextlib.contextmanager
+def quota(namespace: Namespace, name: str, hard: str) -> Iterator[None]:
+    """Let the namespace have no more than that for a `with` block."""
+    namespace.kubectl("create", "quota", name, f"--hard={hard}")
+    try:
+        until(lambda: "0" in namespace.kubectl("get", "quota", name, "-o", "jsonpath={.status.hard}"), 30, "the quota to hold")
+        yield
+    finally:
+        namespace.kubectl("delete", "quota", name)
 
 
 def first_exit(processes: dict[int, subprocess.Popen[str]]) -> int:
@@ -213,13 +230,9 @@ def test_what_an_earlier_start_has_left_is_not_in_the_way(launcher: Launcher, im
 
     # A start that is refused halfway leaves the record of the one before, and its data.
     launcher("down", "again", "--now")
-    launcher.namespace.kubectl("create", "quota", "none", "--hard=count/jobs.batch=0")
-    try:
-        until(lambda: "0" in launcher.namespace.kubectl("get", "quota", "none", "-o", "jsonpath={.status.hard}"), 30, "the quota to hold")
+    with quota(launcher.namespace, "none", "count/jobs.batch=0"):
         refused = launcher("up", spec, "--detach", "--resume", "--set", "limits.deadline=3h", code=1)
         assert "the namespace's quota none is used up" in refused
-    finally:
-        launcher.namespace.kubectl("delete", "quota", "none")
     assert left(launcher.namespace) == ["again", "again-record"]
     told = launcher.status("again")
     assert (told["state"], told["reason"]) == ("stopped", "asked to stop")
@@ -241,3 +254,49 @@ def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_moved_a
     anywhere = dataclasses.replace(launcher, said=False)
     assert "moved succeeded" in anywhere("up", str(spec))
     launcher("down", "moved", "--delete-data", "--yes")
+
+
+def ended_unseen(launcher: Launcher, name: str, image: str, tmp_path: Path) -> str:
+    """Start a run that is soon done, and wait for that by kubectl alone; return its spec."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        f"version: 1\nname: {name}\nimage: {image}\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
+    )
+    launcher("up", str(spec), "--detach")
+    until(lambda: launcher.namespace.ends(name) == {"chief": "Complete"}, 120, "its end", lambda: launcher.namespace.describe(name))
+    return str(spec)
+
+
+def test_how_a_run_has_ended_stays_known_where_it_cannot_be_moved_aside(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    spec = ended_unseen(launcher, "unmoved", image, tmp_path)
+    with quota(launcher.namespace, "no-pods", "pods=0"):
+        refused = launcher("up", spec, "--detach", "--fresh", code=1)
+    assert "the namespace's quota no-pods is used up" in refused
+    told = launcher.status("unmoved")
+    assert (told["state"], told["reason"]) == ("succeeded", "")
+    assert "unmoved is complete" in launcher("up", spec)
+    launcher("down", "unmoved", "--delete-data", "--yes")
+
+
+def test_who_marks_a_run_and_does_not_hear_that_it_is_marked_is_not_in_the_way_of_himself(
+    launcher: Launcher, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, plan = planned(Path(write(tmp_path / "spec.yaml", "unheard", image, "")), [], "kubernetes", tmp_path)
+    run = manifests.run_of(Source(spec, plan, tmp_path))
+    far, relay = far_away(launcher, tmp_path)
+    monkeypatch.setenv("KUBECONFIG", far.env["KUBECONFIG"])
+    cluster = Cluster(namespace=launcher.namespace.name)
+    # The first one is made, which the client does not try again by itself; the second one replaces it.
+    mark = record.new_mark(cluster, run, cluster.get("ConfigMap", "unheard-record"), None)
+    relay.lose()
+    with pytest.raises(UnreachableError):
+        record.take(cluster, run, mark)
+    assert record.take(cluster, run, mark)
+    before = cluster.get("ConfigMap", "unheard-record")
+    mark, late = (record.new_mark(cluster, run, before, None) for _ in range(2))
+    relay.lose()
+    assert record.take(cluster, run, mark)
+    assert record.is_held(cluster, mark)
+    assert not record.take(cluster, run, late)
+    record.undo(cluster, mark)
+    launcher.namespace.kubectl("delete", "configmap", "unheard-record")

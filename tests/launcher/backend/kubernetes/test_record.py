@@ -1,5 +1,6 @@
 """Who starts a run, as its record in the cluster tells."""
 
+import json
 import os
 import socket
 import subprocess
@@ -30,6 +31,20 @@ def test_one_that_was_killed_over_it_is_not_waited_for() -> None:
         process.kill()
     assert record.being_started(marked(**mark)) == ""
     assert record.being_started(marked(host="elsewhere", since=time.time() - 700)) == ""
+
+
+def test_one_in_another_container_of_the_same_name_is_not_taken_for_one_that_was_killed() -> None:
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True, timeout=10, check=False).returncode:
+        pytest.skip("this machine lets nobody make a PID namespace (unshare)")
+    program = "from launcher.backend.kubernetes import record; print(record._text(record.Mark('run', 'id', None)), flush=True); input()"
+    with subprocess.Popen([*apart, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        mark = json.loads(process.stdout.readline())
+        # Its ids of processes are its own: here nobody has that one, or somebody else.
+        assert (mark["host"], mark["pid"]) == (socket.gethostname(), 1)
+        assert record.being_started(marked(**mark)).startswith("started by `launcher up` on")
+        process.kill()
 
 
 @pytest.mark.parametrize("other", [None, {}, {"metadata": {}}, marked(host="elsewhere"), marked(since="yesterday")])
