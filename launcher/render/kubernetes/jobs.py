@@ -25,15 +25,18 @@ def jobs(run: Run) -> list[Object]:
     return [_job(run, group) for group in groups(run.plan)]
 
 
-def spec_of(run: Run, group: Group, *, retries: int) -> Object:
-    """Return the specification of a role's Job; each of its tasks is started again `retries` times after failures that count."""
+def spec_of(run: Run, group: Group, *, retries: int, joined: bool = False) -> Object:
+    """Return the specification of a role's Job; each of its tasks is started again `retries` times after failures that count.
+
+    `joined` says that the run's Jobs are one: when one fails, somebody starts all of them again or ends them, as JobSet does.
+    """
     checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
     spec: Object = {
         "completionMode": "Indexed",
         "completions": group.count,
         "parallelism": group.count,
         **_limit(run, group, retries),
-        **since(run, {"podFailurePolicy": {"rules": failure_rules(run, group)}, "podReplacementPolicy": "Failed"}),
+        **since(run, {"podFailurePolicy": {"rules": _failure_rules(run, group, joined=joined)}, "podReplacementPolicy": "Failed"}),
     }
     if run.plan.deadline is not None:
         spec["activeDeadlineSeconds"] = math.ceil(run.plan.deadline)
@@ -51,23 +54,40 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
 
 
-def failure_rules(run: Run, group: Group) -> list[Object]:
+def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
-    followers = {"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"}
-    if group.role in followers and run.spec.train is not None:
-        # These say that a peer was lost when their chief stayed away for limits.orphan_timeout: the run is over, and
-        # whoever waits for their nodes need not wait for more attempts.
+    if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
+        # The trainer inside has waited: the run is over, and whoever waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         _on_exit("FailJob", "In", final),
         _on_exit("Ignore", "In", [int(ExitCode.STOPPED)]),
     ]
-    if run.spec.command is None or run.spec.image is None:
-        # The trainer is there, and has tried limits.max_restarts times before it left with a failure.
+    if _has_trainer(run):
+        # It has tried limits.max_restarts times before it left with a failure.
         rules.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))
     return rules
+
+
+def _has_trainer(run: Run) -> bool:
+    return run.spec.command is None or run.spec.image is None
+
+
+def _follows_the_chief(run: Run, group: Group) -> bool:
+    """Tell whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout."""
+    followers = {"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"}
+    return group.role in followers and run.spec.train is not None
+
+
+def _waits_for_another_job(run: Run, group: Group) -> bool:
+    """Tell whether the tasks restore together with those of another Job, for which they then wait for limits.start_timeout.
+
+    Nobody tells them that it has failed for good; of a task of their own Job Kubernetes does, by ending them.
+    """
+    others = [other for other in groups(run.plan) if other.role != group.role]
+    return _has_trainer(run) and group.scope == "all" and any(other.scope == "all" for other in others)
 
 
 def _on_exit(action: str, operator: str, values: list[int]) -> Object:

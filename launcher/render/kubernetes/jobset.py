@@ -70,7 +70,7 @@ def _header(source: Source, run: Run, made: list[Object]) -> str:
 def _replicated(run: Run, group: Group) -> Object:
     # Where all have to restore together, the first failure of a pod that counts restarts the set.
     retries = 0 if group.scope == "all" else group.task.restart.max_restarts
-    spec = jobs.spec_of(run, group, retries=retries)
+    spec = jobs.spec_of(run, group, retries=retries, joined=True)
     # The set names the pods' subdomain.
     spec["template"]["spec"].pop("subdomain", None)
     head = metadata(run, run.name, group.role)

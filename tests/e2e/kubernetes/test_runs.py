@@ -144,6 +144,26 @@ def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Name
     assert {pod["status"]["phase"] for pod in namespace.pods("orphans")} <= {"Failed", "Succeeded"}
 
 
+def test_workers_whose_chief_has_failed_for_good_let_their_nodes_go(namespace: Namespace, tmp_path: Path) -> None:
+    program = (
+        "import json, os, socket, sys, time; told = json.loads(os.environ['TF_CONFIG']); "
+        "told['task']['type'] == 'chief' and sys.exit(2); server = socket.create_server(('', 2222)); time.sleep(600)"
+    )
+    roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 2}}"
+    options = "limits: {start_timeout: 30s, grace_period: 2s}\nkubernetes: {tensorboard: false}"
+    render(namespace, f"name: left\n{roles}\n{options}\ncommand: [python, -c, {json.dumps(program)}]\n", tmp_path)
+    until(
+        lambda: namespace.ends("left") == {"chief": "Failed", "worker": "Failed"},
+        150,
+        "the workers to end",
+        lambda: namespace.describe("left"),
+    )
+    workers = [pod["status"] for pod in namespace.pods("left", "worker")]
+    assert {status["phase"] for status in workers} == {"Failed"}
+    # The first that has waited for its chief fails the Job, which ends the other.
+    assert 75 in {status["containerStatuses"][0]["state"]["terminated"]["exitCode"] for status in workers}
+
+
 @pytest.mark.parametrize(
     "name, ends, told",
     [

@@ -166,6 +166,26 @@ def _fits(rule: dict[str, Any], code: int) -> bool:
     return (code in rule["values"]) is (rule["operator"] == "In")
 
 
+def final(objects: Objects, role: str) -> list[int]:
+    """Return the exit codes that fail a role's Job at once, but for those of a trainer that gave up."""
+    rules = objects["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
+    (codes,) = [rule["onExitCodes"] for rule in rules if rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"]
+    return list(codes["values"])
+
+
+def test_tasks_of_two_jobs_that_restore_together_do_not_wait_again_and_again_for_one_that_failed_for_good(rendered: Rendered) -> None:
+    two = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 2}, evaluator: {}}\n"
+    for program in (TRAIN, "command: [python, train.py]\n"):
+        objects = rendered(two + program)
+        assert final(objects, "chief") == final(objects, "worker") == [2, 75]
+    # Kubernetes ends the tasks of one Job together; whether a program of one's own waits, and what it exits with, nobody knows.
+    assert final(rendered(two.replace("chief: {}, ", "") + TRAIN), "worker") == [2]
+    assert final(rendered(two + "image: tensorflow/tensorflow:2.21.0\ncommand: [python, train.py]\n"), "worker") == [2]
+    (jobset,) = [one for (kind, _), one in rendered(two + TRAIN, to="jobset").items() if kind == "JobSet"]
+    replicated = {one["name"]: one["template"] for one in jobset["spec"]["replicatedJobs"]}
+    assert final({("Job", f"digits-{name}"): made for name, made in replicated.items()}, "worker") == [2]
+
+
 def test_failures_of_a_program_without_the_trainer_are_counted_by_the_job(rendered: Rendered) -> None:
     def last(spec: str) -> str:
         rule = rendered(spec)["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][-1]
