@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Iterable
 
 from launcher.backend.kubernetes import observe, record
 from launcher.backend.kubernetes.api import Cluster, Object
@@ -10,7 +11,7 @@ from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import RunStatus, State
-from launcher.render.kubernetes.objects import CLUSTER_LABEL
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
 
 NAME_LABEL = "app.kubernetes.io/name"
 OURS = {NAME_LABEL: "tf-launcher"}
@@ -36,12 +37,32 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
 def gather(cluster: Cluster, run: str) -> Seen:
     """Return what the cluster has of a run. Events are asked for only where a pod does not run."""
     jobs = [job for job in cluster.listed("Job", labels_of(run)) if observe.is_role(job)]
-    pods = pods_of(cluster, run)
+    pods = telling(cluster.listed("Pod", labels_of(run)))
     wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
-    at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} for pod in pods)
+    at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} and _has(pod, CLUSTER_LABEL) for pod in pods)
     if at_work >= wanted:
         return Seen(run, jobs, pods)
     return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), _events(cluster))
+
+
+def telling(pods: Iterable[Object]) -> list[Object]:
+    """Return those of a run's pods that tell how it is: its tasks', and before them others that hold its tasks to a lost node. Pure.
+
+    Where the volume is one node's, its pods are put where one of them is, and to the scheduler one is there until it has ended. So
+    TensorBoard's pod that is being deleted on a node that does not answer keeps the chief's next one from every other node. It comes first,
+    to be given up first: when pods that hold another one back go, the scheduler looks at that one again only minutes later.
+    """
+    known = list(pods)
+    tasks = [pod for pod in known if _has(pod, CLUSTER_LABEL)]
+    return [*(pod for pod in known if _has(pod, VOLUME_LABEL) and not _has(pod, CLUSTER_LABEL) and _is_ending(pod)), *tasks]
+
+
+def _is_ending(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Running", "Pending"}
+
+
+def _has(thing: Object, label: str) -> bool:
+    return label in (thing["metadata"].get("labels") or {})
 
 
 def _events(cluster: Cluster) -> list[Object]:

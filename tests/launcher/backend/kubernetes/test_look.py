@@ -1,0 +1,39 @@
+"""Which pods of a run tell how it is, and in which order those on a lost node are given up."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from launcher.backend.kubernetes import look
+from launcher.backend.kubernetes.observe import Seen
+from launcher.backend.kubernetes.tending import lost
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
+
+
+def pod(component: str, *labels: str, deleted: bool = False) -> dict[str, Any]:
+    """Return a pod with some labels of the run's; one that is deleted is on a node that does not answer."""
+    name = {"app.kubernetes.io/component": component}
+    gone = {"deletionTimestamp": "2026-01-01T00:09:00Z", "deletionGracePeriodSeconds": 30} if deleted else {}
+    ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"} if deleted else {"type": "Ready", "status": "True"}
+    return {
+        "metadata": {"name": component, "labels": name | dict.fromkeys(labels, "digits"), **gone},
+        "status": {"phase": "Running", "conditions": [ready]},
+    }
+
+
+def names(pods: list[dict[str, Any]]) -> list[str]:
+    return [one["metadata"]["name"] for one in pods]
+
+
+def test_what_holds_the_chief_to_a_lost_node_is_given_up_before_it() -> None:
+    chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
+    board = pod("tensorboard", "tf-launcher/volume", deleted=True)
+    seen = look.telling([chief, pod("worker", "tf-launcher/cluster"), board, pod("housekeeping")])
+    assert names(seen) == ["tensorboard", "chief", "worker"]
+    assert names([dict(one) for one in lost(Seen("digits", (), seen), NOW, 60)]) == ["tensorboard", "chief"]
+
+
+def test_a_board_that_holds_nothing_is_left_to_kubernetes() -> None:
+    ended = pod("tensorboard", "tf-launcher/volume", deleted=True)
+    ended["status"]["phase"] = "Failed"
+    assert look.telling([pod("tensorboard", "tf-launcher/volume"), pod("tensorboard", deleted=True), ended]) == []
