@@ -183,7 +183,8 @@ class KubernetesBackend:
             known.spec = self.spec(name) or {}
             known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")))
         said.extend(known.tender.tend(seen, status))
-        late = known.tender.late(seen, status, parse_duration(self._limit(known, "start_timeout", "10m")))
+        patience = parse_duration(self._limit(known, "start_timeout", "10m"))
+        late = "" if look.maker(seen.jobs) else known.tender.late(seen, status, patience)
         if late:
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)

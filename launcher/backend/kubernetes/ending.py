@@ -10,6 +10,7 @@ from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.tending import given_up
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
+from launcher.errors import UsageError
 
 _GONE_WITHIN = 10.0  # seconds in which the API forgets a pod
 _SLACK = 60.0  # seconds beyond the grace period in which pods are gone
@@ -19,8 +20,13 @@ _LOOK_EVERY = 0.5
 def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool) -> RunStatus | None:
     """Stop a run and delete all of it but its record and its data; `before` is how it was, None where it has no Jobs.
 
-    Returns how it has ended. Raises LauncherError when pods stay.
+    Returns how it has ended. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
     """
+    if maker := look.maker(cluster.listed("Job", look.labels_of(run))):
+        raise UsageError(
+            f"the Jobs of {run} in {cluster.words()} are those of {maker}, which makes them again when they are deleted",
+            f"delete that, and they go with it: kubectl delete {maker} -n {cluster.namespace}",
+        )
     # Nothing that another launcher makes once this is done is to go with it.
     there, pods = applying.belongings(cluster, run), look.pods_of(cluster, run)
     story = Story(before.tasks[0].name if before and before.tasks else "")

@@ -34,6 +34,12 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
     return cluster.listed("Pod", {CLUSTER_LABEL: run})
 
 
+def maker(jobs: Iterable[observe.Object]) -> str | None:
+    """Return what has made a run's Jobs, and would make them again, as kubectl names it: `jobset/digits`; None where nothing has. Pure."""
+    owners = (owner for job in jobs for owner in job["metadata"].get("ownerReferences") or ())
+    return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
+
+
 def gather(cluster: Cluster, run: str) -> Seen:
     """Return what the cluster has of a run. Events are asked for only where a pod does not run."""
     jobs = [job for job in cluster.listed("Job", labels_of(run)) if observe.is_role(job)]

@@ -12,6 +12,7 @@ from launcher.render.targets import Source
 # Rules of the failure policy are there since then.
 MINIMUM = "0.6"
 _EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+_RANDOM = "xxxxx"  # what Kubernetes ends the names of pods with
 # Reasons why a Job has failed that no further attempt can mend: exit code 2, and limits.deadline.
 _FINAL = ["PodFailurePolicy", "DeadlineExceeded"]
 
@@ -57,8 +58,9 @@ def host(run_name: str, role: str, index: int) -> str:
 def _run(source: Source) -> Run:
     name = source.plan.name
     held = {task.name: f"{host(name, task.role, task.index)}.{name}:{PORT}" for task in source.plan.tasks if task.address}
-    for group in groups(source.plan):
-        host(name, group.role, group.count - 1)  # the evaluator's too, which has no address
+    last = [host(name, group.role, group.count - 1) for group in groups(source.plan)]  # the evaluator's too, which has no address
+    for one in last:
+        checked(f"{one}-{_RANDOM}")  # its pod, whose name JobSet wants to be a label as well
     run = manifests.run_of(source)
     return Run(run.spec, readdress(source.plan, held), run.image)
 

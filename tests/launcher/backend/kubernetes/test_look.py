@@ -37,3 +37,11 @@ def test_a_board_that_holds_nothing_is_left_to_kubernetes() -> None:
     ended = pod("tensorboard", "tf-launcher/volume", deleted=True)
     ended["status"]["phase"] = "Failed"
     assert look.telling([pod("tensorboard", "tf-launcher/volume"), pod("tensorboard", deleted=True), ended]) == []
+
+
+def test_who_makes_jobs_again_is_known() -> None:
+    record = {"kind": "ConfigMap", "name": "digits-record"}
+    ours = {"metadata": {"ownerReferences": [record]}}
+    owned = {"metadata": {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}}
+    assert look.maker([ours, {"metadata": {}}]) is None
+    assert look.maker([ours, owned]) == "jobset/digits"

@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+import pytest
+
+from launcher.errors import UsageError
 from tests.launcher.render.kubernetes.conftest import CLUSTER, TRAIN, Rendered
 
 
@@ -60,3 +63,10 @@ def test_queue_topology_and_time_to_live(rendered: Rendered) -> None:
     assert all("ttlSecondsAfterFinished" not in one["template"]["spec"] for one in made["spec"]["replicatedJobs"])
     jobs = rendered(CLUSTER + "kubernetes: {queue: team-a}\n")
     assert jobs["Job", "digits-worker"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+
+
+def test_a_name_that_leaves_no_room_for_its_pods_names_is_refused(rendered: Rendered) -> None:
+    # <name>-evaluator-0-0-xxxxx: JobSet's own check of a new JobSet.
+    assert ("JobSet", "a" * 43) in rendered(CLUSTER, to="jobset", head=f"version: 1\nname: {'a' * 43}\n")
+    with pytest.raises(UsageError, match="64 characters"):
+        rendered(CLUSTER, to="jobset", head=f"version: 1\nname: {'a' * 44}\n")
