@@ -10,7 +10,7 @@ from launcher.cli.runs import DEFAULT_RUNS
 from launcher.errors import UsageError
 
 EXAMPLES = (
-    ("launcher diff cluster.yaml", "what `up --on kubernetes` would make or change; nothing when it would change nothing"),
+    ("launcher diff cluster.yaml", "what `up --on kubernetes` would make, change or delete; nothing when it would change nothing"),
     ("launcher diff cluster.yaml --set train.steps=500 && echo same", "the exit code is 1 where there is a difference"),
 )
 DIFFERS = 1

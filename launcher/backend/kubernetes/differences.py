@@ -1,4 +1,4 @@
-"""What `up` would change: each object as the cluster has it beside what it would be, as `kubectl diff` shows it."""
+"""What `up` would change: each object as the cluster has it beside what it would be, as `kubectl diff` shows it; what it would delete, too."""
 
 import difflib
 from collections.abc import Iterator
@@ -17,14 +17,23 @@ _NOTED = "deployment.kubernetes.io/revision"
 
 def differences(cluster: Cluster, run: Run) -> Iterator[str]:
     """Yield the lines of a unified diff; none where `up` would change nothing. Nothing is made. Raises LauncherError."""
-    for made in applying.objects(run, cluster):
-        kind, name = made["kind"], made["metadata"]["name"]
-        old = cluster.get(kind, name)
-        new = applying.dry_run(cluster, made)
+    made = applying.objects(run, cluster)
+    for one in made:
+        kind, name = one["kind"], one["metadata"]["name"]
+        new = applying.dry_run(cluster, one)
         new["metadata"]["name"] = name
-        before = [] if old is None else text(_plain(old), {}).splitlines()
-        after = text(_plain(new), {}).splitlines()
-        yield from difflib.unified_diff(before, after, f"{kind}/{name} in {cluster.namespace}", f"{kind}/{name} after up", lineterm="")
+        yield from _lines(cluster, kind, name, cluster.get(kind, name), new)
+    used = {(one["kind"], one["metadata"]["name"]) for one in made}
+    for left in applying.belongings(cluster, run.name):
+        if (left.kind, left.name) not in used:
+            yield from _lines(cluster, left.kind, left.name, cluster.get(left.kind, left.name), None)
+
+
+def _lines(cluster: Cluster, kind: str, name: str, old: Object | None, new: Object | None) -> Iterator[str]:
+    """Yield the lines of one object, None where it is not there."""
+    before, after = ([] if one is None else text(_plain(one), {}).splitlines() for one in (old, new))
+    deleted = "" if new else ", which deletes it"
+    yield from difflib.unified_diff(before, after, f"{kind}/{name} in {cluster.namespace}", f"{kind}/{name} after up{deleted}", lineterm="")
 
 
 def _plain(thing: Object) -> Object:

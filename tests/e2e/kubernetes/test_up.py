@@ -39,6 +39,11 @@ def test_up_follows_the_run_to_its_end(trained: str, launcher: Launcher) -> None
     assert {task["exit_code"] for task in told["tasks"]} == {0}
     assert launcher("wait", "mnist-ps", "--timeout", "5s")
     assert [run["name"] for run in json.loads(launcher("ls", "--json"))] == ["mnist-ps"]
+    # What it would have no use for any more goes too.
+    difference = launcher("diff", "examples/mnist-ps.yaml", "--set", "kubernetes.tensorboard=false", code=1).splitlines()
+    deleted = {line.partition(" after ")[0] for line in difference if line.endswith("after up, which deletes it")}
+    assert deleted == {f"+++ {kind}/mnist-ps-tensorboard" for kind in ("Deployment", "Service", "NetworkPolicy")}
+    assert "-  replicas: 1" in difference
 
 
 def test_logs_of_one_task_and_the_last_lines_of_each(trained: str, launcher: Launcher) -> None:
