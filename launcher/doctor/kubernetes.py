@@ -9,13 +9,14 @@ from typing import Any
 from launcher import images
 from launcher.backend.kubernetes import volume
 from launcher.backend.kubernetes.api import Cluster, Object
-from launcher.doctor import capacity
+from launcher.doctor import capacity, policies
 from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.plan import planner
-from launcher.render.kubernetes.objects import Run
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
-from launcher.spec.models import ClusterSpec
+from launcher.spec.models import ClusterSpec, Role, Roles
+from launcher.spec.problems import all_of
 
 # What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
 RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -43,18 +44,20 @@ _OPTIONAL = {
 _ONE_NODE = re.compile(
     r"ebs\.csi\.aws|kubernetes\.io/aws-ebs|pd\.csi\.storage\.gke|disk\.csi\.azure|local-path|no-provisioner|cinder\.csi|hostpath"
 )
+# What is asked about where no spec is given: a run that has to reach all that any run has to.
+_ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(worker=Role(replicas=2)))
 _PROBE = "import socket, sys; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
 
 
 def examine(question: Question) -> Iterator[Finding]:
     """Yield what is found; a cluster that does not answer ends it with the error."""
     cluster = Cluster(question.where.context, question.where.namespace)
-    spec = question.spec or ClusterSpec(version=1, name="doctor")
+    spec = question.spec or _ANY
     yield ok("cluster", cluster.words())
     yield from _version(cluster, spec)
     yield from _permissions(cluster)
     yield from _namespace(cluster)
-    yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster))
+    yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
     yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
     wanted = f"ask for a storage class that offers {spec.storage.access}"
     yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, spec))
@@ -124,21 +127,17 @@ def _or_unseen(what: str, lost: str, look: Callable[[], Iterator[Finding]]) -> I
         yield warning(what, f"{error.message}: {lost}", error.remedy)
 
 
-def _policies(cluster: Cluster) -> Iterator[Finding]:
-    found = _listed(cluster, cluster.path("NetworkPolicy"), "listing network policies")
-    closed = [
-        policy["metadata"]["name"]
-        for policy in found
-        if not policy["spec"].get("podSelector")
-        and "Egress" in (policy["spec"].get("policyTypes") or ())
-        and not policy["spec"].get("egress")
-    ]
-    if closed:
+def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+    held = policies.held(_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), _run(spec))
+    names = ", ".join(held.by)
+    if held.lacking:
         yield problem(
             "network policies",
-            f"{', '.join(closed)} lets no pod of the namespace send anything",
-            "allow the run's pods to reach each other's ports 2222 and 2223, and DNS, by a policy of your own",
+            f"{names}: a run's tasks may not reach {all_of(held.lacking)}",
+            f"allow {all_of(held.lacking)} by a policy of your own, to pods with the label {CLUSTER_LABEL}",
         )
+    elif held.by:
+        yield ok("network policies", f"{names}: a run's tasks may send what they have to")
     else:
         yield ok("network policies", "none keeps pods from sending")
 
@@ -188,10 +187,14 @@ def _storage(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
 
 def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     """Start a pod that ends at once: the image is there, and names are found."""
-    run = Run(spec, planner.plan(spec, "kubernetes", run_dir=f"/runs/{spec.name}"), images.image_for(spec))
+    run = _run(spec)
     try:
         volume.probe(cluster, run, ["python", "-c", _PROBE])
         yield ok("image", f"{run.image} starts")
         yield ok("DNS", "pods find kubernetes.default.svc")
     except LauncherError as error:
         yield of_error("DNS" if "gaierror" in error.message else "image", error)
+
+
+def _run(spec: ClusterSpec) -> Run:
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"/runs/{spec.name}"), images.image_for(spec))

@@ -1,11 +1,13 @@
 """`launcher doctor --on kubernetes` on a real cluster."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace
-from tests.e2e.kubernetes.launching import doctor
+from tests.e2e.kubernetes.launching import UP, Launcher, doctor
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
@@ -45,3 +47,37 @@ def test_a_namespace_that_is_not_there_is_named() -> None:
     code, found = doctor("no-such-namespace", "examples/mnist-ps.yaml")
     assert code == 1
     assert "there is no namespace no-such-namespace" in found["namespace"][1]
+
+
+DENY = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "deny-all"},
+    "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+}
+# To DNS, wherever that is, from all pods; and from all tasks of runs to all others.
+TASKS = {"matchExpressions": [{"key": "tf-launcher/cluster", "operator": "Exists"}]}
+ASK = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
+MEET = {"to": [{"podSelector": TASKS}], "ports": [{"port": 2222, "endPort": 2223}]}
+
+
+def allow(name: str, pods: dict[str, Any], rule: dict[str, Any]) -> dict[str, Any]:
+    return {**DENY, "metadata": {"name": name}, "spec": {"podSelector": pods, "policyTypes": ["Egress"], "egress": [rule]}}
+
+
+def test_policies_that_deny_all_are_named_until_what_a_run_has_to_send_is_allowed(launcher: Launcher) -> None:
+    namespace = launcher.namespace
+    namespace.kubectl("apply", "-f", "-", text=json.dumps(DENY))
+    try:
+        code, found = doctor(namespace.name, "examples/linear-regression-ps.yaml")
+        assert code == 1
+        assert found["network policies"] == ("problem", "deny-all: a run's tasks may not reach DNS and port 2222 of each other")
+        for one in (allow("ask", {}, ASK), allow("meet", TASKS, MEET)):
+            namespace.kubectl("apply", "-f", "-", text=json.dumps(one))
+        code, found = doctor(namespace.name, "examples/linear-regression-ps.yaml")
+        assert code == 0, found
+        assert found["network policies"][0] == found["DNS"][0] == "ok"
+        assert "succeeded" in launcher("up", "examples/linear-regression-ps.yaml", "--set", "train.steps=500", timeout=UP)
+    finally:
+        namespace.kubectl("delete", "networkpolicies", "deny-all", "ask", "meet", "--ignore-not-found")
+    launcher("down", "linear-regression-ps", "--delete-data", "--yes")

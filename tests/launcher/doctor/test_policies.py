@@ -1,0 +1,67 @@
+"""What NetworkPolicies of a namespace keep a run's tasks from sending."""
+
+from typing import Any
+
+import pytest
+
+from launcher.doctor.policies import Held, held
+from launcher.images import image_for
+from launcher.plan import planner
+from launcher.render.kubernetes.objects import Run
+from launcher.spec.models import ClusterSpec
+
+DNS, PORT, EXCHANGE = "DNS", "port 2222 of each other", "port 2223 of each other"
+OWN = {"podSelector": {"matchLabels": {"tf-launcher/cluster": "digits"}}}
+ASK_DNS = {
+    "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
+    "ports": [{"port": 53, "protocol": "UDP"}],
+}
+
+
+def run(strategy: str = "parameter_server", **roles: Any) -> Run:
+    roles = roles or {"chief": {}, "ps": {}, "worker": {"replicas": 2}}
+    spec = ClusterSpec.model_validate({"version": 1, "name": "digits", "strategy": strategy, "roles": roles})
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+
+
+def policy(name: str, selector: dict[str, Any], *rules: dict[str, Any], types: tuple[str, ...] = ("Egress",)) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"podSelector": selector, "policyTypes": list(types), "egress": list(rules)}}
+
+
+DENY = policy("deny", {}, types=("Ingress", "Egress"))
+
+
+def test_a_policy_that_denies_all_is_told_with_what_it_keeps_from_whom() -> None:
+    assert held([DENY], run()) == Held(("deny",), (DNS, PORT))
+    assert held([DENY], run("multi_worker_mirrored", worker={"replicas": 2})).lacking == (DNS, PORT, EXCHANGE)
+    assert held([DENY], run("single", chief={})).lacking == (DNS,)
+
+
+def test_policies_that_say_nothing_of_sending_or_of_other_pods_hold_nobody() -> None:
+    other = policy("other", {"matchLabels": {"app": "web"}})
+    arriving = policy("arriving", {}, types=("Ingress",))
+    assert held([other, arriving], run()) == Held((), ())
+
+
+@pytest.mark.parametrize(
+    "rules, lacking",
+    [
+        ([{}], ()),
+        ([ASK_DNS], (PORT,)),
+        ([ASK_DNS, {"to": [OWN]}], ()),
+        ([ASK_DNS, {"to": [OWN], "ports": [{"port": 2000, "endPort": 2300}]}], ()),
+        ([ASK_DNS, {"to": [OWN], "ports": [{"port": 443}]}], (PORT,)),
+        ([ASK_DNS, {"to": [OWN], "ports": [{"port": 2222, "protocol": "UDP"}]}], (PORT,)),
+        ([ASK_DNS, {"to": [{"podSelector": {"matchLabels": {"app": "web"}}}]}], (PORT,)),
+        ([{"to": [{"podSelector": {}}]}], (DNS,)),
+        ([{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}], ()),
+    ],
+)
+def test_what_another_policy_allows_is_allowed(rules: list[dict[str, Any]], lacking: tuple[str, ...]) -> None:
+    allow = policy("allow", {"matchExpressions": [{"key": "tf-launcher/cluster", "operator": "Exists"}]}, *rules)
+    assert held([DENY, allow], run()) == Held(("deny", "allow"), lacking)
+
+
+def test_what_one_role_may_not_the_run_may_not() -> None:
+    allow = policy("allow", {"matchExpressions": [{"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["ps"]}]}, {})
+    assert held([DENY, allow], run()).lacking == (DNS, PORT)
