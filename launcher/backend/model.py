@@ -41,6 +41,7 @@ class TaskStatus:
     name: str
     state: State
     reason: str = ""
+    remedy: str = ""  # what to do about it, where that is known
     address: str = ""
     pid: int | None = None
     restarts: tuple[Restart, ...] = ()

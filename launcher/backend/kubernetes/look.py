@@ -4,13 +4,14 @@ import dataclasses
 import time
 from collections.abc import Iterable
 
-from launcher.backend.kubernetes import observe, record
+from launcher.backend.kubernetes import gone, observe, record
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.observe import Seen, task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.kubernetes.told import Story
-from launcher.backend.model import RunStatus, State
+from launcher.backend.model import Restart, RunStatus, State
+from launcher.plan import rules
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
 
 NAME_LABEL = "app.kubernetes.io/name"
@@ -87,16 +88,32 @@ class Watcher:
         self._logs = PodLogs(cluster)
         self._story: Story | None = None
         self._next = 0.0
+        self._pods: dict[str, observe.Object] = {}  # by their names, as they were seen last
+        self._gone: dict[str, tuple[str, Restart]] = {}  # by the name of the pod, the task and how its attempt ended
         self._last: RunStatus | None = None
 
     def status(self, *, fresh: bool = False) -> RunStatus | None:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
         if not fresh and time.monotonic() < self._next:
             return self._last
-        self.seen = gather(self.cluster, self.run)
+        self.seen = self._with_gone(gather(self.cluster, self.run))
         self._last = (self._expired() or self._read()) if self.seen.jobs else None
         self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
         return self._last
+
+    def _with_gone(self, seen: Seen) -> Seen:
+        """Add the attempts whose pods are gone; events are asked for them when other pods are there than before."""
+        there = {pod["metadata"]["name"]: pod for pod in seen.pods}
+        if there.keys() != self._pods.keys():
+            events = seen.events or _events(self.cluster)
+            for job in seen.jobs:
+                for name, (index, restart) in gone.attempts(job, events, seen.pods, self._pods).items():
+                    self._gone.setdefault(name, (rules.task_name(observe.role_of(job), index), restart))  # type: ignore[arg-type]  # a role
+        self._pods = there
+        by_task: dict[str, list[Restart]] = {}
+        for task, restart in self._gone.values():
+            by_task.setdefault(task, []).append(restart)
+        return dataclasses.replace(seen, gone=by_task)
 
     def _expired(self) -> RunStatus | None:
         """Return how the run is noted to have ended, where `kubernetes.ttl` has deleted some of its Jobs since; those left tell half of it."""
@@ -109,12 +126,19 @@ class Watcher:
         status = observe.status(self.seen, time.time())
         if self._story is None:
             self._story = Story(status.tasks[0].name if status.tasks else "")
-        told = {task.name for task in status.tasks[:_MOST_READ]} | {task.name for task in status.tasks if task.name == "evaluator"}
+        failed = [task.name for task in status.tasks if task.state is State.FAILED][:_MOST_READ]
+        told = {
+            *(task.name for task in status.tasks[:_MOST_READ]),
+            *(task.name for task in status.tasks if task.name == "evaluator"),
+            *failed,
+        }
         self._story.take(self._logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
         # A task that cannot be scheduled, say, or not pull its image: the run does not run, whatever the others do. Told by the cluster, which
         # has no words for a task that is merely made anew.
         hindered = any(task.state is State.PENDING and task.reason for task in status.tasks)
         status = self._story.onto(status, ended=status.state not in _UNDERWAY)
+        if status.state is State.FAILED:  # with the attempts that its task has made inside its pod
+            status = dataclasses.replace(status, reason=observe.why_failed(self.seen, status.tasks))
         status = judged(status, ready=self._story.progress.ready and not hindered)
         return dataclasses.replace(status, run_dir=place_of(self.seen, self.cluster))
 

@@ -5,6 +5,7 @@ has failed names the task, the attempt, the exit code and the last error line.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +15,7 @@ from launcher.backend.kubernetes import trouble
 from launcher.backend.kubernetes.trouble import Trouble
 from launcher.backend.model import Restart, RunStatus, State, TaskStatus
 from launcher.plan import rules
+from trainer.exit_codes import ExitCode
 
 Object = Mapping[str, Any]
 
@@ -23,18 +25,26 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 _STRATEGY = "tf-launcher/strategy"
 _DIGEST = "tf-launcher/spec-digest"
 _QUEUE = "kueue.x-k8s.io/queue-name"
+# Codes with which tasks end because another one did, or because the cluster asked them to.
+_AFTER_OTHERS = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
+# What to do about it is to read the log, whose end the launcher shows with such a failure.
+_SAID_ELSEWHERE = {"exit", "crash"}
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a cluster tells of one run, as the API has it: its Jobs, the pods of its tasks, its claims, and the namespace's events."""
+    """What a cluster tells of one run, as the API has it: its Jobs, the pods of its tasks, its claims, and the namespace's events.
+
+    `gone` are, by the names of the tasks, the attempts whose pods are there no more.
+    """
 
     name: str
     jobs: Sequence[Object]
     pods: Sequence[Object] = ()
     claims: Sequence[Object] = ()
     events: Sequence[Object] = field(default=())
+    gone: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
 
     def about(self, thing: Object) -> list[Object]:
         """Return the events about one object."""
@@ -64,29 +74,45 @@ def status(seen: Seen, now: float) -> RunStatus:
 
 
 def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]) -> tuple[State, str]:
-    failed = [job for job in jobs if condition(job, "Failed")]
-    if failed:
-        return State.FAILED, _why_failed(failed[0], tasks)
+    if any(condition(job, "Failed") for job in jobs):
+        return State.FAILED, why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") for job in jobs):
         return State.SUCCEEDED, ""
     waiting = [task for task in tasks if task.state is State.PENDING]
     if waiting:
         claims = (trouble.of_claim(claim, seen.about(claim)) for claim in seen.claims)
-        lacking = next((found.words for found in claims if found), "")
-        told = next((f"{task.name}: {task.reason}" for task in waiting if task.reason), "")
+        lacking = next((_with(found.words, found.remedy) for found in claims if found), "")
+        told = next((_with(f"{task.name}: {task.reason}", task.remedy) for task in waiting if task.reason), "")
         return (State.RUNNING if any(task.state is State.RUNNING for task in tasks) else State.PENDING), lacking or told
     return (State.RUNNING if tasks else State.PENDING), ""
 
 
-def _why_failed(job: Object, tasks: Iterable[TaskStatus]) -> str:
+def why_failed(seen: Seen, tasks: Iterable[TaskStatus]) -> str:
+    """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
+    job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at)
     found = condition(job, "Failed") or {}
-    role = _label(job, COMPONENT)
-    for task in tasks:
-        if task.state is State.FAILED and task.name.partition("-")[0] == role and task.reason:
-            return f"{task.name}, attempt {len(task.restarts) + 1}: {task.reason}"
     if found.get("reason") == "DeadlineExceeded":
-        return f"{role}: limits.deadline has passed"
-    return f"{role}: {found.get('message') or found.get('reason', '')}"
+        return _with("limits.deadline has passed", "raise it; `up` goes on from the last checkpoint")
+    failed = [task for task in tasks if task.state is State.FAILED and task.reason]
+    if failed:
+        task = min(failed, key=_blame)
+        return _with(f"{task.name}, attempt {len(task.restarts) + 1}: {task.reason}", task.remedy)
+    return f"{_label(job, COMPONENT)}: {found.get('message') or found.get('reason', '')}"
+
+
+def _failed_at(job: Object) -> float:
+    """Return when it was settled that a Job fails: its pods may take long to end after that."""
+    settled = condition(job, "FailureTarget") or condition(job, "Failed") or {}
+    return seconds(settled.get("lastTransitionTime")) or math.inf
+
+
+def _blame(task: TaskStatus) -> tuple[bool, float]:
+    """Order failed tasks: those that ended for another's sake are last, the others as they ended."""
+    return task.exit_code in _AFTER_OTHERS, math.inf if task.ended is None else task.ended
+
+
+def _with(words: str, remedy: str) -> str:
+    return f"{words}; {remedy}" if remedy else words
 
 
 def _tasks(seen: Seen, job: Object, now: float) -> Iterable[TaskStatus]:
@@ -102,16 +128,17 @@ def _tasks(seen: Seen, job: Object, now: float) -> Iterable[TaskStatus]:
 
 def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
     if not attempts:
-        state, reason = _without_pod(seen, job)
-        return TaskStatus(name, state, reason)
+        return _without_pod(seen, job, name)
     *before, pod = attempts
     phase = pod.get("status", {}).get("phase", "Pending")
     found = trouble.of_pod(pod, seen.about(pod))
-    restarts = tuple(_restart(one, number) for number, one in enumerate(before, 1))
+    ended = sorted([*seen.gone.get(name, ()), *(restart(one) for one in before)], key=lambda one: one.time)
+    restarts = tuple(dataclasses.replace(one, attempt=number) for number, one in enumerate(ended, 1))
     made = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),
         _reason(pod, phase, found, now),
+        found.remedy if found and found.kind not in _SAID_ELSEWHERE else "",
         address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
         restarts=restarts,
         exit_code=_terminated(pod).get("exitCode"),
@@ -119,7 +146,7 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
         ended=seconds(_terminated(pod).get("finishedAt")),
     )
     if made.state is State.RESTARTING:
-        return dataclasses.replace(made, restarts=(*restarts, _restart(pod, len(attempts))))
+        return dataclasses.replace(made, restarts=(*restarts, restart(pod, len(restarts) + 1)))
     return made
 
 
@@ -153,19 +180,24 @@ def _reason(pod: Object, phase: str, found: Trouble | None, now: float) -> str:
     return f"{waited}{found.words}"
 
 
-def _without_pod(seen: Seen, job: Object) -> tuple[State, str]:
+def _without_pod(seen: Seen, job: Object, name: str) -> TaskStatus:
     if condition(job, "Complete"):
-        return State.SUCCEEDED, ""
+        return TaskStatus(name, State.SUCCEEDED)
     if condition(job, "Failed"):
-        return State.STOPPED, "ended with its Job"
+        return TaskStatus(name, State.STOPPED, "ended with its Job")
     if job.get("spec", {}).get("suspend"):
         queue = _label(job, _QUEUE)
-        return (State.PENDING, f"waits for its queue {queue}") if queue else (State.STOPPED, "its Job is suspended")
-    found_in_events = trouble.of_events(seen.about(job))
-    return State.PENDING, found_in_events.words if found_in_events else ""
+        return (
+            TaskStatus(name, State.PENDING, f"waits for its queue {queue}")
+            if queue
+            else TaskStatus(name, State.STOPPED, "its Job is suspended")
+        )
+    found = trouble.of_events(seen.about(job))
+    return TaskStatus(name, State.PENDING, found.words, found.remedy) if found else TaskStatus(name, State.PENDING)
 
 
-def _restart(pod: Object, attempt: int) -> Restart:
+def restart(pod: Object, attempt: int = 0) -> Restart:
+    """Return how an attempt ended, of whose pod this is the last that was seen."""
     ended = _terminated(pod)
     found = trouble.of_pod(pod)
     time = seconds(ended.get("finishedAt")) or seconds(pod["metadata"].get("deletionTimestamp")) or 0.0

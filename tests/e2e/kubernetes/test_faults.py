@@ -120,6 +120,8 @@ def test_the_chief_evicted_goes_on_from_its_checkpoint(run: Launcher) -> None:
     restored = [event["step"] for event in chief_events(namespace) if event["event"] == "restored"]
     assert restored
     assert restored[-1] > 0
+    chief, *_ = run.status(NAME)["tasks"]  # of a launcher that did not see it happen
+    assert "its pod was deleted" in [restart["cause"] for restart in chief["restarts"]]
 
 
 def test_a_chief_for_which_there_is_no_node_is_told_of_though_the_others_run(run: Launcher) -> None:

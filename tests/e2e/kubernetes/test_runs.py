@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes.observe import Seen, status
+from launcher.backend.kubernetes import look
+from launcher.backend.kubernetes.api import Cluster
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
@@ -181,5 +182,7 @@ def test_the_limit_on_restarts_holds_over_pods_too(namespace: Namespace, tmp_pat
     (pod,) = namespace.pods(name)
     log = namespace.kubectl("logs", pod["metadata"]["name"])
     assert [line for line in log.splitlines() if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
-    found = status(Seen(name, namespace.objects("jobs", name), [pod]), time.time())
-    assert found.reason == f"chief, attempt 1: {told}; the limit of 2 restarts is reached: the output above says more"
+    found = look.Watcher(Cluster(None, namespace.name), name).status()
+    assert found is not None
+    assert found.reason == f"chief, attempt 3: {told}; the limit of 2 restarts is reached: the output above says more"
+    assert [one.attempt for one in found.tasks[0].restarts] == [1, 2]

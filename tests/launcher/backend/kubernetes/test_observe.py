@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from launcher.backend.kubernetes import gone
 from launcher.backend.kubernetes.observe import Seen, age, status
 from launcher.backend.model import State
 
@@ -39,8 +40,10 @@ def running(role: str, index: int = 0, created: str = CREATED) -> dict[str, Any]
     return pod(role, index, "Running", created, running={"startedAt": created})
 
 
-def ended(role: str, code: int, index: int = 0, created: str = CREATED, message: str = "") -> dict[str, Any]:
-    done = {"exitCode": code, "finishedAt": "2026-01-01T00:09:00Z", "reason": "Error" if code else "Completed", "message": message}
+def ended(
+    role: str, code: int, index: int = 0, created: str = CREATED, message: str = "", at: str = "2026-01-01T00:09:00Z", reason: str = ""
+) -> dict[str, Any]:
+    done = {"exitCode": code, "finishedAt": at, "reason": reason or ("Error" if code else "Completed"), "message": message}
     return pod(role, index, "Failed" if code else "Succeeded", created, terminated=done)
 
 
@@ -72,7 +75,8 @@ def test_a_task_that_waits_says_how_long_and_for_what() -> None:
     pods = [running("chief"), *(running("worker", index) for index in range(3)), waiting]
     told = status(Seen("digits", [job("chief"), job("worker", 4)], pods), NOW)
     assert (told.tasks[4].state, told.tasks[4].reason) == (State.PENDING, "4m: 0/6 nodes: insufficient nvidia.com/gpu")
-    assert told.reason == "worker-3: 4m: 0/6 nodes: insufficient nvidia.com/gpu"
+    assert told.reason == "worker-3: 4m: 0/6 nodes: insufficient nvidia.com/gpu; ask for less, free some, or add nodes"
+    assert told.tasks[4].remedy == "ask for less, free some, or add nodes"
 
 
 def test_a_pod_that_cannot_pull_its_image_does_not_run() -> None:
@@ -104,11 +108,82 @@ def test_a_failed_run_names_task_attempt_code_and_last_line() -> None:
     assert told.reason == "worker-1, attempt 3: exit code 1: ValueError: no such file"
 
 
+def failed(reason: str, at: str, kind: str = "Failed") -> dict[str, str]:
+    return {"type": kind, "status": "True", "reason": reason, "message": f"because of {reason}", "lastTransitionTime": at}
+
+
+def test_the_task_that_failed_first_is_to_blame_and_none_that_ended_for_its_sake() -> None:
+    orphaned = job("chief", 1, failed("PodFailurePolicy", "2026-01-01T00:08:00Z"))
+    guilty = job("worker", 3, failed("BackoffLimitExceeded", "2026-01-01T00:09:30Z"), failed("x", "2026-01-01T00:09:01Z", "FailureTarget"))
+    pods = [
+        ended("chief", 75, at="2026-01-01T00:07:59Z", message="lost worker-2\n"),
+        ended("worker", 143, 0, at="2026-01-01T00:08:30Z"),
+        ended("worker", 1, 1, at="2026-01-01T00:09:00Z", message="OSError: later\n"),
+        ended("worker", 1, 2, at="2026-01-01T00:08:55Z", message="ValueError: first\n"),
+    ]
+    told = status(Seen("digits", [orphaned, guilty], pods), NOW)
+    assert told.reason == "worker-2, attempt 1: exit code 1: ValueError: first"
+    greedy = ended("worker", 137, 2, at="2026-01-01T00:08:50Z", reason="OOMKilled")
+    told = status(Seen("digits", [orphaned, guilty], [*pods[:3], greedy]), NOW)
+    assert told.reason == "worker-2, attempt 1: OOMKilled: it took more memory than its limit; raise the role's `memory`"
+
+
+def test_a_run_whose_deadline_has_passed_says_so_whatever_its_tasks_ended_with() -> None:
+    late = [job(role, 1, failed("DeadlineExceeded", "2026-01-01T00:08:00Z")) for role in ("chief", "worker")]
+    told = status(Seen("digits", late, [ended("chief", 143), ended("worker", 1)]), NOW)
+    assert told.reason == "limits.deadline has passed; raise it; `up` goes on from the last checkpoint"
+
+
+def event(reason: str, message: str, at: str, **about: str) -> dict[str, Any]:
+    return {"type": "Normal", "reason": reason, "message": message, "lastTimestamp": at, "involvedObject": about}
+
+
+def test_attempts_whose_pods_are_gone_count_as_restarts() -> None:
+    now, names = (
+        running("worker", 1),
+        [f"digits-worker-{index}-{end}" for index, end in ((1, "aaaaa"), (1, "bbbbb"), (1, "ccccc"), (0, "ddddd"))],
+    )
+    events = [event("SuccessfulCreate", f"Created pod: {name}", CREATED, uid="worker") for name in (*names, now["metadata"]["name"])]
+    events += [event("SuccessfulCreate", "Created pod: digits-worker-1-zzzzz", CREATED, uid="the Job of an earlier run")]
+    events += [
+        event("Killing", "Stopping container trainer", "2026-01-01T00:07:00Z", name=names[0]),
+        event("TaintManagerEviction", "Marking for deletion", "2026-01-01T00:08:00Z", name=names[1]),
+    ]
+    drained = ended("worker", 0, 1)
+    drained["status"] = {
+        "phase": "Running",
+        "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}],
+    }
+    found = gone.attempts(job("worker", 2), events, [now], {names[2]: drained})
+    assert {name: (index, restart.cause) for name, (index, restart) in found.items()} == {
+        names[0]: (1, "its pod was deleted"),
+        names[1]: (1, "its node is lost, or nothing is to run there"),
+        names[2]: (1, "moved away: EvictionByEvictionAPI"),
+        names[3]: (0, "its pod was deleted"),
+    }
+    told = status(
+        Seen("digits", [job("worker", 2)], [now], gone={"worker-1": [restart for index, restart in found.values() if index]}), NOW
+    )
+    assert [(one.attempt, one.cause) for one in told.tasks[1].restarts] == [
+        (1, "moved away: EvictionByEvictionAPI"),
+        (2, "its pod was deleted"),
+        (3, "its node is lost, or nothing is to run there"),
+    ]
+
+
+def test_an_attempt_that_had_failed_before_its_pod_went_is_told_as_it_was_seen() -> None:
+    crashed = ended("worker", 1, message="ValueError: no such file\n")
+    events = [event("SuccessfulCreate", f"Created pod: {crashed['metadata']['name']}", CREATED, uid="worker")]
+    ((_, restart),) = gone.attempts(job("worker"), events, [], {crashed["metadata"]["name"]: crashed}).values()
+    assert (restart.exit_code, restart.cause) == (1, "exit code 1: ValueError: no such file")
+
+
 def test_a_job_that_may_not_make_pods_says_why() -> None:
     message = 'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1'
     event = {"type": "Warning", "reason": "FailedCreate", "message": message, "involvedObject": {"uid": "chief"}}
     told = status(Seen("digits", [job("chief")], events=[event]), NOW)
-    assert (told.state, told.reason) == (State.PENDING, "chief: the namespace's quota gpus is used up")
+    words = "chief: the namespace's quota gpus is used up; free some of it, or have it raised"
+    assert (told.state, told.reason) == (State.PENDING, words)
 
 
 def test_a_claim_that_no_class_serves_is_the_run_s_reason() -> None:
@@ -120,7 +195,7 @@ def test_a_claim_that_no_class_serves_is_the_run_s_reason() -> None:
         "involvedObject": {"uid": "c"},
     }
     told = status(Seen("digits", [job("chief")], [pod("chief", 0, "Pending")], [claim], [event]), NOW)
-    assert told.reason == "there is no storage class x"
+    assert told.reason == "there is no storage class x; write another storage.class"
 
 
 def test_a_suspended_job_waits_for_its_queue_or_was_stopped() -> None:
