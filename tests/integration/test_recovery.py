@@ -8,6 +8,7 @@ import pytest
 from tests.integration.running import Run, started
 
 STEPS = 4000
+ENOUGH = 12_000  # steps that the others are not done with before one that was killed takes part again
 SAVE_EVERY = 250
 RECOVERY = 60  # seconds; a deadline, not a measure
 
@@ -51,11 +52,11 @@ def comes_from(event: dict[str, Any], victim: str, killed: float) -> bool:
     return bool(event["task"] == victim and event["time"] > killed + 2)
 
 
-def assert_complete(run: Run) -> None:
-    assert run.launcher("wait", run.name, check=False, timeout=120).returncode == 0
+def assert_complete(run: Run, steps: int = STEPS) -> None:
+    assert run.launcher("wait", run.name, check=False, timeout=180).returncode == 0
     status = run.status()
     assert status["state"] == "succeeded"
-    assert status["step"] == STEPS
+    assert status["step"] == steps
     assert status["metrics"]["accuracy"] >= 0.97
 
 
@@ -85,8 +86,9 @@ def test_training_resumes_from_the_last_checkpoint(shape: dict[str, Any], victim
         print(f"\n{shape['strategy']}: {victim} killed, steps again after {seconds:.1f} s")
         restored = run.events(chief, "restored")
         assert len(restored) == 1
-        # The chief may have saved once more between our look and the kill; never is an older one taken.
-        assert restored[0]["step"] in (saved, saved + SAVE_EVERY)
+        # The chief may have saved once more between our look and the kill, and not have told of it yet; never is an older one taken.
+        told = [e["step"] for e in run.events(chief, "checkpoint") if e["time"] < restored[0]["time"]]
+        assert saved <= told[-1] <= restored[0]["step"] <= told[-1] + 2 * SAVE_EVERY
         after = [e["step"] for e in run.events(chief, "progress") if e["time"] > restored[0]["time"]]
         assert min(after) > restored[0]["step"]
         assert run.status()["tasks"]
@@ -98,10 +100,10 @@ def test_training_resumes_from_the_last_checkpoint(shape: dict[str, Any], victim
 
 @pytest.mark.timeout(240)
 def test_a_worker_of_parameter_servers_comes_back_alone(tmp_path: Path) -> None:
-    with started(PARAMETER_SERVER, tmp_path) as run:
+    with started({**PARAMETER_SERVER, "train": {**TRAIN, "steps": ENOUGH}}, tmp_path) as run:
         seconds, _ = kill_midway(run, "worker-1", "chief")
         print(f"\nparameter_server: worker-1 killed, contributes again after {seconds:.1f} s")
-        assert_complete(run)
+        assert_complete(run, ENOUGH)
         assert run.events("chief", "restored") == []
         assert len(run.events("chief", "started")) == 1
         steps = [event["step"] for event in run.events("chief", "progress") if event["task"] == "chief"]

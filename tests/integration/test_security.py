@@ -63,5 +63,7 @@ def test_the_chiefs_port_is_closed_also_while_peers_are_missing(strategy: str, t
         while not reachable("127.0.0.1", port):
             assert time.monotonic() < deadline, "the port was never opened"
             time.sleep(0.02)
-        time.sleep(0.2)  # ten looks of the watcher
-        assert not reachable(own, port)
+        deadline = time.monotonic() + 2  # the watcher looks fifty times a second, on a machine that does much else
+        while reachable(own, port):
+            assert time.monotonic() < deadline, "the port is open to other machines"
+            time.sleep(0.02)

@@ -20,12 +20,11 @@ HEARD_WITHIN = 28  # seconds, of the 30 that a task has; a deadline, not a measu
 NEVER = 1_000_000
 RANDOM = 100  # moves of the agent before it learns
 SAVE_NEVER = {"checkpoint": {"every_steps": NEVER}, "steps": NEVER}
-AGENT: dict[str, Any] = test_agent_recovery.SPEC["train"]  # type: ignore[assignment]
+TRAIN = test_stop_and_resume.TRAIN | SAVE_NEVER
+AGENT: dict[str, Any] = test_agent_recovery.SPEC["train"]
 SPECS = {
-    "asynchronous": test_stop_and_resume.spec("parameter_server"),
-    "synchronous": test_stop_and_resume.spec(
-        "parameter_server", train=test_stop_and_resume.TRAIN | {"steps": 4000, "sync": {"replicas_to_aggregate": 2}}
-    ),
+    "asynchronous": test_stop_and_resume.spec("parameter_server", train=TRAIN),
+    "synchronous": test_stop_and_resume.spec("parameter_server", train=TRAIN | {"sync": {"replicas_to_aggregate": 2}}),
     "agent": test_agent_recovery.SPEC | {"train": {**AGENT, "params": {**AGENT["params"], "random_steps": RANDOM}, **SAVE_NEVER}},
 }
 

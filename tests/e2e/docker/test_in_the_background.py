@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.docker_cli import docker
 from tests.e2e.docker.running import launch, started
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(120), pytest.mark.usefixtures("image")]
@@ -11,10 +12,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(120), pytest.mark.usefixtu
 
 @pytest.mark.parametrize("code, waited, state", [(0, 0, "succeeded"), (3, 1, "failed")])
 def test_who_waits_is_told_how_it_ended(code: int, waited: int, state: str, tmp_path: Path) -> None:
-    program = ["sh", "-c", f"echo begins; sleep 5; echo ends; exit {code}"]
+    program = ["sh", "-c", f"echo begins; while [ ! -e /tmp/go ]; do sleep 0.2; done; sleep 2; echo ends; exit {code}"]
     with started({"name": "waited", "command": program, "limits": {"max_restarts": 0}}, tmp_path) as run:
         impatient = launch("wait", run.name, "--timeout", "1s", runs=run.runs)
         assert (impatient.returncode, "has not ended within 1s" in impatient.stderr) == (124, True), impatient.stderr
+        docker("exec", run.container("chief"), "touch", "/tmp/go")
         followed = run.launcher("logs", run.name, "--follow")
         assert [line.split()[-1] for line in followed.splitlines() if "begins" in line or "ends" in line] == ["begins", "ends"]
         done = launch("wait", run.name, runs=run.runs)

@@ -45,7 +45,7 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
     }
     told: dict[str, dict[str, dict[int, float]]] = {}
     for name, (made, settings) in kinds.items():
-        session = made(Alike({"dropout": True}), small_job(steps=10_000, **settings), connection, lambda: False)
+        session = made(Alike({"dropout": True}), small_job(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
         session.push(0)
         told[name] = steps_of(session)
@@ -59,13 +59,17 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
 
 
 def steps_of(session: Any) -> dict[str, dict[int, float]]:
-    """Return the losses of each worker's next steps, by their number from 0; of most of STEPS."""
+    """Return the first losses of each worker that are told from now on, STEPS of them, by the numbers of their steps from 0.
+
+    Not more of a worker that is faster: of many losses that have nothing in common two are the same by chance.
+    """
     before = list(session._workers.local_steps)
     found: dict[str, dict[int, float]] = {f"worker-{i}": {} for i in range(WORKERS)}
     while min(map(len, found.values())) < STEPS:
         for worker in session.run(1).workers:
             index = int(worker.task.partition("-")[2])
-            found[worker.task][worker.local_step - before[index] - 1] = worker.loss
+            if len(found[worker.task]) < STEPS:
+                found[worker.task][worker.local_step - before[index] - 1] = worker.loss
     session.settle()
     session.run(1)  # tells of what was under way
     return found

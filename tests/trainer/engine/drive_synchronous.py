@@ -83,17 +83,20 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     # A round with three of four, all alike, and with the fourth ten times slower.
     for name, slow in (("alike", 1), ("one slower", SLOWER), ("alike again", 1)):
         timed = session(Delayed({"seconds": STEP_SECONDS, "slower": slow}), WORKERS - 1, 100)
+        start = time.perf_counter()
         timed.run(10)
         began = time.perf_counter()
         progress = timed.run(40)
         report["seconds"][name] = (time.perf_counter() - began) / 40
         last = timed.run(20, finish=True)
+        report[f"all seconds {name}"] = time.perf_counter() - start
         timed.close()
         report[f"dropped {name}"] = last.dropped
         report[f"workers {name}"] = {w.task: w.examples_per_second for w in (*progress.workers, *last.workers)}
 
     # All four needed: the others wait for the slow one.
-    held_up = session(Delayed({"seconds": STEP_SECONDS, "slower": SLOWER}), WORKERS, 12)
+    held_up = session(Delayed({"seconds": STEP_SECONDS, "slower": SLOWER}), WORKERS, 13)
+    held_up.run(1)  # traces
     waiting = held_up.run(12, finish=True).workers
     report["peer_wait"] = {w.task: w.peer_wait for w in waiting}
     report["input_wait"] = {w.task: w.input_wait for w in waiting}

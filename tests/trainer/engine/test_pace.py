@@ -38,8 +38,8 @@ def test_the_last_step_ends_a_call() -> None:
 def test_a_rate_is_of_all_that_came_since_it_was_asked_last() -> None:
     rate = pace.Rate()
     time.sleep(0.2)
-    rate.start()
     began = time.monotonic()
+    rate.start()
     rate.add(1000, 10)
     rate.add(1000, 10)
     time.sleep(0.2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.engine.drive_synchronous import CASES, ROUNDS, WORKERS
+from tests.trainer.engine.drive_synchronous import CASES, ROUNDS, SLOWER, STEP_SECONDS, WORKERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the driver starts seven processes and traces a dozen functions
 
@@ -57,8 +57,8 @@ def test_a_round_is_not_slower_with_a_back_up_that_is_ten_times_slower(report: d
 
 
 def test_gradients_beyond_the_needed_ones_are_dropped_and_counted(report: dict[str, Any]) -> None:
-    """70 rounds of 3 of 4: at most one dropped each, about one in ten where the fourth is ten times slower."""
-    assert 2 <= report["dropped one slower"] <= 25
+    """70 rounds of 3 of 4: at most one dropped each; of a fourth that is ten times slower one for each of its steps."""
+    assert 2 <= report["dropped one slower"] <= report["all seconds one slower"] / (SLOWER * STEP_SECONDS) + 4
     assert 10 <= report["dropped alike"] <= 80
 
 
@@ -69,7 +69,7 @@ def test_progress_shows_who_is_slow(report: dict[str, Any]) -> None:
 
 
 def test_progress_shows_who_waits_for_whom(report: dict[str, Any]) -> None:
-    """Nine tenths of a round here; the first call of a worker takes its tracing, too."""
+    """Nine tenths of a round here."""
     waits = report["peer_wait"]
     assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
     assert waits["worker-3"] < 0.3
@@ -77,7 +77,7 @@ def test_progress_shows_who_waits_for_whom(report: dict[str, Any]) -> None:
 
 
 def test_progress_shows_who_waits_for_its_input(report: dict[str, Any]) -> None:
-    """All of a round where the reader is slow, a tenth elsewhere, but for the tracing."""
+    """All of a round where the reader is slow, a tenth elsewhere."""
     waits = report["input_wait"]
     assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
     assert waits["worker-3"] > 0.4

@@ -57,13 +57,12 @@ def test_restarts_are_limited(runs: Runs) -> None:
 
 
 def test_a_wrong_configuration_is_never_started_again(runs: Runs) -> None:
-    began = time.time()
     runs.start({"chief": "print('train.steps is -1'); sys.exit(2)", "ps-0": SAVES}, max_restarts=9)
     ended = runs.wait()
     assert ended.state == State.FAILED
     assert "train.steps is -1" in ended.reason
     assert ended.tasks[0].restarts == ()
-    assert time.time() - began < 3
+    assert runs.lines(task="chief") == ["train.steps is -1"]
 
 
 def test_being_asked_to_stop_by_somebody_else_does_not_count(runs: Runs, tmp_path: Path) -> None:
@@ -122,17 +121,17 @@ def test_the_deadline_ends_a_run(runs: Runs) -> None:
 def test_training_that_never_starts_fails_and_says_who_waits_for_whom(runs: Runs) -> None:
     waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}})}
-    runs.start({"chief": waiting + "time.sleep(60)"}, start_timeout=1.0, env=env)
+    runs.start({"chief": waiting + "time.sleep(60)"}, start_timeout=4.0, env=env)
     until(lambda: runs.backend.status("run").tasks[0].reason == "waiting for ps-0")
     assert runs.backend.status("run").state == State.PENDING
     ended = runs.wait()
     assert ended.state == State.FAILED
-    assert "start timeout of 1 s: chief is waiting for ps-0" in ended.reason
+    assert "start timeout of 4 s: chief is waiting for ps-0" in ended.reason
 
 
 def test_training_that_has_started_is_not_timed_out(runs: Runs) -> None:
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}})}
-    runs.start({"chief": event("ready", seconds=1) + "time.sleep(1.5)"}, start_timeout=1.0, env=env)
+    runs.start({"chief": event("ready", seconds=1) + "time.sleep(3.5)"}, start_timeout=3.0, env=env)
     assert runs.wait().state == State.SUCCEEDED
 
 

@@ -118,10 +118,10 @@ def test_since_and_tail_find_what_reading_it_all_would(
 def test_the_end_of_a_big_file_is_found_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     written(path, [float(number) for number in range(400_000)])
-    began = time.perf_counter()
+    began = time.thread_time()
     assert texts(path, logfiles.tail_offset(path, 2)) == ["line 399998", "line 399999"]
     assert texts(path, logfiles.since_offset(path, 399_998.5)) == ["line 399999"]
-    assert time.perf_counter() - began < 0.05
+    assert time.thread_time() - began < 0.05
 
 
 def test_no_file_is_no_lines(tmp_path: Path) -> None:

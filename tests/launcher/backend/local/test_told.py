@@ -58,10 +58,15 @@ def test_much_output_is_kept_whole_while_the_run_answers(runs: Runs) -> None:
     assert lines[-1] == "line 199999"
 
 
-def test_logs_are_followed_to_the_end_in_order_of_time(runs: Runs) -> None:
-    runs.start(
-        {"chief": "print('a'); time.sleep(0.6); print('c')", "worker-0": "time.sleep(0.3); print('b'); time.sleep(60)"}, grace_period=0.2
-    )
+def test_logs_are_followed_to_the_end_in_order_of_time(runs: Runs, tmp_path: Path) -> None:
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+
+    def after(mark: str) -> str:
+        return f"while not os.path.exists({mark!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
+
+    chief = f"print('a'); open({first!r}, 'w').close()\n{after(second)}print('c')"
+    worker = f"{after(first)}print('b'); open({second!r}, 'w').close(); time.sleep(60)"
+    runs.start({"chief": chief, "worker-0": worker}, grace_period=0.2)
     followed = [(line.task, line.text) for line in runs.backend.logs("run", tasks=[], follow=True) if "---" not in line.text]
     assert followed == [("chief", "a"), ("worker-0", "b"), ("chief", "c")]
     assert runs.backend.status("run").state == State.SUCCEEDED
