@@ -18,7 +18,7 @@ ROLES: dict[str, dict[str, Any]] = {"single": {"chief": {}}, "parameter_server":
 COSINE = {"schedule": "cosine"}
 TRAIN: dict[str, dict[str, Any]] = {
     "mnist_mlp": {"steps": 3000, "batch_size": 200, "params": {"learning_rate": 0.003}, "learning_rate": COSINE},
-    "mnist": {"steps": 3000, "batch_size": 500, "learning_rate": COSINE},
+    "mnist": {"steps": 3000, "batch_size": 500, "params": {"learning_rate": 0.003}, "learning_rate": COSINE},
 }
 EXPECTED = {"mnist_mlp": 0.97, "mnist": 0.98}
 # What is watched meanwhile costs time, and is tested elsewhere.
