@@ -107,6 +107,11 @@ class Where:
     namespace: str | None = None
 
 
+def always() -> bool:
+    """Say yes: a start that is always wanted."""
+    return True
+
+
 class Backend(Protocol):
     """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
 
@@ -119,8 +124,11 @@ class Backend(Protocol):
         Raises UsageError when one starts it, or it is at work.
         """
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
-        """Start the run and return as soon as it is on its way; detached, it outlives this process."""
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
+        """Start the run and return as soon as it is on its way; detached, it outlives this process.
+
+        `wanted` is asked again and again by a backend whose start may wait for what was there before: once it says no, nothing is started.
+        """
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Never blocks on the run itself."""

@@ -1,8 +1,14 @@
 """Ctrl-C once and twice: signals become stages, while this object is entered."""
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from launcher.cli.errors import INTERRUPTED
+from launcher.errors import LauncherError
+from trainer.exit_codes import ExitCode
 
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -25,6 +31,16 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Give what is raised in a `with` block the exit code of a run that was stopped, where somebody has asked for that meanwhile."""
+        try:
+            yield
+        except LauncherError as error:
+            if self.first is not None:
+                error.exit_code = INTERRUPTED if self.first == signal.SIGINT else int(ExitCode.STOPPED)
+            raise
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -116,7 +116,8 @@ def _foreground(
     tasks = [task.name for task in plan.tasks]
     with Interrupts() as interrupts:
         since = time.time()
-        backend.start(plan, spec, detach=False)
+        with interrupts.telling():
+            backend.start(plan, spec, detach=False, wanted=lambda: not interrupts.count)
         started()
         with _view(plan.name, tasks, as_json=as_json) as view:
             status = follow(backend, plan.name, tasks, view, interrupts, since=since)

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from launcher.backend.local import home, locks, processes, starting, state
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.trouble import explain
-from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State
+from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, always
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
@@ -67,8 +67,9 @@ class DockerBackend:
         del plan, spec
         return contextlib.nullcontext()
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
+        del wanted  # it waits for nothing that was there before
         layout = self._layout(plan.name)
         try:
             lock_fd = starting.lock(layout)

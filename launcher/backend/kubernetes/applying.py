@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from launcher import images
 from launcher.backend.kubernetes import look, observe, record, volume
 from launcher.backend.kubernetes.api import KINDS, Cluster, Object
+from launcher.backend.kubernetes.observe import Seen
+from launcher.backend.kubernetes.tending import lost
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -15,6 +17,8 @@ from launcher.render.kubernetes.objects import Run
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
 OWNED = ("Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
 GONE_WITHIN = 120.0  # seconds in which deleted pods have ended by themselves or been killed
+_FORGOTTEN_WITHIN = 10.0  # seconds in which the API forgets a pod
+_LOST_FOR = 60.0  # seconds after which nothing is saved any more on a node that was lost
 _LOOK_EVERY = 0.5
 
 
@@ -69,11 +73,16 @@ def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
         )
 
 
-def is_new_claim(cluster: Cluster, run: Run) -> bool:
-    """Tell whether the run's claim is not there; one that is being deleted is waited for until it is not."""
+def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) -> bool:
+    """Tell whether the run's claim is not there; one that is being deleted is waited for until it is not, calling `meanwhile`."""
     there = cluster.get("PersistentVolumeClaim", run.claim)
     if there is not None and there["metadata"].get("deletionTimestamp"):
-        await_deleted(cluster, "PersistentVolumeClaim", run.claim, lambda: volume.tidy(cluster, run.name))
+
+        def tidy() -> None:
+            meanwhile()
+            volume.tidy(cluster, run.name)
+
+        await_deleted(cluster, "PersistentVolumeClaim", run.claim, tidy)
         return True
     return there is None
 
@@ -96,20 +105,36 @@ def remove(cluster: Cluster, run: str, there: Iterable[Thing] | None = None) -> 
     for one in belongings(cluster, run) if there is None else there:
         delete(cluster, one)
     volume.tidy(cluster, run)
-    await_gone(cluster, run, GONE_WITHIN)
+    await_ended(cluster, run, GONE_WITHIN)
 
 
-def await_gone(cluster: Cluster, run: str, within: float) -> None:
-    """Wait until no pod of the run's tasks is left. Raises LauncherError with those that are after `within` seconds."""
-    deadline = time.monotonic() + within
+def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[], object] = bool) -> None:
+    """Wait until no pod is left of a run whose Jobs were deleted, calling `meanwhile`. Raises LauncherError with those that are.
+
+    Those on lost nodes do not end by themselves: they are deleted for good after `within` seconds, or when no others are left and their
+    nodes were lost long ago. Until then their programs may still save, cut off.
+    """
+    began = time.monotonic()
+    while (pods := look.pods_of(cluster, run)) and time.monotonic() < began + within:
+        if len(_lost(pods, _LOST_FOR)) == len(pods):
+            break
+        meanwhile()
+        time.sleep(_LOOK_EVERY)
+    for pod in _lost(pods, 0):  # nobody is there to end it; its Job, which would hold on to it, is gone
+        cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
+    forgotten_by = time.monotonic() + _FORGOTTEN_WITHIN
     while pods := look.pods_of(cluster, run):
-        if time.monotonic() > deadline:
+        if time.monotonic() > forgotten_by:
             names = ", ".join(str(pod["metadata"]["name"]) for pod in pods[:5])
             raise LauncherError(
-                f"pods of {run} are still there after {within:.0f} s: {names}",
+                f"pods of {run} are still there after {time.monotonic() - began:.0f} s: {names}",
                 "their node may be lost: kubectl get nodes; docs/kubernetes.md, A node lost, says how to give them up",
             )
         time.sleep(_LOOK_EVERY)
+
+
+def _lost(pods: list[Object], patience: float) -> list[observe.Object]:
+    return lost(Seen("", (), pods), time.time(), patience)
 
 
 def delete_claim(cluster: Cluster, run: str) -> None:
@@ -118,7 +143,7 @@ def delete_claim(cluster: Cluster, run: str) -> None:
     await_deleted(cluster, "PersistentVolumeClaim", run, lambda: volume.tidy(cluster, run))
 
 
-def await_deleted(cluster: Cluster, kind: str, name: str, meanwhile: Callable[[], object] = bool) -> None:
+def await_deleted(cluster: Cluster, kind: str, name: str, meanwhile: Callable[[], object]) -> None:
     """Wait until an object that was deleted is gone, calling `meanwhile`. Raises LauncherError when it is there still."""
     deadline = time.monotonic() + GONE_WITHIN
     while cluster.get(kind, name) is not None:
@@ -131,19 +156,20 @@ def await_deleted(cluster: Cluster, kind: str, name: str, meanwhile: Callable[[]
         time.sleep(_LOOK_EVERY)
 
 
-def clear(cluster: Cluster, run: str) -> None:
-    """Delete the Jobs of an earlier start, which cannot be changed."""
+def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
+    """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `meanwhile`."""
     jobs = [one for one in belongings(cluster, run) if one.kind == "Job"]
     for job in jobs:
         delete(cluster, job)
     if jobs:
-        await_gone(cluster, run, GONE_WITHIN)
-        _await_no_jobs(cluster, run)
+        await_ended(cluster, run, GONE_WITHIN, meanwhile)
+        _await_no_jobs(cluster, run, meanwhile)
 
 
-def _await_no_jobs(cluster: Cluster, run: str) -> None:
+def _await_no_jobs(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
     deadline = time.monotonic() + GONE_WITHIN
     while cluster.listed("Job", look.labels_of(run)):
+        meanwhile()
         if time.monotonic() > deadline:
             raise LauncherError(
                 f"the Jobs of {run} are still there {GONE_WITHIN:.0f} s after they were deleted", "see kubectl get jobs -o yaml"

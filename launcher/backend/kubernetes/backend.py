@@ -9,7 +9,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
-from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where
+from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where, always
 from launcher.errors import LauncherError, UsageError
 from launcher.images import image_for
 from launcher.plan import places, planner
@@ -79,7 +79,7 @@ class KubernetesBackend:
                 with contextlib.suppress(LauncherError):  # what has kept it from starting is the one to tell
                     record.undo(cluster, mark)
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
         """Apply the run's objects. Detached or not, the cluster keeps the run. Raises UsageError when it runs already."""
         del detach
         name, cluster, run = plan.name, self._cluster(plan.name), self._run(plan, spec)
@@ -90,9 +90,9 @@ class KubernetesBackend:
         put_back = kept.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
-            mark = self._marks.pop(name, None) or starting.reserve(cluster, run)
+            mark = self._marks.pop(name, None) or starting.reserve(cluster, run, wanted)
             refused.pop_all()
-        start = starting.Start(cluster, run, mark)
+        start = starting.Start(cluster, run, mark, wanted)
         start.apply(spec, put_back)
         known = self._look_at(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)

@@ -2,19 +2,15 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 from launcher.backend.kubernetes import applying, look, record
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.podlogs import PodLogs
-from launcher.backend.kubernetes.tending import given_up
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
 from launcher.errors import UsageError
 
-_GONE_WITHIN = 10.0  # seconds in which the API forgets a pod
 _SLACK = 60.0  # seconds beyond the grace period in which pods are gone
-_LOOK_EVERY = 0.5
 
 
 def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool) -> RunStatus | None:
@@ -42,25 +38,14 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
         # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
         if not pod["metadata"].get("deletionTimestamp") or now:
             cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
-    _read_on(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
+    # What the tasks write to the last is read while they end.
+    applying.await_ended(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
     applying.remove(cluster, run, there)
     if before is None:
         return None
     ended = _ended(before, story)
     record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
     return ended
-
-
-def _read_on(cluster: Cluster, run: str, within: float, read: Callable[[], None]) -> None:
-    """Read what the tasks write to the last, while they end."""
-    deadline = time.monotonic() + within
-    while look.pods_of(cluster, run) and time.monotonic() < deadline:
-        read()
-        time.sleep(_LOOK_EVERY)
-    for pod in look.pods_of(cluster, run):
-        if given_up(pod) is not None:  # nobody is there to end it; its Job, which would hold on to it, is gone
-            cluster.delete("Pod", pod["metadata"]["name"], grace=0)
-    applying.await_gone(cluster, run, _GONE_WITHIN)
 
 
 def _ended(before: RunStatus, story: Story) -> RunStatus:

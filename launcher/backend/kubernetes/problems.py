@@ -24,6 +24,10 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
+# A write of the API server's own that another one overtook: quotas count what is made, and are counted anew meanwhile.
+_OVERTAKEN = "the object has been modified; please apply your changes to the latest version"
+
+
 class UnreachableError(LauncherError):
     """The API server does not answer, or not now; asked again it may."""
 
@@ -45,6 +49,8 @@ def explain(error: Exception, doing: str) -> LauncherError:
             f"{doing}: the cluster does not answer: {told}",
             "see that `kubectl get --raw /readyz` answers (KUBECONFIG, `kubectl config get-contexts`: which cluster)",
         )
+    if status == 409 and _OVERTAKEN in told:
+        return UnreachableError(f"{doing}: the cluster has changed something at the same moment: {told}", "try again")
     if status == 401:
         return LauncherError(f"{doing}: the cluster does not know you: {told}", "log in to it again; `kubectl auth whoami` must answer")
     if status == 403 and (match := _FORBIDDEN.search(told)):

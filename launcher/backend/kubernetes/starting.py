@@ -9,7 +9,7 @@ from launcher.backend.kubernetes import applying, look, observe, record
 from launcher.backend.kubernetes.api import Cluster, Object, status_of
 from launcher.backend.kubernetes.applying import Thing
 from launcher.backend.kubernetes.problems import UnreachableError
-from launcher.backend.model import ENDED, RunStatus, State
+from launcher.backend.model import ENDED, RunStatus, State, always
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
 
@@ -22,7 +22,7 @@ _CLAIM = "PersistentVolumeClaim"
 Answer = TypeVar("Answer")
 
 
-def reserve(cluster: Cluster, run: Run) -> record.Mark:
+def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> record.Mark:
     """Keep every other launcher from starting the run; return the mark of it. Nothing else has changed then.
 
     Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the mark.
@@ -33,7 +33,7 @@ def reserve(cluster: Cluster, run: Run) -> record.Mark:
         ended = _ended(cluster, run.name, before)
         applying.refuse_claim_of_others(cluster, run)
         mark = record.new_mark(cluster, run, before, ended)
-        if _insist(functools.partial(record.take, cluster, run, mark)):
+        if _insist(functools.partial(record.take, cluster, run, mark), wanted):
             return mark
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
 
@@ -54,21 +54,26 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
 class Start:
     """One start of a run, by who holds its mark. Every call raises LauncherError, LostMarkError where somebody has stopped the run meanwhile."""
 
-    def __init__(self, cluster: Cluster, run: Run, mark: record.Mark) -> None:
-        self._cluster, self._run, self._mark = cluster, run, mark
+    def __init__(self, cluster: Cluster, run: Run, mark: record.Mark, wanted: Callable[[], bool]) -> None:
+        """Begin nothing yet. `wanted` is asked until the start is made, and where it waits."""
+        self._cluster, self._run, self._mark, self._wanted = cluster, run, mark, wanted
         self._record: Object = {}
         self._made: list[Thing] = []
+        self._asked = False  # for the first object: some may be made of which nothing was heard
         self._unused: list[Thing] = []  # what earlier starts have made
         self._claim: Thing | None = None  # once it is made
         self._claim_is_new = False
 
     def apply(self, spec: dict[str, Any], undone: Callable[[], None]) -> None:
-        """Apply the run's objects. When one is refused, what was made is removed again, and `undone` called once nothing is left of it."""
+        """Apply the run's objects.
+
+        When one is refused, or nobody wants the start any more, what was made is removed again, and `undone` called once nothing is left.
+        """
         try:
-            _insist(lambda: self._begin(spec))
+            _insist(lambda: self._begin(spec), self._wanted)
             for one in applying.objects(self._run, self._cluster):
                 self._make(one)
-            _insist(self._find_unused)
+            _insist(self._find_unused, self._wanted)
         except BaseException as error:
             left = self._undo(undone)
             if left and isinstance(error, LauncherError):
@@ -93,16 +98,23 @@ class Start:
     def settle_soon(self) -> bool:
         """Settle, and tell whether that was done: not where the cluster does not answer for a while."""
         try:
-            _insist(self.settle)
+            _insist(self.settle, self._wanted)
         except UnreachableError:
             return False
         return True
 
     def _begin(self, spec: dict[str, Any]) -> None:
         self._record = record.write(self._cluster, self._run, self._mark, spec)
-        applying.clear(self._cluster, self._run.name)
+        applying.clear(self._cluster, self._run.name, self._go_on)
         if self._run.own_claim:
-            self._claim_is_new = applying.is_new_claim(self._cluster, self._run)
+            self._claim_is_new = applying.is_new_claim(self._cluster, self._run, self._go_on)
+
+    def _go_on(self) -> None:
+        """Raise LauncherError where nobody wants the start any more."""
+        if not self._wanted():
+            raise LauncherError(
+                f"{self._run.name} in {self._cluster.words()} was not started: its start was interrupted", "start it with `launcher up`"
+            )
 
     def _make(self, one: Object) -> None:
         """Make one object, or change it to what it is to be; a cluster that does not answer is asked again."""
@@ -110,8 +122,10 @@ class Start:
         if kind != _CLAIM:
             one["metadata"]["ownerReferences"] = [record.owner(self._record)]
         unanswered: list[UnreachableError] = []
+        self._asked = True
 
         def make() -> Object:
+            self._go_on()
             # Before each: whoever stops the run takes the mark away first, and deletes what is there only then.
             record.hold(self._cluster, self._mark)
             try:
@@ -129,7 +143,7 @@ class Start:
                     raise
                 return there  # made by a request of ours that was not answered: nobody else may while the mark is ours
 
-        thing = Thing(kind, name, str(_insist(make)["metadata"]["uid"]))
+        thing = Thing(kind, name, str(_insist(make, self._wanted)["metadata"]["uid"]))
         if kind != _CLAIM:
             self._made.append(thing)
         elif self._claim_is_new:  # else it has data
@@ -157,7 +171,7 @@ class Start:
         elif not held:
             steps.append(functools.partial(remove, self._made))
         else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered
-            steps.append(remove)
+            steps += [remove] if self._asked else []
             steps += [functools.partial(applying.delete, self._cluster, self._claim)] if self._claim else []
             steps += [lambda: record.undo(self._cluster, self._mark), undone]
         for step in steps:
@@ -170,13 +184,13 @@ class Start:
         return "; ".join(failed)
 
 
-def _insist(do: Callable[[], Answer]) -> Answer:
-    """Return what a call returns, made again for a while where the cluster does not answer. Raises LauncherError."""
+def _insist(do: Callable[[], Answer], wanted: Callable[[], bool] = always) -> Answer:
+    """Return what a call returns, made again for a while where the cluster does not answer and it is `wanted`. Raises LauncherError."""
     deadline = time.monotonic() + BACK_WITHIN
     while True:
         try:
             return do()
         except UnreachableError:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or not wanted():
                 raise
         time.sleep(_LOOK_EVERY)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from launcher.backend.local.layout import Layout
 from launcher.backend.local.logs import merged
 from launcher.backend.local.state import Snapshot
 from launcher.backend.local.trouble import explain
-from launcher.backend.model import ENDED, LogLine, RunStatus, State
+from launcher.backend.model import ENDED, LogLine, RunStatus, State, always
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.models import Plan
 
@@ -47,8 +47,9 @@ class LocalBackend:
         del plan, spec
         return contextlib.nullcontext()
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool) -> None:
+    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
+        del wanted  # it waits for nothing that was there before
         layout = self.layout(plan.name)
         home.check(layout, self._backend)
         try:

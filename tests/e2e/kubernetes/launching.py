@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 from tests.e2e.kubernetes.relay import Relay
@@ -55,6 +58,14 @@ def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
     kubeconfig = tmp_path / f"kubeconfig-{relay.port}"
     kubeconfig.write_text(json.dumps(config))
     return dataclasses.replace(launcher, env={**launcher.env, "KUBECONFIG": str(kubeconfig)}), relay
+
+
+def testbed() -> str:
+    """Return the program that changes nodes: powers them off and on, cuts them off, has them offer GPUs; skip where there is none."""
+    found = os.environ.get("KUBE_TESTBED")
+    if not found:
+        pytest.skip("KUBE_TESTBED names no program that changes nodes")
+    return found
 
 
 def left(namespace: Namespace) -> list[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import Launcher
+from tests.e2e.kubernetes.launching import Launcher, testbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
 
@@ -42,14 +41,6 @@ def run(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     until(lambda: saved(launcher.namespace) > 0, ALIVE, "the first checkpoint", lambda: launcher.namespace.describe(NAME))
     yield launcher
     launcher("down", NAME, "--now", "--delete-data", "--yes")
-
-
-def tool() -> str:
-    """Return the program that powers nodes off and on and cuts them off; skip where there is none."""
-    found = os.environ.get("KUBE_TESTBED")
-    if not found:
-        pytest.skip("KUBE_TESTBED names no program that powers nodes off and on")
-    return found
 
 
 def pods_of(namespace: Namespace, role: str, index: int = 0) -> list[dict[str, Any]]:
@@ -150,11 +141,11 @@ def test_a_node_cut_off_for_20_seconds_is_waited_for(run: Launcher) -> None:
     workers = [pods_of(namespace, "worker", index)[-1] for index in (0, 1)]
     node = next((one["spec"]["nodeName"] for one in workers if one["spec"]["nodeName"] != chiefs), chiefs)
     with going_on(namespace, "worker", "node cut off for 20 s"):
-        subprocess.run([tool(), "node", "cut", node], check=True, timeout=60)
+        subprocess.run([testbed(), "node", "cut", node], check=True, timeout=60)
         try:
             time.sleep(20)
         finally:
-            subprocess.run([tool(), "node", "heal", node], check=True, timeout=60)
+            subprocess.run([testbed(), "node", "heal", node], check=True, timeout=60)
         # Whether the cluster moves its pods meanwhile is a matter of how long it waits; here it nearly does, and sometimes does.
         until(lambda: at_rest(namespace, node), 120, "the cluster to be at rest", lambda: namespace.describe(NAME))
 
@@ -165,7 +156,7 @@ def test_a_node_powered_off_is_told_of_and_its_tasks_go_on_while_somebody_watche
     lost = pod(namespace, role)
     task = "chief" if role == "chief" else f"{role}-0"
     node = lost["spec"]["nodeName"]
-    power = tool()
+    power = testbed()
     watcher = run.start("wait", NAME)
     try:
         with going_on(namespace, role, "node powered off"):

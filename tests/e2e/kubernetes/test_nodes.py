@@ -1,7 +1,6 @@
-"""What nodes offer and whom they take changes: tasks wait for GPUs until there are enough, doctor sees taints."""
+"""Nodes change: tasks wait for GPUs until there are enough, doctor sees taints, a node that is lost is not waited for."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import UP, Launcher, doctor
+from tests.e2e.kubernetes.launching import UP, Launcher, doctor, testbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
 
@@ -34,9 +33,7 @@ while told["task"]["index"] == 1:
 @pytest.fixture
 def tool() -> Iterator[str]:
     """Return the program that changes what nodes offer; skip where there is none, or the cluster has GPUs of its own."""
-    found = os.environ.get("KUBE_TESTBED")
-    if not found:
-        pytest.skip("KUBE_TESTBED names no program that changes how many GPUs nodes offer")
+    found = testbed()
     offered = kubectl("get", "nodes", "-o", r"jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}").stdout.split()
     if any(number != "0" for number in offered):
         pytest.skip(f"the nodes offer GPUs already: {offered}")
@@ -79,3 +76,34 @@ def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace) -> None:
     assert code == 1
     assert found["capacity"] == ("problem", "no node has room for 1 chief")
     assert "untolerated taint" in found["image"][1]
+
+
+def test_a_failed_run_starts_again_though_a_pod_of_it_is_on_a_lost_node(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    name, namespace, power = "elsewhere", launcher.namespace, testbed()
+    fails = "import os, sys, time\nwhile not os.path.exists('/tmp/fail'):\n    time.sleep(0.2)\nsys.exit(2)"
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        f"version: 1\nname: {name}\nstrategy: parameter_server\nroles: {{chief: {{}}, ps: {{}}, worker: {{replicas: 2}}}}\n"
+        f"image: {image}\ncommand: [python, -c, {json.dumps(fails)}]\nkubernetes: {{placement: spread, tensorboard: false}}\n"
+    )
+
+    def all_run() -> bool:
+        return [pod["status"]["phase"] for pod in namespace.pods(name)] == ["Running"] * 4
+
+    launcher("up", str(file), "--detach")
+    until(all_run, 120, "its pods to run", lambda: namespace.describe(name))
+    (chief,) = namespace.pods(name, "chief")
+    lost = next(pod for pod in namespace.pods(name, "worker") if pod["spec"]["nodeName"] != chief["spec"]["nodeName"])
+    node = lost["spec"]["nodeName"]
+    subprocess.run([power, "node", "off", node], check=True, timeout=60)
+    try:
+        deleted = ("get", "pod", lost["metadata"]["name"], "-o", "jsonpath={.metadata.deletionTimestamp}")
+        until(lambda: namespace.kubectl(*deleted) != "", 120, "the cluster to give its pod up")
+        namespace.kubectl("exec", chief["metadata"]["name"], "--", "touch", "/tmp/fail")
+        until(lambda: namespace.ends(name).get("chief") == "Failed", 60, "the chief to fail", lambda: namespace.describe(name))
+        launcher("up", str(file), "--detach", "--resume", timeout=200)
+        assert lost["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in namespace.pods(name)}
+        until(all_run, 120, "its pods to run", lambda: namespace.describe(name))
+    finally:
+        subprocess.run([power, "node", "on", node], check=True, timeout=120)
+    launcher("down", name, "--now", "--delete-data", "--yes")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -276,6 +277,26 @@ def test_how_a_run_has_ended_stays_known_where_it_cannot_be_moved_aside(launcher
     assert (told["state"], told["reason"]) == ("succeeded", "")
     assert "unmoved is complete" in launcher("up", spec)
     launcher("down", "unmoved", "--delete-data", "--yes")
+
+
+def test_ctrl_c_is_heard_while_a_start_waits_for_what_an_earlier_one_has_left(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    spec = ended_unseen(launcher, "impatient", image, tmp_path)
+    namespace = launcher.namespace
+    with held(namespace, "impatient"):
+        up = launcher.start("up", spec, "--resume", "--set", "limits.deadline=2h")
+        try:
+            until(lambda: "deletionTimestamp" in namespace.objects("jobs", "impatient")[0]["metadata"], 60, "it to wait")
+            up.send_signal(signal.SIGINT)
+            written, _ = up.communicate(timeout=20)
+        finally:
+            up.kill()
+    assert up.returncode == 130, written
+    assert "was not started: its start was interrupted" in written
+    until(lambda: not namespace.objects("jobs", "impatient") and not namespace.pods("impatient"), 60, "the earlier one to go")
+    told = launcher.status("impatient")
+    assert (told["state"], told["reason"]) == ("succeeded", "")
+    launcher("up", spec, "--resume", "--detach")
+    launcher("down", "impatient", "--now", "--delete-data", "--yes")
 
 
 def test_who_marks_a_run_and_does_not_hear_that_it_is_marked_is_not_in_the_way_of_himself(

@@ -52,6 +52,15 @@ def test_a_server_that_is_away_may_be_asked_again() -> None:
     assert isinstance(explain(refusal(503, "the server is currently unable to handle the request"), "listing jobs"), UnreachableError)
 
 
+def test_a_write_that_another_overtook_may_be_asked_again() -> None:
+    again = "please apply your changes to the latest version and try again"
+    overtaken = f'Operation cannot be fulfilled on resourcequotas "cores": the object has been modified; {again}'
+    told = explain(refusal(409, overtaken), "making Job mnist-chief")
+    assert isinstance(told, UnreachableError)
+    assert "does not answer" not in told.message
+    assert not isinstance(explain(refusal(409, 'jobs.batch "mnist-chief" already exists'), "making Job mnist-chief"), UnreachableError)
+
+
 def test_who_is_not_known_is_to_log_in() -> None:
     told = explain(refusal(401, "Unauthorized"), "listing jobs")
     assert type(told) is LauncherError
