@@ -62,6 +62,10 @@ def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: 
         role, _, index = task.name.partition("-")
         if (not roles or role in roles) and (not indices or int(index or 0) in indices):
             chosen.append(task.name)
+    if not tasks:
+        raise UsageError(
+            f"it is not known any more which tasks {run} had", "its pods are gone, and nobody has followed it from this machine"
+        )
     if not chosen:
         raise UsageError(f"{run} has no such task", f"its tasks are: {', '.join(task.name for task in tasks)}")
     return chosen

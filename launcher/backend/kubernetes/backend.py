@@ -13,11 +13,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.kubernetes import applying, differences, ending, forward, kept, lines, look, record, starting, tending, volume
+from launcher.backend.kubernetes import (
+    applying,
+    differences,
+    ending,
+    forward,
+    kept,
+    lines,
+    look,
+    record,
+    starting,
+    tending,
+    vanished,
+    volume,
+)
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.kubernetes.vanished import BACKEND
 from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where, always
 from launcher.errors import LauncherError, UsageError
 from launcher.images import image_for
@@ -29,7 +43,6 @@ from launcher.render.targets import Source
 from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_duration
 
-BACKEND = "kubernetes"
 # Seconds for which a cluster that has answered may be away: its API server is replaced, say. The run goes on meanwhile.
 PATIENCE = 600.0
 
@@ -119,30 +132,14 @@ class KubernetesBackend:
             return known.last
 
     def _without_jobs(self, cluster: Cluster, name: str) -> RunStatus:
-        noted = cluster.get("ConfigMap", record.name_of(name))
-        place = look.claim_words(name, cluster, name)
-        if look.pods_of(cluster, name):
-            return RunStatus(name, BACKEND, State.RUNNING, "it is being stopped", run_dir=place)
-        if words := record.being_started(noted):
-            return RunStatus(name, BACKEND, State.PENDING, f"it is being {words}", run_dir=place)
-        told = record.final(noted) or record.announced(noted)
-        if told is not None:
-            return told
-        claim = cluster.get("PersistentVolumeClaim", name)
-        ours = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) == name
-        if noted is None and name in self._ended:
-            return self._ended[name]
-        if noted is None and not ours:
+        status = vanished.status(cluster, name, self._kept(cluster, name), self._ended.get(name))
+        if status is None:
             known = ", ".join(self._names(cluster))
             raise UsageError(
                 f"there is no run {name} in {cluster.words()}",
                 f"the runs there are {known}" if known else "start one with `launcher up FILE --on kubernetes`",
             )
-        spec = record.spec(noted) or {}
-        ttl = (spec.get("kubernetes") or {}).get("ttl")
-        gone = f"were deleted, or finished more than kubernetes.ttl ({ttl}) ago while nobody watched" if ttl else "were deleted"
-        reason = f"its Jobs {gone}; `up` goes on from its last checkpoint"
-        return RunStatus(name, BACKEND, State.STOPPED, reason, run_dir=place, strategy=str(spec.get("strategy", "")))
+        return status
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, as the cluster has it."""

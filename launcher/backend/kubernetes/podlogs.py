@@ -98,6 +98,11 @@ def kept_lines(kept: Path, there: Iterable[Object], tasks: list[str]) -> Iterato
                     yield line
 
 
+def kept_tasks(kept: Path) -> list[str]:
+    """Return the tasks of which lines are kept."""
+    return sorted({path.parent.name for path in kept.glob("*/*.log")})
+
+
 def _last_stamp(path: Path) -> str:
     """Return the stamp of the last line that was kept earlier, one before all others where there is none."""
     last = _FIRST

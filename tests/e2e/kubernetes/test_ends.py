@@ -54,6 +54,25 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     launcher("down", "alone", "--delete-data", "--yes")
 
 
+def test_what_was_kept_of_a_run_is_shown_after_somebody_has_deleted_its_jobs(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\n"
+    file.write_text(
+        f"version: 1\nname: robbed\nimage: {image}\n{roles}kubernetes: {{tensorboard: false}}\n" + program("print('words', role)")
+    )
+    launcher("up", str(file), "--detach")
+    assert "words chief" in launcher("logs", "--follow", "robbed")
+    launcher.namespace.kubectl("delete", "jobs", "-l", "app.kubernetes.io/instance=robbed")
+    until(lambda: not launcher.namespace.pods("robbed"), 60, "its pods to go")
+    told = launcher.status("robbed")
+    assert (told["state"], told["reason"]) == ("stopped", "its Jobs were deleted; `up` goes on from its last checkpoint")
+    assert [task["name"] for task in told["tasks"]] == ["chief", "worker-0", "worker-1", "ps-0"]
+    assert {task["state"] for task in told["tasks"]} == {"stopped"}
+    assert "words chief" in launcher("logs", "robbed")
+    assert launcher("logs", "robbed", "--role", "worker", "--index", "1").count("words worker") == 1
+    launcher("down", "robbed", "--delete-data", "--yes")
+
+
 def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(
@@ -69,6 +88,7 @@ def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launch
         assert noted(launcher.namespace, "slow") is None
         told = launcher.status("slow")
         assert (told["state"], told["reason"]) == ("running", "it is being stopped")
+        assert [(task["name"], task["reason"]) for task in told["tasks"]] == [("chief", "is being stopped")]
         assert stopping.wait(60) == 0
     finally:
         stopping.kill()
