@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has
 
 ALONE = True  # nodes come and go
 NAME = "faults"
+# TensorBoard shares a volume of one node with the chief, and is not to hold that to a node that is lost.
 SPEC = f"""\
 version: 1
 name: {NAME}
@@ -24,7 +25,8 @@ strategy: parameter_server
 roles: {{chief: {{}}, ps: {{replicas: 1}}, worker: {{replicas: 2}}}}
 train: {{workload: mnist_mlp, steps: 100000000, steps_per_execution: 50, report_every_steps: 1000, checkpoint: {{every_seconds: 2}}}}
 limits: {{node_lost: 5s}}
-kubernetes: {{placement: spread, tensorboard: false}}
+storage: {{access: ReadWriteOnce}}
+kubernetes: {{placement: spread}}
 """
 # Kills the process that trains, the trainer's one child.
 KILL = "import os, signal, pathlib; os.kill(int(pathlib.Path('/proc/1/task/1/children').read_text().split()[0]), signal.SIGKILL)"
@@ -171,6 +173,8 @@ def test_a_node_powered_off_is_told_of_and_its_tasks_go_on_while_somebody_watche
         watcher.terminate()
         written, _ = watcher.communicate(timeout=20)
         assert f"{task}: the node {node} is lost; its pod {lost['metadata']['name']} was given up, and is replaced" in written
+        # The chief's board is on its node, and would keep it there.
+        assert role != "chief" or f"tensorboard-0: the node {node} is lost; its pod {NAME}-tensorboard-" in written
     finally:
         watcher.kill()
         watcher.communicate()
