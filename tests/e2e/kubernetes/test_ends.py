@@ -101,11 +101,11 @@ def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launch
 
 def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: spared\nimage: {image}\nkubernetes: {{tensorboard: false}}\n" + program("time.sleep(30)"))
+    file.write_text(f"version: 1\nname: spared\nimage: {image}\nkubernetes: {{tensorboard: false}}\n" + program("time.sleep(60)"))
     launcher("up", str(file), "--detach")
     until(lambda: launcher.status("spared")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("spared"))
     far, relay = far_away(launcher, tmp_path)
-    relay.slow = 1.0
+    relay.slow = 2.0  # longer than it takes to see that it has begun
     stopping = far.start("down", "spared")
     try:
         until(
@@ -114,6 +114,7 @@ def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(l
     finally:
         stopping.kill()
         stopping.communicate()
+        relay.down()  # what it asked for last is on its way
     assert jobs(launcher.namespace, "spared") == ["spared-chief"]
     assert launcher.status("spared")["state"] == "running"
     assert "succeeded" in launcher("wait", "spared")
