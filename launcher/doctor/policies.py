@@ -4,7 +4,7 @@ Policies add up: pods that one of them selects may send what any of those allows
 https://kubernetes.io/docs/concepts/services-networking/network-policies/
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
@@ -36,16 +36,19 @@ class Held:
 
 
 def held(policies: Sequence[Object], run: Run) -> Held:
-    """Return which policies hold the tasks of a run back. What cannot be known, where an address is or a port's name, counts as allowed."""
+    """Return which policies hold the tasks of a run back.
+
+    What cannot be known, where an address is or a port's name, counts as allowed; so does a port that a task may reach of some other role.
+    """
     by: dict[str, None] = {}
     lacking: dict[str, None] = {}
-    for group in groups(run.plan):
-        labels = {**selector(run, group.role), CLUSTER_LABEL: run.name, **run.options.labels}
+    every = [{**selector(run, group.role), CLUSTER_LABEL: run.name, **run.options.labels} for group in groups(run.plan)]
+    for labels in every:
         bound = [one for one in policies if _is_of_sending(one) and _matches(one["spec"].get("podSelector") or {}, labels)]
         by |= dict.fromkeys(one["metadata"]["name"] for one in bound)
         rules = [rule for one in bound for rule in one["spec"].get("egress") or ()]
         needs = _needs(run) if bound else ()
-        lacking |= dict.fromkeys(need.words for need in needs if not any(_allows(rule, need, labels) for rule in rules))
+        lacking |= dict.fromkeys(need.words for need in needs if not any(_allows(rule, need, every) for rule in rules))
     return Held(tuple(by), tuple(lacking))
 
 
@@ -60,11 +63,11 @@ def _needs(run: Run) -> tuple[Need, ...]:
     return (_DNS, _PORT, _EXCHANGE) if run.spec.strategy == "multi_worker_mirrored" else (_DNS, _PORT)
 
 
-def _allows(rule: Object, need: Need, labels: Mapping[str, str]) -> bool:
+def _allows(rule: Object, need: Need, tasks: Iterable[Mapping[str, str]]) -> bool:
     ports, peers = rule.get("ports"), rule.get("to")
     if ports and not any(_covers(port, need) for port in ports):
         return False
-    return not peers or any(_may_be(peer, need, labels) for peer in peers)
+    return not peers or any(_may_be(peer, need, labels) for peer in peers for labels in tasks)
 
 
 def _covers(port: Object, need: Need) -> bool:

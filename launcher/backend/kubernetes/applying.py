@@ -18,7 +18,7 @@ from launcher.render.kubernetes.objects import Run
 OWNED = ("Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
 GONE_WITHIN = 120.0  # seconds in which deleted pods have ended by themselves or been killed
 _FORGOTTEN_WITHIN = 10.0  # seconds in which the API forgets a pod
-_LOST_FOR = 60.0  # seconds after which nothing is saved any more on a node that was lost
+_LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
 _LOOK_EVERY = 0.5
 
 
@@ -111,12 +111,13 @@ def remove(cluster: Cluster, run: str, there: Iterable[Thing] | None = None) -> 
 def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[], object] = bool) -> None:
     """Wait until no pod is left of a run whose Jobs were deleted, calling `meanwhile`. Raises LauncherError with those that are.
 
-    Those on lost nodes do not end by themselves: they are deleted for good after `within` seconds, or when no others are left and their
-    nodes were lost long ago. Until then their programs may still save, cut off.
+    Those on lost nodes do not end by themselves: they are deleted for good after `within` seconds, or when no others are left and these were
+    deleted a minute and their grace period ago. Until then their programs may still save, cut off.
     """
     began = time.monotonic()
     while (pods := look.pods_of(cluster, run)) and time.monotonic() < began + within:
-        if len(_lost(pods, _LOST_FOR)) == len(pods):
+        saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
+        if len(_lost(pods, _LOST_FOR + saves)) == len(pods):
             break
         meanwhile()
         time.sleep(_LOOK_EVERY)

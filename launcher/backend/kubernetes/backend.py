@@ -21,6 +21,7 @@ from launcher.backend.kubernetes import (
     kept,
     lines,
     look,
+    observe,
     record,
     starting,
     tending,
@@ -181,7 +182,7 @@ class KubernetesBackend:
             known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")))
         said.extend(known.tender.tend(seen, status))
         patience = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = "" if look.maker(seen.jobs) else known.tender.late(seen, status, patience)
+        late = "" if observe.maker(seen.jobs) else known.tender.late(seen, status, patience)
         if late:
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
@@ -199,7 +200,7 @@ class KubernetesBackend:
         known = []
         for name in self._names(cluster):
             with contextlib.suppress(UsageError):  # removed meanwhile
-                known.append(self._status(_Known(cluster, look.Watcher(cluster, name)), name))
+                known.append(self._status(_Known(cluster, look.Watcher(cluster, name, gone=False)), name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def _names(self, cluster: Cluster) -> list[str]:

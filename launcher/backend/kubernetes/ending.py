@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from launcher.backend.kubernetes import applying, look, record
+from launcher.backend.kubernetes import applying, look, observe, record
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.told import Story
@@ -18,7 +18,7 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
 
     Returns how it has ended. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
     """
-    if maker := look.maker(cluster.listed("Job", look.labels_of(run))):
+    if maker := observe.maker(cluster.listed("Job", look.labels_of(run))):
         raise UsageError(
             f"the Jobs of {run} in {cluster.words()} are those of {maker}, which makes them again when they are deleted",
             f"delete that, and they go with it: kubectl delete {maker} -n {cluster.namespace}",

@@ -6,8 +6,9 @@ The events of a Job name every pod that it made; those of a pod, and its conditi
 import re
 from collections.abc import Iterable, Mapping
 
-from launcher.backend.kubernetes.observe import Object, restart, seconds
+from launcher.backend.kubernetes.observe import Object, condition, restart, role_of, seconds, task_of
 from launcher.backend.model import Restart
+from launcher.plan import rules
 
 _MADE = re.compile(r"Created pod: (\S+)")
 # What an event about a pod says of its end -> in words. `Killing` only says that it ends.
@@ -22,31 +23,53 @@ _UNKNOWN = "its pod was deleted"
 
 def attempts(
     job: Object, events: Iterable[Object], there: Iterable[Object], before: Mapping[str, Object]
-) -> dict[str, tuple[int, Restart]]:
-    """Return by its name each pod of a Job that is gone: the index of its task, and how the attempt ended.
+) -> dict[str, tuple[str, Restart]]:
+    """Return by its name each pod of a Job that is gone: its task, and how the attempt ended.
 
-    `events` are those of the namespace, `there` the pods that are left, `before` by their names the pods that were seen earlier.
+    `events` are those of the namespace, as far as they are known, `there` the pods that are left, `before` by their names the pods that were
+    seen earlier. Of a Job with many pods the cluster drops events: then only who has seen a pod knows that it is gone.
     """
-    told, left = list(events), {pod["metadata"]["name"] for pod in there}
-    head = job["metadata"]
-    about_job = (one for one in told if one.get("involvedObject", {}).get("uid") == head.get("uid"))
-    made = {match[1] for one in about_job if (match := _MADE.search(str(one.get("message", ""))))}
-    found = {}
-    for name in sorted(made - left):
-        index = name.removeprefix(f"{head['name']}-").partition("-")[0]
-        if index.isdecimal():
-            about = [one for one in told if one.get("involvedObject", {}).get("name") == name]
-            found[name] = (int(index), _ended(about, before.get(name, {})))
-    return found
+    told, left = list(events), {pod["metadata"]["name"]: pod for pod in there}
+    made = _made(job, told)
+    newest: dict[str, float] = {}
+    for pod in left.values():
+        newest[task_of(pod)] = max(newest.get(task_of(pod), 0.0), seconds(pod["metadata"].get("creationTimestamp")) or 0.0)
+    # Those that nothing has replaced were made between two questions to the API server, and are not in its answers yet.
+    found = {name: (task, time) for name, (task, time) in made.items() if name not in left and time <= newest.get(task, -1.0)}
+    if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # which let pods go for good
+        mine = {name: pod for name, pod in before.items() if name not in left and _is_of(job, pod)}
+        found |= {name: (task_of(pod), 0.0) for name, pod in mine.items() if pod.get("status", {}).get("phase") != "Succeeded"}
+    return {name: (task, _ended(name, told, before.get(name, {}), time)) for name, (task, time) in found.items()}
 
 
-def _ended(events: list[Object], last: Object) -> Restart:
+def _made(job: Object, events: Iterable[Object]) -> dict[str, tuple[str, float]]:
+    """Return by their names the tasks of the pods that a Job made, and when, as far as its events tell."""
+    head, made = job["metadata"], {}
+    for one in events:
+        match = _MADE.search(str(one.get("message", ""))) if one.get("involvedObject", {}).get("uid") == head.get("uid") else None
+        index = match[1].removeprefix(f"{head['name']}-").partition("-")[0] if match else ""
+        if match and index.isdecimal():
+            made[match[1]] = rules.task_name(role_of(job), int(index)), _time(one) or 0.0  # type: ignore[arg-type]  # a label is one of the roles
+    return made
+
+
+def _is_of(job: Object, pod: Object) -> bool:
+    return any(owner.get("uid") == job["metadata"].get("uid") for owner in pod["metadata"].get("ownerReferences") or ())
+
+
+def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Restart:
     """Return how an attempt ended of which only events are left, and perhaps the pod as it was seen last."""
     if last.get("status", {}).get("phase") == "Failed":
         return restart(last)
-    times = [time for one in events if (time := seconds(one.get("lastTimestamp") or one.get("eventTime"))) is not None]
+    about = [one for one in events if one.get("involvedObject", {}).get("name") == name]
+    times = [time for one in about if (time := _time(one)) is not None]
+    deleted = seconds(last.get("metadata", {}).get("deletionTimestamp"))
     conditions = last.get("status", {}).get("conditions") or ()
     target: Object = next((one for one in conditions if one.get("type") == "DisruptionTarget" and one.get("status") == "True"), {})
-    said = next((_CAUSES[one["reason"]] for one in reversed(events) if one.get("reason") in _CAUSES), "")
+    said = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
     cause = f"moved away: {target.get('reason', '')}" if target else said or _UNKNOWN
-    return Restart(max(times, default=0.0), 0, None, cause)
+    return Restart(deleted or max(times, default=made), 0, None, cause)
+
+
+def _time(event: Object) -> float | None:
+    return seconds(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp"))

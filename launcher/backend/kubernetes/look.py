@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from launcher.backend.kubernetes import gone, observe, record
 from launcher.backend.kubernetes.api import Cluster, Object
@@ -11,7 +11,6 @@ from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import Restart, RunStatus, State
-from launcher.plan import rules
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
 
 NAME_LABEL = "app.kubernetes.io/name"
@@ -35,20 +34,18 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
     return cluster.listed("Pod", {CLUSTER_LABEL: run})
 
 
-def maker(jobs: Iterable[observe.Object]) -> str | None:
-    """Return what has made a run's Jobs, and would make them again, as kubectl names it: `jobset/digits`; None where nothing has. Pure."""
-    owners = (owner for job in jobs for owner in job["metadata"].get("ownerReferences") or ())
-    return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
+def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) -> Seen:
+    """Return what the cluster has of a run.
 
-
-def gather(cluster: Cluster, run: str) -> Seen:
-    """Return what the cluster has of a run. Events are asked for only where a pod does not run."""
+    Events are asked for only where a pod does not run, or where other pods are there than `before`, their names.
+    """
     jobs = [job for job in cluster.listed("Job", labels_of(run)) if observe.is_role(job)]
     pods = telling(cluster.listed("Pod", labels_of(run)))
     wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
     at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} and _has(pod, CLUSTER_LABEL) for pod in pods)
+    same = before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
     if at_work >= wanted:
-        return Seen(run, jobs, pods)
+        return Seen(run, jobs, pods, events=() if same else _events(cluster))
     return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), _events(cluster))
 
 
@@ -82,8 +79,9 @@ def _events(cluster: Cluster) -> list[Object]:
 class Watcher:
     """Looks at one run again and again, not more often than is worth it, and reads only what is new."""
 
-    def __init__(self, cluster: Cluster, run: str) -> None:
-        self.cluster, self.run = cluster, run
+    def __init__(self, cluster: Cluster, run: str, *, gone: bool = True) -> None:
+        """Look at `run`; with `gone` also for attempts whose pods are gone."""
+        self.cluster, self.run, self._counts = cluster, run, gone
         self.seen = Seen(run, ())
         self._logs = PodLogs(cluster)
         self._story: Story | None = None
@@ -96,19 +94,18 @@ class Watcher:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
         if not fresh and time.monotonic() < self._next:
             return self._last
-        self.seen = self._with_gone(gather(self.cluster, self.run))
+        self.seen = self._with_gone(gather(self.cluster, self.run, self._pods.keys() if self._counts else None))
         self._last = (self._expired() or self._read()) if self.seen.jobs else None
         self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
         return self._last
 
     def _with_gone(self, seen: Seen) -> Seen:
-        """Add the attempts whose pods are gone; events are asked for them when other pods are there than before."""
+        """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
         there = {pod["metadata"]["name"]: pod for pod in seen.pods}
-        if there.keys() != self._pods.keys():
-            events = seen.events or _events(self.cluster)
+        if self._counts and there.keys() != self._pods.keys():
             for job in seen.jobs:
-                for name, (index, restart) in gone.attempts(job, events, seen.pods, self._pods).items():
-                    self._gone.setdefault(name, (rules.task_name(observe.role_of(job), index), restart))  # type: ignore[arg-type]  # a role
+                for name, attempt in gone.attempts(job, seen.events, seen.pods, self._pods).items():
+                    self._gone.setdefault(name, attempt)
         self._pods = there
         by_task: dict[str, list[Restart]] = {}
         for task, restart in self._gone.values():

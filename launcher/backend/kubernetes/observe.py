@@ -127,13 +127,13 @@ def _tasks(seen: Seen, job: Object, now: float) -> Iterable[TaskStatus]:
 
 
 def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
+    ended = sorted([*seen.gone.get(name, ()), *map(restart, attempts[:-1])], key=lambda one: one.time)
+    restarts = tuple(dataclasses.replace(one, attempt=number) for number, one in enumerate(ended, 1))
     if not attempts:
-        return _without_pod(seen, job, name)
-    *before, pod = attempts
+        return dataclasses.replace(_without_pod(seen, job, name), restarts=restarts)
+    pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
     found = trouble.of_pod(pod, seen.about(pod))
-    ended = sorted([*seen.gone.get(name, ()), *(restart(one) for one in before)], key=lambda one: one.time)
-    restarts = tuple(dataclasses.replace(one, attempt=number) for number, one in enumerate(ended, 1))
     made = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),
@@ -207,6 +207,12 @@ def restart(pod: Object, attempt: int = 0) -> Restart:
 def is_role(job: Object) -> bool:
     """Tell whether a Job is that of a role, and none of another purpose."""
     return role_of(job) in rules.ROLE_ORDER
+
+
+def maker(jobs: Iterable[Object]) -> str | None:
+    """Return what has made a run's Jobs, and would make them again, as kubectl names it: `jobset/digits`; None where nothing has."""
+    owners = (owner for job in jobs for owner in job["metadata"].get("ownerReferences") or ())
+    return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
 
 
 def role_of(job: Object) -> str:

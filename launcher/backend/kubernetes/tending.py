@@ -90,8 +90,11 @@ class Tender:
     def _trouble(self, status: RunStatus) -> Iterator[str]:
         # By its first words: how long it lasts and what else there is to say changes every second.
         match = _REASON.match(status.reason) if status.state is State.PENDING else None
-        if match and match[1] + match[2] not in self._said and not match[2].startswith("waiting for"):
-            self._said.add(match[1] + match[2])
+        if match is None or match[2].startswith("waiting for"):
+            return
+        first = f"{match[1] or ''}{match[2]}"
+        if first not in self._said:
+            self._said.add(first)
             yield status.reason
 
     def _give_up(self, pod: Object) -> str:
@@ -105,7 +108,12 @@ class Tender:
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was given up, and is replaced"
 
     def _let_go(self, seen: Seen) -> Iterator[str]:
-        """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were."""
+        """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.
+
+        Not the Jobs that something else has made, a JobSet say: it ends them, or starts all of them again.
+        """
+        if observe.maker(seen.jobs):
+            return
         for job in seen.jobs:
             name = job["metadata"]["name"]
             over = observe.condition(job, "Failed") or observe.condition(job, "Complete") or job.get("spec", {}).get("suspend")

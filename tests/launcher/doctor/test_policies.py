@@ -65,3 +65,15 @@ def test_what_another_policy_allows_is_allowed(rules: list[dict[str, Any]], lack
 def test_what_one_role_may_not_the_run_may_not() -> None:
     allow = policy("allow", {"matchExpressions": [{"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["ps"]}]}, {})
     assert held([DENY, allow], run()).lacking == (DNS, PORT)
+
+
+def test_roles_that_may_reach_the_roles_they_need_are_not_held_back() -> None:
+    def to(role: str) -> dict[str, Any]:
+        return {"to": [{"podSelector": {"matchLabels": {"app.kubernetes.io/component": role}}}]}
+
+    allowed = [
+        policy(f"{sender}-to-{target}", {"matchLabels": {"app.kubernetes.io/component": sender}}, ASK_DNS, to(target))
+        for sender, target in (("chief", "worker"), ("worker", "ps"), ("ps", "chief"))
+    ]
+    assert held([DENY, *allowed], run()).lacking == ()
+    assert held([DENY, *allowed[:2]], run()).lacking == (DNS, PORT)

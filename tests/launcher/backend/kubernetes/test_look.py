@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from launcher.backend.kubernetes import look
+from launcher.backend.kubernetes import look, observe
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.tending import lost
 
@@ -43,5 +43,5 @@ def test_who_makes_jobs_again_is_known() -> None:
     record = {"kind": "ConfigMap", "name": "digits-record"}
     ours = {"metadata": {"ownerReferences": [record]}}
     owned = {"metadata": {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}}
-    assert look.maker([ours, {"metadata": {}}]) is None
-    assert look.maker([ours, owned]) == "jobset/digits"
+    assert observe.maker([ours, {"metadata": {}}]) is None
+    assert observe.maker([ours, owned]) == "jobset/digits"

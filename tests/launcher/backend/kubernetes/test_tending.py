@@ -149,3 +149,15 @@ def test_what_keeps_a_run_from_starting_is_told_once_while_it_lasts() -> None:
     other = dataclasses.replace(waits, reason="chief: 5m: ImagePullBackOff: Back-off pulling image")
     said = [note for one in (waits, later, other, later) for note in tender.tend(Seen("digits", ()), one)]
     assert said == [waits.reason, other.reason]
+
+
+def test_what_keeps_a_claim_from_its_volume_is_told_though_it_is_of_no_task() -> None:
+    tender = Tender(cast("Cluster", Refusing()), "digits", 60)
+    waits = dataclasses.replace(status(State.PENDING), reason="there is no storage class x; write another storage.class")
+    assert [note for _ in range(2) for note in tender.tend(Seen("digits", ()), waits)] == [waits.reason]
+
+
+def test_jobs_that_something_else_made_are_left_to_it_when_one_has_failed() -> None:
+    owner = {"kind": "JobSet", "name": "digits", "controller": True}
+    jobs = [{"metadata": {"name": f"digits-{role}-0", "ownerReferences": [owner]}} for role in ("chief", "worker")]
+    assert list(Tender(cast("Cluster", Refusing()), "digits", 60).tend(Seen("digits", jobs), status(State.FAILED))) == []
