@@ -4,9 +4,11 @@ import re
 
 # Paragraphs of a message that say where, not what: the headings and frames of AutoGraph, of graph errors and of Keras.
 _WHERE = re.compile(r'in user code:|Graph execution error:|Detected at node|File "|(\w+: )?Exception encountered when calling')
-# Parts of the paragraph that says what: colours, the function on a device, a heading whose frames are not known, an operation's name.
+# Parts of the paragraph that says what: colours, the function on a device, a heading whose frames are not known, one that says how many
+# errors follow (of which the first that is not another's end is told), an operation's name.
 _BESIDES = re.compile(
-    r"\x1b\[[\d;]*m|\{\{function_node [^}]*\}\} |Detected at node .*\n<stack traces unavailable>\n| \[Op:\w+\]( name:.*)?"
+    r"\x1b\[[\d;]*m|\{\{function_node [^}]*\}\} |Detected at node .*\n<stack traces unavailable>\n"
+    r"|\d+ root error\(s\) found\.\n(?:\s*\(\d+\) CANCELLED:.*\n(?:\t.*\n)*)*\s*\(\d+\) [A-Z_]+: +| \[Op:\w+\]( name:.*)?"
 )
 
 

@@ -23,6 +23,7 @@ _GENERATED = "__autograph_generated_file"
 _IN_MESSAGE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # How TensorFlow tells on which task an operation failed that the chief asked for.
 _ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
+_NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 _EARLIER = 3  # errors that led to this one, at the most
 
 # What may be gone when it is tried again, by the names of its classes: the network, other tasks, memory and disks.
@@ -91,7 +92,7 @@ def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
     inner = traceback.extract_tb(error.__traceback__)[-1:]
     last = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None
     # Numbers in a message may be a step, a value or an address.
-    message = re.sub(r"0x[0-9a-f]+|\d+", "#", _line(error))
+    message = _NUMBER.sub("#", _line(error))
     return f"from step {start}: {last.file if last else ''}:{last.line if last else 0}: {message}"
 
 

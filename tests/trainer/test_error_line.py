@@ -62,3 +62,21 @@ def test_the_line_says_what_is_wrong(failing: Callable[[], Any], expected: str) 
 def test_a_graph_error_without_frames() -> None:
     message = "Graph execution error:\n\nDetected at node Assert defined at (most recent call last):\n<stack traces unavailable>\nno rows\n\t [[{{node Assert}}]]"
     assert error_line(ValueError(message)) == "ValueError: no rows"
+
+
+@pytest.mark.parametrize(
+    "before", ["", "  (0) CANCELLED:  another has failed\n\t [[{{node while/Send}}]]\n"], ids=["", "after a cancelled one"]
+)
+def test_of_several_errors_at_once_the_first_is_told(before: str) -> None:
+    message = f"""Graph execution error:
+
+Detected at node while/Assert defined at (most recent call last):
+<stack traces unavailable>
+2 root error(s) found.
+{before}  (0) INVALID_ARGUMENT:  assertion failed: [a target is too large] [7.5]
+\t [[{{{{node while/Assert}}}}]]
+  (1) INVALID_ARGUMENT:  assertion failed: [a target is too large] [9]
+\t [[{{{{node while/Assert}}}}]]
+0 successful operations.
+0 derived errors ignored. [Op:__inference_call_631]"""
+    assert error_line(ValueError(message)) == "ValueError: assertion failed: [a target is too large] [7.5]"

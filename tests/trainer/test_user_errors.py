@@ -88,6 +88,8 @@ def test_the_same_failure_has_the_same_fingerprint_whatever_numbers_it_names(cod
     assert len(prints) == 1
     assert "mine.py:11" in prints.pop()
     assert user_errors.fingerprint(first, own(first), 100) != user_errors.fingerprint(first, own(first), 200)
+    first.args, second.args = ("[[0.1838][1.5307]]",), ("[[4][-1.5e-07]]",)
+    assert user_errors.fingerprint(first, own(first), 100) == user_errors.fingerprint(second, own(second), 100)
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("gone"), OSError(28, "No space left"), MemoryError(), TimeoutError()])
