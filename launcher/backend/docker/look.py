@@ -1,10 +1,12 @@
 """How a run is, as far as its containers tell: for runs that nobody keeps, such as those of `docker compose up`."""
 
+import contextlib
 import heapq
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from docker.errors import NotFound
 from docker.models.containers import Container
 
 from launcher.backend.docker import output
@@ -62,7 +64,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     progress = Progress()
     for task, container in tasks.items():
         views[task].look(container.attrs["State"], container.attrs["RestartCount"])
-        for _, line in output.read(engine.client, str(container.id), task, tail=_LINES):
+        for _, line in _read(engine, container, task, tail=_LINES):
             if (event := views[task].line(line.text)) is not None:
                 told_of = views.get(str(event.get("task")), views[task])
                 told_of.tell(event, own=told_of is views[task])
@@ -88,6 +90,12 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         tasks=told,
         **progress.fields(ended=ended),
     )
+
+
+def _read(engine: Engine, container: Container, task: str, **chosen: Any) -> Iterator[tuple[str, LogLine]]:
+    """Yield what there is of a container's log; nothing when somebody has removed it since it was listed. Raises one of engine.ERRORS."""
+    with contextlib.suppress(NotFound):
+        yield from output.read(engine.client, str(container.id), task, **chosen)
 
 
 def verdict(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str]:
@@ -132,7 +140,7 @@ def lines(engine: Engine, name: str, tasks: list[str], *, follow: bool, since: f
         for task, container in containers.items():
             if tasks and task not in tasks:
                 continue
-            new = list(output.read(engine.client, str(container.id), task, after=seen.get(task, ""), tail=tail if first else None))
+            new = list(_read(engine, container, task, after=seen.get(task, ""), tail=tail if first else None))
             seen[task] = new[-1][0] if new else seen.get(task, "")
             found.append([(line.time, line) for _, line in new if since is None or line.time >= since])
         any_line = False

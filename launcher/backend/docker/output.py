@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 from docker import DockerClient
-from docker.errors import create_api_error_from_http_exception
+from docker.errors import NotFound, create_api_error_from_http_exception
 
 from launcher.backend.docker.task import moment
 from launcher.backend.model import LogLine
@@ -43,7 +43,10 @@ def _line(stamp: str, task: str, written: bytes) -> LogLine:
 
 
 def read(client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None) -> Iterator[tuple[str, LogLine]]:
-    """Yield the lines there are: all, the last `tail`, or those after a stamp. Raises one of engine.ERRORS."""
+    """Yield the lines there are: all, the last `tail`, or those after a stamp.
+
+    Raises one of engine.ERRORS, NotFound also for a container that is being removed: its log goes first.
+    """
     chosen: dict[str, Any] = {"stdout": 1, "stderr": 1, "timestamps": 1, "tail": "all" if tail is None else tail}
     if after:
         chosen["since"] = (moment(after) or 0.0) - 0.001
@@ -53,6 +56,8 @@ def read(client: DockerClient, container: str, task: str, *, after: str = "", ta
     try:
         answer.raise_for_status()
     except requests.exceptions.HTTPError as error:
+        if answer.status_code == requests.codes.conflict:
+            raise NotFound(f"{task} is being removed") from error
         create_api_error_from_http_exception(error)
     yield from ((stamp, line) for stamp, line in lines(_frames(answer.content), task) if stamp > after)
 

@@ -1,5 +1,6 @@
 """A container's output as the engine gives it: whole lines, from where one had read, and until it ends."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 from docker.errors import NotFound
 
-from launcher.backend.docker import output
+from launcher.backend.docker import look, output
 from launcher.backend.docker.engine import ERRORS, Endpoint, Engine, endpoint
+from launcher.backend.model import State
 from launcher.docker_cli import docker
+from launcher.render import labels
 from tests.e2e.docker.conftest import Built
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
@@ -34,18 +37,19 @@ def client() -> Engine:
 
 
 @pytest.fixture
-def start(image: Built) -> Iterator[Any]:
+def start(image: Built, client: Engine) -> Iterator[Any]:
     """Start a program in a container of the image; it is removed at the end of the test."""
     started: list[str] = []
 
-    def start(program: str) -> str:
-        command = ("run", "--detach", "--network", "none", "--entrypoint", "python", image.name, "-c", program)
+    def start(program: str, *options: str) -> str:
+        command = ("run", "--detach", "--network", "none", "--entrypoint", "python", *options, image.name, "-c", program)
         started.append(docker(*command).strip())
         return started[-1]
 
     yield start
     for one in started:
-        docker("rm", "--force", one)
+        with contextlib.suppress(NotFound):
+            client.client.containers.get(one).remove(force=True)
 
 
 def test_what_was_written_can_be_read_again_and_from_anywhere(client: Engine, start: Any) -> None:
@@ -95,3 +99,20 @@ def test_an_engine_that_goes_silent_is_not_waited_for(relay: "subprocess.Popen[s
 def test_a_container_that_is_gone_is_the_engine_s_own_error(client: Engine) -> None:
     with pytest.raises(NotFound, match="nobody"):
         list(output.read(client.client, "nobody", "chief"))
+
+
+def test_a_container_is_gone_as_soon_as_it_is_being_removed(client: Engine, start: Any) -> None:
+    # So many files that removing them takes the engine a while, in which it lists the container and refuses its log.
+    program = "for file in range(20_000):\n    open(f'/tmp/{file}', 'w').close()"
+    container = start(program, "--label", f"{labels.TASK}=chief", "--label", f"{labels.DECISIVE}=true")
+    docker("wait", container)
+    (seen,) = [one for one in client.client.containers.list(all=True, ignore_removed=True) if one.id == container]
+    removing = threading.Thread(target=seen.remove, kwargs={"force": True})
+    removing.start()
+    while removing.is_alive():
+        assert look.status(client, "removed", [seen]).state is State.SUCCEEDED
+        with contextlib.suppress(NotFound):
+            list(output.read(client.client, container, "chief"))
+    removing.join()
+    with pytest.raises(NotFound):
+        list(output.read(client.client, container, "chief"))
