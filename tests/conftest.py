@@ -1,7 +1,10 @@
 """What holds for every test: the environment it starts from, and where real data is."""
 
+import ctypes
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,30 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(FOREIGN):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+# capget(2), version 3: a head of version and process, then effective, permitted and inheritable rights, 32 at a time.
+_CAPABILITIES = 0x20080522
+_EVERY_FILE = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7)
+
+
+@pytest.fixture
+def bound_by_rights() -> Iterator[None]:
+    """Have root, where it runs the test, read and write what the rights of a file let its owner do, and no more."""
+    if os.geteuid() != 0:
+        yield
+        return
+    if sys.platform != "linux":
+        pytest.skip("root reads and writes every file here; on Linux alone it can leave that off")
+    libc = ctypes.CDLL(None, use_errno=True)
+    head, rights = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(head, rights) == 0, os.strerror(ctypes.get_errno())
+    before = rights[0]
+    rights[0] = before & ~_EVERY_FILE
+    assert libc.capset(head, rights) == 0, os.strerror(ctypes.get_errno())
+    yield
+    rights[0] = before
+    assert libc.capset(head, rights) == 0, os.strerror(ctypes.get_errno())
 
 
 @pytest.fixture(scope="session")

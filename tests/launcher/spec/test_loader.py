@@ -117,7 +117,7 @@ def test_a_directory_is_no_spec(tmp_path: Path) -> None:
     assert "mnist.yaml" in problem.remedy
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.usefixtures("bound_by_rights")
 def test_an_unreadable_file(tmp_path: Path) -> None:
     file = write(tmp_path, MINIMAL)
     file.chmod(0)

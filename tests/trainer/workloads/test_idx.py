@@ -1,7 +1,6 @@
 """MNIST's file format: read back as written, and every way in which a file can be wrong is named."""
 
 import gzip
-import os
 import re
 import struct
 from collections.abc import Callable
@@ -120,7 +119,7 @@ def test_a_missing_file_is_named_beside_what_is_there(tmp_path: Path) -> None:
         idx.read_pair(str(tmp_path), "train")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.usefixtures("bound_by_rights")
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     put(tmp_path, GOOD_IMAGES, GOOD_LABELS)
     (tmp_path / IMAGES).chmod(0)
