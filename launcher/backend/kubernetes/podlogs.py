@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Object, task_of
+from launcher.backend.kubernetes.trouble import is_silent
 from launcher.backend.model import LogLine
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TRAINER
@@ -38,11 +39,13 @@ class PodLogs:
         return sorted((line for lines in read for line in lines), key=lambda line: line.time)
 
     def unread(self, pod: Object) -> bool:
-        """Tell whether a pod's log could not be read when it was asked for last."""
-        return pod["metadata"]["uid"] in self._muted
+        """Tell whether a pod's log could not be read when it was asked for last, or is not asked for."""
+        return pod["metadata"]["uid"] in self._muted or is_silent(pod)
 
     def _may_have_news(self, pod: Object) -> bool:
         uid = pod["metadata"]["uid"]
+        if is_silent(pod):  # to ask its node would take until the question times out
+            return False
         return _has_written(pod) and uid not in self._done and self._muted.get(uid, (0.0, 0.0))[0] <= time.monotonic()
 
     def _read(self, pod: Object, tail: int | None) -> list[LogLine]:

@@ -48,6 +48,17 @@ def test_only_new_lines_are_returned_and_asked_for() -> None:
     assert answers.asked[-1]["sinceTime"] == "2026-01-01T00:00:01Z"
 
 
+def test_a_node_that_does_not_answer_is_not_asked_until_it_does() -> None:
+    answers = Answers()
+    logs = reader(answers)
+    answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
+    silent = {**POD, "status": {**POD["status"], "conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
+    assert logs.news([silent]) == []
+    assert (answers.asked, logs.unread(silent)) == ([], True)
+    assert [line.text for line in logs.news([POD])] == ["one"]
+    assert not logs.unread(POD)
+
+
 def test_lines_of_a_pod_that_is_gone_are_kept_once(tmp_path: Path) -> None:
     answers = Answers()
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
