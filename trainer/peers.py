@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,13 @@ def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:
     """Return the chief's address where a task is of no use without the chief: on ps and workers that serve it."""
     serves = strategy in SERVED and task.role in {"ps", "worker"} and not task.is_chief
     return task.chief_address if serves else None
+
+
+def watched_workers(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
+    """Return the workers without any of which a task has nobody to send work to, name -> address: on the chief that drives them."""
+    if strategy not in SERVED or not task.is_chief:
+        return {}
+    return {name: address for name, address in task.peers().items() if name.startswith("worker-")}
 
 
 class Prober:
@@ -238,27 +245,29 @@ class PeerWait:
         self._timed_out(self.missing)
 
 
-class ChiefWatch:
-    """Watches one address for as long as the task lives; `orphaned(reason)` when it gave no connection for `timeout` seconds.
+class Watch:
+    """Watches addresses until it is cancelled; `gone(reason)` when none of them gave a connection for `timeout` seconds.
 
-    `lost(reason)` is called once an address stays silent for a tenth of that, `back()` when it answers after that.
+    `lost(reason)` is called once all stay silent for a tenth of that, `back()` when one answers after that. The reason is
+    that of one of them.
     """
 
     def __init__(
         self,
         reactor: Reactor,
         prober: Prober,
-        address: str,
+        addresses: Iterable[str],
         *,
         timeout: float,
-        lost: Callable[[str], None],
-        back: Callable[[], None],
-        orphaned: Callable[[str], None],
+        gone: Callable[[str], None],
+        lost: Callable[[str], None] = lambda _reason: None,
+        back: Callable[[], None] = lambda: None,
     ) -> None:
-        self._reactor, self._prober, self._address = reactor, prober, address
+        self._reactor, self._prober = reactor, prober
+        self._addresses = list(addresses)  # the one that answered last comes first
         self._timeout = timeout
         self._interval = min(5.0, timeout / 5)
-        self._lost, self._back, self._orphaned = lost, back, orphaned
+        self._lost, self._back, self._gone = lost, back, gone
         self._seen = time.monotonic()
         self._silent = False
         self._over = False
@@ -269,10 +278,38 @@ class ChiefWatch:
         self._over = True
 
     def _ask(self) -> None:
-        if not self._over:
-            self._prober.ask(self._address, self._answered)
+        """Ask the address that answered last; where it is silent, all the others at once."""
+        if self._over:
+            return
+        first, *others = self._addresses
 
-    def _answered(self, reason: Answer) -> None:
+        def answered(reason: Answer) -> None:
+            if reason is None or not others:
+                self._heard(reason)
+            else:
+                self._ask_all(others, reason)
+
+        self._prober.ask(first, answered)
+
+    def _ask_all(self, addresses: list[str], reason: str) -> None:
+        silent = 0
+        found = False
+
+        def answered(address: str, answer: Answer) -> None:
+            nonlocal silent, found
+            silent += answer is not None
+            if answer is None and not found:
+                found = True
+                self._addresses.remove(address)
+                self._addresses.insert(0, address)
+                self._heard(None)
+            elif silent == len(addresses):
+                self._heard(reason)
+
+        for address in addresses:
+            self._prober.ask(address, partial(answered, address))
+
+    def _heard(self, reason: Answer) -> None:
         if self._over:
             return
         now = time.monotonic()
@@ -283,8 +320,7 @@ class ChiefWatch:
                 self._silent = False
                 self._back()
         elif silence >= self._timeout:
-            self.cancel()
-            self._orphaned(reason)
+            self._gone(reason)
             return
         elif silence >= self._timeout / 10 and not self._silent:
             self._silent = True

@@ -11,18 +11,22 @@ class Policy:
     """How often and how fast a process is started again. Times in seconds."""
 
     max_restarts: int = 10
-    first_delay: float = 1.0
+    first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0
-    healthy_after: float = 60.0  # an attempt that lived this long starts the delays from the first again
+    healthy_after: float = 60.0  # after an attempt that lived this long the delays begin anew
 
 
 @dataclass(frozen=True)
 class History:
-    """What came before: restarts counted against the limit, attempts in a row that ended early, and how the last one failed."""
+    """What came before: restarts counted against the limit, attempts in a row that ended early, how the last one failed, lost peers.
+
+    `lost_from` tells from where the last attempt had gone on that lost a peer.
+    """
 
     restarts: int = 0
     early_ends: int = 0
     fingerprint: str = ""
+    lost_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,23 +78,28 @@ def _with_code(code: int) -> str:
     return cause if final(told) == told or str(told) in cause else f"{cause}, exit code {told}"
 
 
-def judge(code: int, lived: float, history: History, policy: Policy, fingerprint: str = "") -> Restart | End:
+def judge(code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", together: float = 0.0) -> Restart | End:
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
-    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py): a third would be too.
+    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py): a third would be too. That of a
+    lost peer (75) tells where the attempt had gone on from. Where that is further on than the last time, and the attempt had
+    been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for as long as a run lasts.
     """
     if code == ExitCode.DONE:
         return End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, cause_of(code))
-    if fingerprint and fingerprint == history.fingerprint:
+    lost_from = fingerprint if code == ExitCode.PEER_LOST else history.lost_from
+    if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
+        same = history.fingerprint  # a peer that failed first, or a stop, says nothing of this task's own failure
+    elif fingerprint and fingerprint == history.fingerprint:
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
-    # A peer that failed first, or a stop, says nothing of this task's own failure.
-    kept = history.fingerprint if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)} else ""
-    counted = code not in _UNCOUNTED
+    else:
+        same = fingerprint
+    counted = code not in _UNCOUNTED and not (lost_from != history.lost_from and together > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
         return End(final(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
     early = 0 if lived > policy.healthy_after else history.early_ends
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
-    delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early, 30))
-    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, fingerprint or kept))
+    delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
+    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, same, lost_from))

@@ -190,5 +190,7 @@ class TrainerSettings(Settings):
     has_evaluator: bool = Field(False, description="An evaluator task follows the checkpoints; the chief then evaluates at the end alone.")
     max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task gives up.")
     start_timeout: float = Field(600, gt=0, description="Seconds to wait for peers.")
-    orphan_timeout: float = Field(600, gt=0, description="Seconds a ps or worker serves without its chief.")
+    orphan_timeout: float = Field(
+        600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
+    )
     train: Train | None = Field(None, description="What to train; none for a user's own command.")

@@ -16,7 +16,7 @@ from typing import Any
 from trainer import error_file
 from trainer.child import kill_group, reap, spawn
 from trainer.exit_codes import ExitCode
-from trainer.peers import ChiefWatch, PeerWait, Prober
+from trainer.peers import PeerWait, Prober, Watch
 from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Policy, Restart, cause_of, exit_code_of, judge
 
@@ -33,12 +33,13 @@ class Patience:
     """How long the parent waits for what, in seconds."""
 
     start: float = 600.0  # for peers to be there
-    orphan: float = 600.0  # for a chief that is gone
+    orphan: float = 600.0  # for a chief that is gone, or every worker
     first_waiting: float = 5.0
     waiting_every: float = 10.0
     again: float = 1.0  # between two SIGTERM to a training process, which may not have heard the first
     serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
     giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
+    saving: float = 60.0  # the same, at least, where there is a checkpoint to save
     launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
     killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
 
@@ -53,6 +54,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
+    watched_workers: Mapping[str, str] = field(default_factory=dict)
     lifeline: int | None = None
     policy: Policy = field(default_factory=Policy)
     patience: Patience = field(default_factory=Patience)
@@ -95,8 +97,10 @@ class _Supervisor:
         self._history = History()
         self._backoff: Timer | None = None
         self._wait: PeerWait | None = None
-        self._watch: ChiefWatch | None = None
+        self._watch: Watch | None = None  # of the chief, for as long as the task lives
+        self._workers: Watch | None = None  # of all workers, for as long as an attempt lives that had reached them
         self._peers_missing = False
+        self._together: float | None = None  # since when every peer was reached, in this attempt
         self._stopping = False
         self._signals = 0
         self._killed_for = ""  # why we sent SIGKILL
@@ -134,6 +138,7 @@ class _Supervisor:
         self._child = self._spawn()
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child)
         self._peers_missing = bool(self._job.awaited)
+        self._together = None
         patience = self._job.patience
         self._wait = PeerWait(
             self._reactor,
@@ -147,15 +152,7 @@ class _Supervisor:
             timed_out=self._peers_not_there,
         )
         if self._watch is None and self._job.watched_chief is not None:
-            self._watch = ChiefWatch(
-                self._reactor,
-                self._prober,
-                self._job.watched_chief,
-                timeout=patience.orphan,
-                lost=self._tell_chief_lost,
-                back=lambda: self._report("notice", message="the chief answers again"),
-                orphaned=self._orphaned,
-            )
+            self._watch = self._watch_for("the chief", [self._job.watched_chief], "the chief answers again", patience.giving_up)
 
     def _spawn(self) -> int:
         environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(self._attempt)}
@@ -174,8 +171,9 @@ class _Supervisor:
             self._ended(code)
 
     def _ended(self, code: int) -> None:
-        if self._wait is not None:
-            self._wait.cancel()
+        for watching in (self._wait, self._workers):
+            if watching is not None:
+                watching.cancel()
         detail = error_file.last_line(self._error_file)  # what the training process wrote down
         if code == ExitCode.DONE:
             self._leave(ExitCode.DONE)
@@ -186,15 +184,14 @@ class _Supervisor:
         elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
             self._fail(code, "the chief is gone", detail)  # it has waited for it, as a server's parent does: not once more
         else:
-            same = error_file.fingerprint(self._error_file)
-            self._follow(code, judge(code, time.monotonic() - self._began, self._history, self._job.policy, same), detail)
+            now, same = time.monotonic(), error_file.fingerprint(self._error_file)
+            together = 0.0 if self._together is None else now - self._together
+            self._follow(code, judge(code, now - self._began, self._history, self._job.policy, same, together), detail)
 
     def _ended_on_request(self, code: int, detail: str) -> None:
         nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.built_in
-        if nothing_to_save:
+        if nothing_to_save or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
             self._leave(ExitCode.STOPPED)
-        elif exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:  # a peer that stopped first is no failure
-            self._leave(exit_code_of(code))
         elif self._killed_for:
             self._fail(exit_code_of(code), f"killed before it had stopped: {self._killed_for}", detail)
         else:
@@ -264,22 +261,14 @@ class _Supervisor:
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief is gone: all tasks of a run are told at once, and the chief saves what servers hold."""
         self._reactor.call_later(self._job.patience.serve_on, self._terminate)
-        ChiefWatch(
-            self._reactor,
-            self._prober,
-            address,
-            timeout=_CHIEF_IS_GONE,
-            lost=lambda _reason: None,
-            back=lambda: None,
-            orphaned=lambda _reason: self._terminate(),
-        )
+        Watch(self._reactor, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._terminate())
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
             self._kill("its peers were not there")
 
-    def _give_up(self, cause: str, detail: str) -> None:
-        """End the task with exit code 75."""
+    def _give_up(self, cause: str, detail: str, within: float) -> None:
+        """End the task with exit code 75, and its process by SIGKILL where it has not ended `within` so many seconds."""
         if self._stopping or self._verdict is not None:
             return
         if self._child is None:
@@ -289,7 +278,7 @@ class _Supervisor:
             return
         self._verdict = (cause, detail)
         self._terminate()
-        self._reactor.call_later(self._job.patience.giving_up, lambda: self._kill(cause))
+        self._reactor.call_later(within, lambda: self._kill(cause))
 
     def _terminate(self) -> None:
         if self._child is None:
@@ -321,20 +310,34 @@ class _Supervisor:
 
     def _peers_there(self, seconds: float) -> None:
         self._peers_missing = False
+        self._together = time.monotonic()
+        if self._job.watched_workers:
+            within = max(self._job.patience.saving, self._job.patience.orphan)
+            self._workers = self._watch_for("every worker", list(self._job.watched_workers.values()), "a worker answers again", within)
         if seconds >= self._job.patience.first_waiting:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
 
     def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
         named = [f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing[:_LISTED]]
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-        self._give_up(f"peers were not there after {self._job.patience.start:g} s", f"missing: {', '.join(named)}{more}")
+        patience = self._job.patience
+        self._give_up(f"peers were not there after {patience.start:g} s", f"missing: {', '.join(named)}{more}", patience.giving_up)
 
-    def _tell_chief_lost(self, reason: str) -> None:
-        self._report(
-            "notice",
-            message=f"the chief ({self._job.watched_chief}) does not answer: {reason}; "
-            f"this task ends when that lasts {self._job.patience.orphan:g} s",
+    def _watch_for(self, who: str, addresses: list[str], back: str, within: float) -> Watch:
+        """Give up, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
+        orphan = self._job.patience.orphan
+        more = f" and {len(addresses) - _LISTED} more" if len(addresses) > _LISTED else ""
+        place = ", ".join(addresses[:_LISTED]) + more
+
+        def lost(reason: str) -> None:
+            self._report("notice", message=f"{who} ({place}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")
+
+        return Watch(
+            self._reactor,
+            self._prober,
+            addresses,
+            timeout=orphan,
+            lost=lost,
+            back=lambda: self._report("notice", message=back),
+            gone=lambda reason: self._give_up(f"{who} was gone for {orphan:g} s", f"{place}: {reason}", within),
         )
-
-    def _orphaned(self, reason: str) -> None:
-        self._give_up(f"the chief was gone for {self._job.patience.orphan:g} s", f"chief ({self._job.watched_chief}: {reason})")

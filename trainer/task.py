@@ -102,7 +102,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: St
     try:
         return roles.run(roles.Context(task, job(settings), report, stop, began))
     except PeerLostError as error:
-        _tell(str(error))
+        _tell(str(error), f"from step {report.start}")
         return ExitCode.PEER_LOST
     except WorkloadError as error:
         if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
@@ -119,10 +119,10 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: St
         return ExitCode.FAILURE
 
 
-def _tell(line: str) -> None:
+def _tell(line: str, fingerprint: str = "") -> None:
     """Show the error line, and leave it for the parent to report."""
     print(line, file=sys.stderr)
-    error_file.write(line)
+    error_file.write(line, fingerprint)
 
 
 if __name__ == "__main__":

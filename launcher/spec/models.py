@@ -73,7 +73,9 @@ class Limits(Section):
     )
     start_timeout: Duration = Field("10m", description="How long tasks wait for their peers.")
     deadline: Duration | None = Field(None, description="The run fails when it takes longer than this. No limit when left out.")
-    orphan_timeout: Duration = Field("10m", description="How long a ps or worker serves while its chief is unreachable.")
+    orphan_timeout: Duration = Field(
+        "10m", description="How long a ps or worker serves while its chief is unreachable, and a chief waits while every worker is."
+    )
     node_lost: Duration = Field(
         "60s", description="On Kubernetes: how long after it gave up a lost node's pod the launcher lets the Job replace that."
     )

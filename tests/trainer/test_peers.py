@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer.peers import PeerWait, Prober, awaited, outcome, watched_chief
+from trainer.peers import PeerWait, Prober, awaited, outcome, watched_chief, watched_workers
 from trainer.reactor import Reactor
 from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, parse
@@ -48,6 +48,15 @@ def test_only_servers_watch_the_chief() -> None:
     assert watched_chief(task(PS, "chief"), "parameter_server") is None
     assert watched_chief(task(PS, "evaluator"), "parameter_server") is None
     assert watched_chief(task(RING, "worker"), "multi_worker_mirrored") is None
+
+
+def test_the_chief_that_drives_them_watches_its_workers() -> None:
+    workers = watched_workers(task(PS, "chief"), "parameter_server")
+    assert workers
+    assert workers == {name: address for name, address in task(PS, "chief").tasks().items() if name.startswith("worker-")}
+    assert watched_workers(task(PS, "chief"), "manual") == workers
+    assert watched_workers(task(PS, "ps"), "parameter_server") == {}
+    assert watched_workers(task(RING, "chief"), "multi_worker_mirrored") == {}
 
 
 @pytest.fixture

@@ -43,20 +43,31 @@ def test_a_stop_never_counts(code: int) -> None:
     assert decision.history.restarts == 3
 
 
-def test_delays_double_to_the_longest() -> None:
+def test_a_peer_lost_after_a_minute_together_does_not_count_while_training_comes_further() -> None:
+    used_up = History(restarts=3, fingerprint="an error", lost_from="from step 0")
+    late = judge(75, 200, used_up, POLICY, "from step 50", together=61)
+    assert isinstance(late, Restart)
+    assert late.history == History(restarts=3, early_ends=1, fingerprint="an error", lost_from="from step 50")
+    assert isinstance(judge(75, 200, late.history, POLICY, "from step 50", together=61), End)
+    assert isinstance(judge(75, 200, used_up, POLICY, "from step 50", together=59), End)
+    assert isinstance(judge(75, 200, History(restarts=3), POLICY, together=61), End)  # a program that does not say where it was
+    assert isinstance(judge(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", together=61), End)
+
+
+def test_the_first_restart_comes_at_once_and_delays_then_double_to_the_longest() -> None:
     history, delays = History(), []
-    for _ in range(8):
+    for _ in range(9):
         decision = judge(143, 1, history, POLICY)
         assert isinstance(decision, Restart)
         delays.append(decision.delay)
         history = decision.history
-    assert delays == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert delays == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
 def test_an_attempt_that_lived_starts_the_delays_again_but_not_the_count() -> None:
     decision = judge(75, 61, History(restarts=2, early_ends=5), POLICY)
     assert isinstance(decision, Restart)
-    assert decision.delay == 1
+    assert decision.delay == 0
     assert decision.history == History(restarts=3, early_ends=1)
 
 

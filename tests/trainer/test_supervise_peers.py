@@ -105,3 +105,89 @@ class TestPeers:
         assert run.process.poll() is None
         run.send(signal.SIGTERM)
         assert run.code() == 143
+
+    def test_a_chief_without_any_worker_saves_and_gives_up(self, trainers: Any, ports: Any) -> None:
+        first, second = ports.address(), ports.address()
+        ports.listen(first)
+        ports.listen(second)
+        workers = {"worker-0": first, "worker-1": second}
+        patience = {"orphan": 2, "first_waiting": 0}
+        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=workers, patience=patience)
+        run.line("ready")
+        assert "every peer was reached" in run.event("notice")["message"]
+        ports.close(first)
+        time.sleep(3)  # one of them is enough
+        assert len(run.events("notice")) == 1
+        ports.close(second)
+        assert run.code() == 75
+        assert "saved" in run.lines
+        failed = run.event("failed")
+        assert failed["cause"] == "every worker was gone for 2 s"
+        assert first in failed["detail"]
+        assert second in failed["detail"]
+        assert not run.events("restarting")
+
+    def test_a_worker_that_comes_back_in_time_keeps_the_chief(self, trainers: Any, ports: Any) -> None:
+        first, second = ports.address(), ports.address()
+        ports.listen(first)
+        workers = {"worker-0": first, "worker-1": second}
+        patience = {"orphan": 4, "first_waiting": 0}
+        run = trainers.supervise(*GRACEFUL, awaited={"worker-0": first}, watched_workers=workers, patience=patience)
+        run.line("ready")
+        assert "every peer was reached" in run.event("notice")["message"]
+        ports.close(first)
+        assert "every worker" in run.event("notice", 2)["message"]
+        ports.listen(second)
+        assert run.event("notice", 3)["message"] == "a worker answers again"
+        time.sleep(4)
+        assert run.process.poll() is None
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+    def test_workers_that_come_late_are_waited_for_as_at_any_start(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        workers = {"worker-0": address}
+        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=workers, patience={"orphan": 0.5, "start": 60})
+        run.line("ready")
+        time.sleep(2)
+        assert run.process.poll() is None
+        ports.listen(address)
+        time.sleep(2)
+        assert run.process.poll() is None
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+    def test_peers_lost_after_a_time_together_do_not_use_up_the_restarts_while_training_comes_further(
+        self, trainers: Any, ports: Any
+    ) -> None:
+        address = ports.address()
+        ports.listen(address)
+        policy = {"max_restarts": 0, "healthy_after": 0.5}
+        step = "$((TRAINER_ATTEMPT < 3 ? TRAINER_ATTEMPT : 3))"
+        lost = f'sleep 2; echo "from step {step}" > $TRAINER_ERROR_FILE.fingerprint; exit 75'
+        run = trainers.supervise(*shell(lost), awaited={"worker-0": address}, policy=policy)
+        assert run.code() == 1
+        assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
+        assert "the limit of 0 restarts is reached" in run.event("failed")["cause"]
+
+    def test_an_attempt_that_waits_for_its_workers_again_waits_as_at_any_start(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        ports.listen(address)
+        workers = {"worker-0": address}
+        program = 'trap "exit 143" TERM; echo ready; [ $TRAINER_ATTEMPT = 1 ] && sleep 1 && exit 75; while :; do sleep 0.05; done'
+        run = trainers.supervise(*shell(program), awaited=workers, watched_workers=workers, patience={"orphan": 1, "first_waiting": 0})
+        run.event("notice")
+        ports.close(address)
+        run.event("started", 2)
+        time.sleep(3)
+        assert run.process.poll() is None
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
+    def test_who_is_stopped_and_loses_a_peer_meanwhile_has_stopped(self, trainers: Any) -> None:
+        # A Job fails for good on the 75 of some roles; a drained node is no reason for that.
+        run = trainers.supervise(*shell('trap "exit 75" TERM; echo ready; while :; do sleep 0.1; done'))
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+        assert not run.events("failed")

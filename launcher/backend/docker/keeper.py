@@ -217,7 +217,7 @@ class Keeper:
         if code is None:
             self._stop_all(State.FAILED, f"the container of {kept.task.name} was removed")
             return
-        counted = max(kept.counted, len(kept.view.restarts))
+        counted = max(kept.counted, kept.view.counted)
         follows = restarts.verdict(code, counted=counted, max_restarts=kept.task.restart.max_restarts)
         if follows is Verdict.GIVE_UP:
             self._give_up(kept, code)

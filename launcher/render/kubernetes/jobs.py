@@ -82,10 +82,13 @@ def _follows_the_chief(run: Run, group: Group) -> bool:
 
 
 def _waits_for_another_job(run: Run, group: Group) -> bool:
-    """Tell whether the tasks restore together with those of another Job, for which they then wait for limits.start_timeout.
+    """Tell whether the tasks are of no use without those of another Job, for which they then wait for limits.start_timeout.
 
-    Nobody tells them that it has failed for good; of a task of their own Job Kubernetes does, by ending them.
+    They are the chief that drives ps and workers, and those who restore together. Nobody tells them that the other Job has failed
+    for good; of a task of their own Job Kubernetes does, by ending them.
     """
+    if run.plan.strategy in SERVED:
+        return _has_trainer(run) and group.role == "chief"
     others = [other for other in groups(run.plan) if other.role != group.role]
     return _has_trainer(run) and group.scope == "all" and any(other.scope == "all" for other in others)
 

@@ -54,6 +54,22 @@ def test_a_container_that_runs_is_what_its_output_tells() -> None:
     assert "docker unpause" in view.state()[1]
 
 
+def test_restarts_that_the_trainer_does_not_count_are_known() -> None:
+    view = TaskView("worker-0")
+    told(view, event="started", attempt=1)
+    told(view, event="restarting", cause="a peer was lost", exit_code=75, restarts=0)
+    told(view, event="restarting", cause="killed", exit_code=137, restarts=1)
+    told(view, event="restarting", cause="asked to stop", exit_code=143, restarts=1)
+    assert (len(view.restarts), view.counted) == (3, 1)
+    view.ended_with(137)
+    told(view, event="started", attempt=1)  # the engine has started it, and it counts from none
+    told(view, event="restarting", cause="killed", exit_code=137, restarts=1)
+    assert (len(view.restarts), view.counted) == (5, 3)
+    view.ended_with(143)
+    told(view, event="started", attempt=1)
+    assert (len(view.restarts), view.counted) == (6, 3)
+
+
 def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_engine() -> None:
     view = TaskView("worker-0")
     told(view, event="started", attempt=1)
