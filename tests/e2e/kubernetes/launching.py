@@ -60,7 +60,7 @@ def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
     return dataclasses.replace(launcher, env={**launcher.env, "KUBECONFIG": str(kubeconfig)}), relay
 
 
-def testbed() -> str:
+def node_tool() -> str:
     """Return the program that changes nodes: powers them off and on, cuts them off, has them offer GPUs; skip where there is none."""
     found = os.environ.get("KUBE_TESTBED")
     if not found:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import UP, Launcher, doctor, testbed
+from tests.e2e.kubernetes.launching import UP, Launcher, doctor, node_tool
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
 
@@ -33,7 +33,7 @@ while told["task"]["index"] == 1:
 @pytest.fixture
 def tool() -> Iterator[str]:
     """Return the program that changes what nodes offer; skip where there is none, or the cluster has GPUs of its own."""
-    found = testbed()
+    found = node_tool()
     offered = kubectl("get", "nodes", "-o", r"jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}").stdout.split()
     if any(number != "0" for number in offered):
         pytest.skip(f"the nodes offer GPUs already: {offered}")
@@ -79,7 +79,7 @@ def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace) -> None:
 
 
 def test_a_failed_run_starts_again_though_a_pod_of_it_is_on_a_lost_node(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    name, namespace, power = "elsewhere", launcher.namespace, testbed()
+    name, namespace, power = "elsewhere", launcher.namespace, node_tool()
     fails = "import os, sys, time\nwhile not os.path.exists('/tmp/fail'):\n    time.sleep(0.2)\nsys.exit(2)"
     file = tmp_path / "spec.yaml"
     file.write_text(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,30 @@ def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Name
     }
     assert codes["ps"] == 75
     assert {pod["status"]["phase"] for pod in namespace.pods("orphans")} <= {"Failed", "Succeeded"}
+
+
+def test_a_chief_whose_workers_are_gone_for_good_saves_and_lets_its_node_go(namespace: Namespace, tmp_path: Path) -> None:
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}"
+    options = "limits: {orphan_timeout: 40s}\nkubernetes: {tensorboard: false}"
+    train = "train: {workload: mnist_mlp, steps: 100000000, checkpoint: {every_seconds: 3600}}"
+    render(namespace, f"name: lonely\n{roles}\n{options}\n{train}\n", tmp_path)
+
+    def told(kind: str) -> list[dict[str, Any]]:
+        return [event for event in namespace.events("lonely", "chief") if event["event"] == kind]
+
+    until(lambda: bool(told("progress")), 180, "the first steps", lambda: namespace.describe("lonely"))
+    saved = len(told("checkpoint"))
+    namespace.kubectl("delete", "job", "lonely-worker", "--wait=false")
+    until(
+        lambda: namespace.ends("lonely") == {"chief": "Failed", "ps": "Failed"},
+        240,
+        "the others to end",
+        lambda: namespace.describe("lonely"),
+    )
+    (failed,) = told("failed")
+    assert (failed["exit_code"], failed["cause"]) == (75, "every worker was gone for 40 s")
+    assert len(told("checkpoint")) > saved
+    assert {pod["status"]["phase"] for pod in namespace.pods("lonely")} <= {"Failed", "Succeeded"}
 
 
 def test_workers_whose_chief_has_failed_for_good_let_their_nodes_go(namespace: Namespace, tmp_path: Path) -> None:

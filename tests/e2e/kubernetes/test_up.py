@@ -143,7 +143,7 @@ def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher
             assert process.stdout is not None
             assert process.stdout.readline()
         relay.down()
-        time.sleep(8)
+        time.sleep(60)
         assert [process.poll() for process in watching] == [None, None]
         relay.up()
         back = time.time() + 5
@@ -194,6 +194,18 @@ def test_what_cannot_start_in_time_says_why_and_lets_go(launcher: Launcher, tmp_
     assert told["state"] == "failed"
     assert "insufficient nvidia.com/gpu" in told["reason"]
     launcher("down", "greedy", "--delete-data", "--yes")
+
+
+def test_a_deadline_that_passes_ends_every_task_and_is_told(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
+    options = "limits: {deadline: 15s, grace_period: 2s}\nkubernetes: {tensorboard: false}\n"
+    file = tmp_path / "late.yaml"
+    file.write_text(f"version: 1\nname: late\nimage: {image}\n{roles}{options}command: [python, -c, 'import time; time.sleep(600)']\n")
+    written = launcher("up", str(file), code=1)
+    assert "limits.deadline has passed" in written
+    assert "limits.deadline has passed" in launcher.status("late")["reason"]
+    until(lambda: not launcher.namespace.pods("late"), 60, "its pods to go", lambda: launcher.namespace.describe("late"))
+    launcher("down", "late", "--delete-data", "--yes")
 
 
 def test_a_failed_run_names_its_task_and_lets_the_others_go(launcher: Launcher, image: str, tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""A run to which something is done, and what it tells meanwhile: its newest pods, its checkpoints, its steps."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.kubernetes.cluster import kubectl, until
+from tests.e2e.kubernetes.launching import Launcher
+
+# The digits, each batch 50 ms late: what a device would compute meanwhile leaves two cores to those who come back.
+PACED = """\
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.ops import gen_experimental_dataset_ops
+
+from trainer.workloads.mnist_mlp import MnistMlp
+
+
+class Paced(MnistMlp):
+    def train_data(self, shard):
+        data = super().train_data(shard)
+        types, shapes = [one.dtype for one in data.element_spec], [one.shape for one in data.element_spec]
+        late = gen_experimental_dataset_ops.sleep_dataset(data._variant_tensor, 50_000, output_types=types, output_shapes=shapes)
+        return dataset_ops._VariantDataset(late, data.element_spec)
+"""
+ALIVE = 180.0  # seconds for steps to flow again, on a machine that does much else
+INDEX = "batch.kubernetes.io/job-completion-index"
+# Kills the process that trains, the trainer's one child.
+KILL = "import os, signal, pathlib; os.kill(int(pathlib.Path('/proc/1/task/1/children').read_text().split()[0]), signal.SIGKILL)"
+
+Pod = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run, `tasks` by their names."""
+
+    launcher: Launcher
+    name: str
+    tasks: tuple[str, ...]
+
+    def start(self, options: str, directory: Path) -> None:
+        """Start it, detached; `options` is its spec but for what all of them have."""
+        directory.mkdir()
+        (directory / "code").mkdir()
+        (directory / "code" / "paced.py").write_text(PACED)
+        train = (
+            "{workload: 'paced:Paced', steps: 100000000, steps_per_execution: 1, report_every_steps: 10, checkpoint: {every_seconds: 3}}"
+        )
+        head = f"version: 1\nname: {self.name}\ncode: ./code\nlimits: {{node_lost: 5s}}\ntrain: {train}\n"
+        (directory / "spec.yaml").write_text(head + options)
+        self.launcher("up", str(directory / "spec.yaml"), "--detach")
+
+    def describe(self) -> str:
+        """Return what a person would look at first."""
+        return self.launcher.namespace.describe(self.name)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `launcher status --json` tells."""
+        return self.launcher.status(self.name)
+
+    def pods(self, task: str) -> list[Pod]:
+        """Return the pods of a task, the newest last."""
+        role, _, index = task.partition("-")
+        pods = (one for one in self.launcher.namespace.pods(self.name, role) if one["metadata"]["annotations"][INDEX] == (index or "0"))
+        return sorted(pods, key=lambda one: str(one["metadata"]["creationTimestamp"]))
+
+    def pod(self, task: str) -> Pod:
+        """Return the newest pod of a task."""
+        return self.pods(task)[-1]
+
+    def node(self, task: str) -> str:
+        """Return the node of a task's newest pod."""
+        return str(self.pod(task)["spec"]["nodeName"])
+
+    def events(self, task: str) -> list[dict[str, Any]]:
+        """Return what the newest pod of a task has told; nothing while its node does not answer."""
+        pods = self.pods(task)
+        return self.launcher.namespace.events_of(pods[-1]) if pods else []
+
+    def saved(self) -> int:
+        """Return the step of the last checkpoint that the chief's newest pod has told of."""
+        return max((event["step"] for event in self.events("chief") if event["event"] == "checkpoint"), default=0)
+
+    def replaced(self, task: str, old: Pod) -> bool:
+        """Tell whether a task has another pod; between the two there may be none."""
+        return bool({one["metadata"]["uid"] for one in self.pods(task)} - {old["metadata"]["uid"]})
+
+    def at_rest(self) -> bool:
+        """Tell whether all its pods run, and none is about to go or to come."""
+        pods = self.launcher.namespace.pods(self.name)
+        going = [one for one in pods if one["metadata"].get("deletionTimestamp")]
+        return not going and sum(one["status"]["phase"] == "Running" for one in pods) == len(self.tasks)
+
+    def kill(self, task: str) -> None:
+        """Kill the process that trains in a task, and wait until its trainer has told of it."""
+        pod = self.pod(task)
+        self.launcher.namespace.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", KILL)
+        events = self.launcher.namespace.events_of
+        until(lambda: any(e["event"] == "restarting" and e["exit_code"] == 137 for e in events(pod)), 30, "the trainer to tell of it")
+
+    def evict(self, task: str) -> None:
+        """Evict a task's pod as `kubectl drain` does."""
+        name, namespace = self.pod(task)["metadata"]["name"], self.launcher.namespace.name
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+        kubectl("create", "--raw", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", "-f", "-", text=json.dumps(eviction))
+
+    def delete(self, task: str) -> None:
+        """Delete a task's pod."""
+        self.launcher.namespace.kubectl("delete", "pod", self.pod(task)["metadata"]["name"], "--wait=false")
+
+    @contextlib.contextmanager
+    def going_on(self, fault: str, *tasks: str) -> Iterator[None]:
+        """Do something to the run in the block: then steps flow again, from the last checkpoint before or later.
+
+        Where the evaluator is among the tasks it evaluates again. Prints how long that took, as the chief's own clock has it
+        (docs/performance.md).
+        """
+        until(lambda: self.saved() > 0, ALIVE, "a checkpoint", self.describe)
+        before, began = self.saved(), time.time()
+        yield
+        now = time.time()
+        new: list[dict[str, Any]] = []
+
+        def flows(task: str, kind: str) -> bool:
+            new[:] = [event for event in self.events(task) if event["event"] == kind and event["time"] > now]
+            return bool(new)
+
+        if "evaluator" in tasks:
+            until(lambda: flows("evaluator", "evaluated"), ALIVE, "an evaluation", self.describe)
+            print(f"{self.name}: {fault}: evaluated again {new[0]['time'] - began:.1f} s after it began")
+        until(lambda: flows("chief", "progress"), ALIVE, "steps to flow again", self.describe)
+        print(f"{self.name}: {fault}, {', '.join(tasks)}: steps flow again {new[0]['time'] - began:.1f} s after it began")
+        assert min(event["step"] for event in new) > before
+        assert set(self.launcher.namespace.ends(self.name).values()) == {""}
