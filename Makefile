@@ -6,6 +6,8 @@ BENCH_VENV = .bench-venv
 BIN = $(VENV)/bin
 # Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
 TESTS =
+# How many processes share them, a module each. Many tests start several TensorFlow processes of 0.4 GB.
+JOBS = 2
 # Options for the benchmark: make bench BENCH="--quick --json"
 BENCH =
 # make lock UPGRADE=--upgrade takes the newest versions; without it only what has to change does.
@@ -39,7 +41,7 @@ demo: env ## train on 1 chief, 1 parameter server and 2 workers, here, to at lea
 	@echo "See its curves, graph and images: $(BIN)/launcher tensorboard mnist-ps"
 
 test: env ## run the tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not docker and not kubernetes" $(TESTS)
+	$(BIN)/python -m pytest -m "not slow and not docker and not kubernetes" -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: env ## check formatting, ruff's rules and types
 	$(BIN)/ruff format --check .
