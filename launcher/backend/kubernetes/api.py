@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Deployment": ("apis/apps/v1", "deployments"),
     "Pod": (_CORE, "pods"),
     "Event": (_CORE, "events"),
+    "JobSet": ("apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
 }
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

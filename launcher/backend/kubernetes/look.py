@@ -40,13 +40,14 @@ def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) ->
     Events are asked for only where a pod does not run, or where other pods are there than `before`, their names.
     """
     jobs = [job for job in cluster.listed("Job", labels_of(run)) if observe.is_role(job)]
+    whole = _jobset(cluster, jobs)
     pods = telling(cluster.listed("Pod", labels_of(run)))
     wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
     at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} and _has(pod, CLUSTER_LABEL) for pod in pods)
     same = before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
     if at_work >= wanted:
-        return Seen(run, jobs, pods, events=() if same else _events(cluster))
-    return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), _events(cluster))
+        return Seen(run, jobs, pods, events=() if same else _events(cluster), whole=whole)
+    return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), _events(cluster), whole=whole)
 
 
 def telling(pods: Iterable[Object]) -> list[Object]:
@@ -67,6 +68,15 @@ def _is_ending(pod: Object) -> bool:
 
 def _has(thing: Object, label: str) -> bool:
     return label in (thing["metadata"].get("labels") or {})
+
+
+def _jobset(cluster: Cluster, jobs: Iterable[Object]) -> Object | None:
+    """Return the JobSet that has made a run's Jobs: it alone knows whether one that has failed is made again."""
+    kind, _, name = (observe.maker(jobs) or "").partition("/")
+    try:
+        return cluster.get("JobSet", name) if kind == "jobset" else None
+    except ForbiddenError:  # without that right the Jobs are all there is to tell
+        return None
 
 
 def _events(cluster: Cluster) -> list[Object]:

@@ -36,7 +36,8 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 class Seen:
     """What a cluster tells of one run, as the API has it: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
-    `gone` are, by the names of the tasks, the attempts whose pods are there no more.
+    `gone` are, by the names of the tasks, the attempts whose pods are there no more. `whole` is what has made the Jobs and knows whether they
+    have ended for good, a JobSet; None where nothing has, or it may not be read.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Seen:
     claims: Sequence[Object] = ()
     events: Sequence[Object] = field(default=())
     gone: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
+    whole: Object | None = None
 
     def about(self, thing: Object) -> list[Object]:
         """Return the events about one object."""
@@ -74,7 +76,11 @@ def status(seen: Seen, now: float) -> RunStatus:
 
 
 def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]) -> tuple[State, str]:
+    if seen.whole and condition(seen.whole, "Completed"):
+        return State.SUCCEEDED, ""
     if any(condition(job, "Failed") for job in jobs):
+        if seen.whole and not condition(seen.whole, "Failed"):
+            return State.RESTARTING, f"{maker(jobs)} starts it again, or ends it: {why_failed(seen, tasks)}"
         return State.FAILED, why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") for job in jobs):
         return State.SUCCEEDED, ""

@@ -113,6 +113,15 @@ def test_what_a_jobset_has_made_is_told_but_not_deleted(
     chief["spec"]["suspend"] = True
     namespace.kubectl("apply", "-f", "-", text=json.dumps(chief))
     assert [task["name"] for task in launcher.status("foreign")["tasks"]] == ["chief"]
+    # As its controller tells of a Job that it makes again, and of one that it does not.
+    failed = {"type": "Failed", "status": "True", "reason": "Tried", "message": "no more", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    target = {**failed, "type": "FailureTarget"}
+    status = {"conditions": [target, failed], "startTime": "2026-01-01T00:00:00Z"}
+    namespace.kubectl("patch", "job", "foreign-chief-0", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    assert launcher("wait", "foreign", "--timeout", "3s", code=124).count("jobset/foreign starts it again, or ends it: chief")
+    over = {"conditions": [{**failed, "reason": "FailedJobs", "message": "jobset failed"}]}
+    namespace.kubectl("patch", "jobset", "foreign", "--subresource=status", "--type=merge", "-p", json.dumps({"status": over}))
+    launcher("wait", "foreign", code=1)
     said = launcher("down", "foreign", code=2)
     assert "those of jobset/foreign, which makes them again" in said
     assert f"kubectl delete jobset/foreign -n {namespace.name}" in said

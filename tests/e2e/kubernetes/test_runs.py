@@ -1,6 +1,7 @@
 """Runs on a real cluster by kubectl alone: they train, are reached by nobody else, survive a deleted pod, and end."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from launcher.backend.kubernetes import look
 from launcher.backend.kubernetes.api import Cluster
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
+from tests.e2e.kubernetes.faults import INDEX, KILL
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
 
@@ -79,7 +81,31 @@ def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(ap
     assert {"train", "eval"} <= set(tags)
 
 
-def test_a_pod_deleted_is_replaced_and_used_and_strangers_are_kept_out(namespace: Namespace, image: str, tmp_path: Path) -> None:
+def back(namespace: Namespace, run: str, role: str) -> float:
+    """Kill the process that trains in the first pod of a role; return seconds until its steps flow again, by the clocks of the pods.
+
+    A worker's steps are its own; of ps and chief they are the chief's, after it has restored.
+    """
+    (pod, *_) = namespace.pods(run, role)
+    task = role if role == "chief" else f"{role}-{pod['metadata']['annotations'][INDEX]}"
+    namespace.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", KILL)
+    seconds: list[float] = []
+
+    def told() -> bool:
+        killed = [event["time"] for event in namespace.events_of(pod) if event["event"] == "restarting" and event["exit_code"] == 137]
+        chiefs = namespace.events(run, "chief")
+        restored = [event["time"] for event in chiefs if event["event"] == "restored" and killed and event["time"] > killed[-1]]
+        # What a worker did last may be told a moment after it was killed.
+        after = killed[-1] + 0.5 if role == "worker" and killed else min(restored, default=math.inf)
+        steps = [event for event in chiefs if event["event"] == "progress" and event["time"] > after]
+        seconds[:] = [event["time"] - killed[-1] for event in steps if event["task"] == (task if role == "worker" else "chief")]
+        return bool(seconds)
+
+    until(told, 120, f"steps after the process of {task} was killed", lambda: namespace.describe(run))
+    return min(seconds)
+
+
+def test_a_process_killed_and_a_pod_deleted_come_back_and_strangers_are_kept_out(namespace: Namespace, image: str, tmp_path: Path) -> None:
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}"
     render(namespace, f"name: deleted\n{roles}\ntrain: {{workload: mnist_mlp, steps: 1000000}}\n", tmp_path)
 
@@ -87,6 +113,8 @@ def test_a_pod_deleted_is_replaced_and_used_and_strangers_are_kept_out(namespace
         return max((event["step"] for event in namespace.events("deleted", "chief") if event["event"] == "progress"), default=0)
 
     until(lambda: step() > 0, 180, "the first steps", lambda: namespace.describe("deleted"))
+    for role in ("worker", "ps", "chief"):
+        print(f"process of the {role} killed: steps flow again after {back(namespace, 'deleted', role):.1f} s")
     # Dropped or refused, as the cluster's network does it; from a pod of the run's own it is reached.
     assert "Error" in namespace.try_to_reach("deleted-ps-0.deleted", 2222, image)
     another = {"app.kubernetes.io/name": "tf-launcher", "app.kubernetes.io/instance": "another", "tf-launcher/cluster": "another"}

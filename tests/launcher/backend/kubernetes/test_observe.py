@@ -51,6 +51,22 @@ COMPLETE = {"type": "Complete", "status": "True"}
 FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
 
 
+def test_a_run_of_a_jobset_ends_when_the_jobset_does() -> None:
+    owner = {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}
+    jobs = [job("chief", 1, FAILED), job("worker", 1)]
+    jobs = [{**one, "metadata": {**one["metadata"], **owner}} for one in jobs]
+    pods = [ended("chief", 137), running("worker")]
+
+    def told(*conditions: dict[str, str]) -> tuple[State, str]:
+        found = status(Seen("digits", jobs, pods, whole={"metadata": {}, "status": {"conditions": list(conditions)}}), NOW)
+        return found.state, found.reason
+
+    assert told() == (State.RESTARTING, "jobset/digits starts it again, or ends it: chief, attempt 1: exit code 137, killed by SIGKILL")
+    assert told({"type": "Failed", "status": "True"})[0] is State.FAILED
+    assert told({"type": "Completed", "status": "True"}) == (State.SUCCEEDED, "")
+    assert status(Seen("digits", jobs, pods), NOW).state is State.FAILED  # who may not read it
+
+
 def test_a_run_has_succeeded_only_when_every_job_is_complete() -> None:
     jobs = [job("worker", 1), job("chief", 1, COMPLETE), job("ps", 1, COMPLETE)]
     pods = [ended("chief", 0), running("worker"), ended("ps", 0)]
