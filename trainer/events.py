@@ -56,7 +56,7 @@ class Reporter:
 
     def __init__(self, task: str, stream: TextIO | None = None) -> None:
         self.task = task
-        self.start = 0  # the step that this attempt goes on from
+        self.start: int | None = None  # the step that this attempt goes on from, once it does
         self._stream = stream or sys.stdout
         self._format = stream_format(self._stream)
 

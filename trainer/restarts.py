@@ -20,13 +20,13 @@ class Policy:
 class History:
     """What came before: restarts counted against the limit, attempts in a row that ended early, how the last one failed, lost peers.
 
-    `lost_from` tells from where the last attempt had gone on that lost a peer.
+    `lost_from` is the step from which an attempt had gone on that lost a peer, the last one that had come so far.
     """
 
     restarts: int = 0
     early_ends: int = 0
     fingerprint: str = ""
-    lost_from: str = ""
+    lost_from: int = -1
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,25 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
     Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py): a third would be too. That of a
-    lost peer (75) tells where the attempt had gone on from. Where that is further on than the last time, and the attempt had
-    been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for as long as a run lasts.
+    lost peer (75) is the step from which the attempt had gone on, empty where it came to none. Where that is a later one than the last
+    time, and the attempt had been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for
+    as long as a run lasts.
     """
     if code == ExitCode.DONE:
         return End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, cause_of(code))
-    lost_from = fingerprint if code == ExitCode.PEER_LOST else history.lost_from
+    lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
         same = history.fingerprint  # a peer that failed first, or a stop, says nothing of this task's own failure
     elif fingerprint and fingerprint == history.fingerprint:
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
     else:
         same = fingerprint
-    counted = code not in _UNCOUNTED and not (lost_from != history.lost_from and together > policy.healthy_after)
+    counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and together > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
         return End(final(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
     early = 0 if lived > policy.healthy_after else history.early_ends
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
-    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, same, lost_from))
+    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, same, max(lost_from, history.lost_from)))

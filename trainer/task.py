@@ -102,7 +102,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: St
     try:
         return roles.run(roles.Context(task, job(settings), report, stop, began))
     except PeerLostError as error:
-        _tell(str(error), f"from step {report.start}")
+        _tell(str(error), "" if report.start is None else str(report.start))
         return ExitCode.PEER_LOST
     except WorkloadError as error:
         if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
@@ -115,7 +115,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: St
             print(user_errors.shown(error, frames, task.name), file=sys.stderr)
         else:
             traceback.print_exc()
-        error_file.write(error_line(error) + user_errors.place(error, frames), user_errors.fingerprint(error, frames, report.start))
+        error_file.write(error_line(error) + user_errors.place(error, frames), user_errors.fingerprint(error, frames, report.start or 0))
         return ExitCode.FAILURE
 
 

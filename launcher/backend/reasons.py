@@ -8,7 +8,15 @@ LAST_LINE = 300  # characters of a task's own words that a reason quotes
 
 def said(event: Event) -> str:
     """Return the cause that an event gives, with its detail; empty when it gives none."""
-    return ": ".join(part[:LAST_LINE] for part in (text(event, "cause"), text(event, "detail")) if part)
+    return ": ".join(_short(part) for part in (text(event, "cause"), text(event, "detail")) if part)
+
+
+def _short(line: str) -> str:
+    """Return a line, a long one without its middle: what it is stands at its start, where in the user's code at its end."""
+    if len(line) <= LAST_LINE:
+        return line
+    end = LAST_LINE // 2
+    return f"{line[: LAST_LINE - end - 5]} ... {line[-end:]}"
 
 
 def waiting(event: Event) -> str:

@@ -44,14 +44,23 @@ def test_a_stop_never_counts(code: int) -> None:
 
 
 def test_a_peer_lost_after_a_minute_together_does_not_count_while_training_comes_further() -> None:
-    used_up = History(restarts=3, fingerprint="an error", lost_from="from step 0")
-    late = judge(75, 200, used_up, POLICY, "from step 50", together=61)
+    used_up = History(restarts=3, fingerprint="an error", lost_from=0)
+    late = judge(75, 200, used_up, POLICY, "50", together=61)
     assert isinstance(late, Restart)
-    assert late.history == History(restarts=3, early_ends=1, fingerprint="an error", lost_from="from step 50")
-    assert isinstance(judge(75, 200, late.history, POLICY, "from step 50", together=61), End)
-    assert isinstance(judge(75, 200, used_up, POLICY, "from step 50", together=59), End)
-    assert isinstance(judge(75, 200, History(restarts=3), POLICY, together=61), End)  # a program that does not say where it was
+    assert late.history == History(restarts=3, early_ends=1, fingerprint="an error", lost_from=50)
+    for fingerprint in ("50", "0", ""):  # no further, or a program that does not say how far it was
+        assert isinstance(judge(75, 200, late.history, POLICY, fingerprint, together=61), End)
+    assert isinstance(judge(75, 200, used_up, POLICY, "50", together=59), End)
     assert isinstance(judge(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", together=61), End)
+
+
+def test_losses_before_any_step_leave_what_is_known_of_the_last_step() -> None:
+    history = History(lost_from=500)
+    for fingerprint in ("", "0", "500"):
+        lost = judge(75, 200, history, POLICY, fingerprint, together=61)
+        assert isinstance(lost, Restart)
+        assert (lost.history.lost_from, lost.history.restarts) == (500, history.restarts + 1)
+        history = lost.history
 
 
 def test_the_first_restart_comes_at_once_and_delays_then_double_to_the_longest() -> None:

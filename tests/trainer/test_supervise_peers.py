@@ -164,7 +164,7 @@ class TestPeers:
         ports.listen(address)
         policy = {"max_restarts": 0, "healthy_after": 0.5}
         step = "$((TRAINER_ATTEMPT < 3 ? TRAINER_ATTEMPT : 3))"
-        lost = f'sleep 2; echo "from step {step}" > $TRAINER_ERROR_FILE.fingerprint; exit 75'
+        lost = f"sleep 2; echo {step} > $TRAINER_ERROR_FILE.fingerprint; exit 75"
         run = trainers.supervise(*shell(lost), awaited={"worker-0": address}, policy=policy)
         assert run.code() == 1
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
@@ -175,11 +175,11 @@ class TestPeers:
         ports.listen(address)
         workers = {"worker-0": address}
         program = 'trap "exit 143" TERM; echo ready; [ $TRAINER_ATTEMPT = 1 ] && sleep 1 && exit 75; while :; do sleep 0.05; done'
-        run = trainers.supervise(*shell(program), awaited=workers, watched_workers=workers, patience={"orphan": 1, "first_waiting": 0})
+        run = trainers.supervise(*shell(program), awaited=workers, watched_workers=workers, patience={"orphan": 4, "first_waiting": 0})
         run.event("notice")
         ports.close(address)
         run.event("started", 2)
-        time.sleep(3)
+        time.sleep(6)
         assert run.process.poll() is None
         run.send(signal.SIGTERM)
         assert run.code() == 143

@@ -152,7 +152,7 @@ class Watcher:
 
 def judged(status: RunStatus, *, ready: bool) -> RunStatus:
     """Return the status of a run with the state that fits what its tasks told: it runs when it trains, not when a pod does."""
-    if status.state not in _UNDERWAY:
+    if status.state not in _UNDERWAY or status.state is State.RESTARTING:  # as a whole, whatever its tasks are meanwhile
         return status
     states = [task.state for task in status.tasks]
     if State.STOPPED in states and not any(state in _UNDERWAY for state in states):

@@ -78,9 +78,10 @@ def status(seen: Seen, now: float) -> RunStatus:
 def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]) -> tuple[State, str]:
     if seen.whole and condition(seen.whole, "Completed"):
         return State.SUCCEEDED, ""
-    if any(condition(job, "Failed") for job in jobs):
-        if seen.whole and not condition(seen.whole, "Failed"):
-            return State.RESTARTING, f"{maker(jobs)} starts it again, or ends it: {why_failed(seen, tasks)}"
+    failed = any(condition(job, "Failed") for job in jobs)
+    if seen.whole and failed and not condition(seen.whole, "Failed"):
+        return State.RESTARTING, f"{maker(jobs)} starts it again, or ends it: {why_failed(seen, tasks)}"
+    if failed or (seen.whole and condition(seen.whole, "Failed")):
         return State.FAILED, why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") for job in jobs):
         return State.SUCCEEDED, ""
@@ -95,7 +96,7 @@ def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]
 
 def why_failed(seen: Seen, tasks: Iterable[TaskStatus]) -> str:
     """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
-    job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at)
+    job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at, default=seen.whole or {"metadata": {}})
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
         return _with("limits.deadline has passed", "raise it; `up` goes on from the last checkpoint")
@@ -103,7 +104,7 @@ def why_failed(seen: Seen, tasks: Iterable[TaskStatus]) -> str:
     if failed:
         task = min(failed, key=_blame)
         return _with(f"{task.name}, attempt {len(task.restarts) + 1}: {task.reason}", task.remedy)
-    return f"{_label(job, COMPONENT)}: {found.get('message') or found.get('reason', '')}"
+    return f"{_label(job, COMPONENT) or maker(seen.jobs)}: {found.get('message') or found.get('reason', '')}"
 
 
 def _failed_at(job: Object) -> float:

@@ -50,7 +50,7 @@ class Run:
         train = (
             "{workload: 'paced:Paced', steps: 100000000, steps_per_execution: 1, report_every_steps: 10, checkpoint: {every_seconds: 3}}"
         )
-        head = f"version: 1\nname: {self.name}\ncode: ./code\nlimits: {{node_lost: 5s}}\ntrain: {train}\n"
+        head = f"version: 1\nname: {self.name}\ncode: ./code\nlimits: {{node_lost: 15s}}\ntrain: {train}\n"
         (directory / "spec.yaml").write_text(head + options)
         self.launcher("up", str(directory / "spec.yaml"), "--detach")
 
@@ -112,27 +112,32 @@ class Run:
         """Delete a task's pod."""
         self.launcher.namespace.kubectl("delete", "pod", self.pod(task)["metadata"]["name"], "--wait=false")
 
-    @contextlib.contextmanager
-    def going_on(self, fault: str, *tasks: str) -> Iterator[None]:
-        """Do something to the run in the block: then steps flow again, from the last checkpoint before or later.
+    def flows(self, task: str, after: float) -> list[float]:
+        """Return when a task has told that it works, since `after`: steps, evaluations, of a ps the chief's steps."""
+        of, kind = ("chief" if task.startswith("ps") else task), ("evaluated" if task == "evaluator" else "progress")
+        told = [*self.events("chief"), *(() if of == "chief" else self.events(of))]
+        return sorted(e["time"] for e in told if e["event"] == kind and e["task"] == of and e["time"] > after)
 
-        Where the evaluator is among the tasks it evaluates again. Prints how long that took, as the chief's own clock has it
-        (docs/performance.md).
-        """
-        until(lambda: self.saved() > 0, ALIVE, "a checkpoint", self.describe)
-        before, began = self.saved(), time.time()
-        yield
-        now = time.time()
-        new: list[dict[str, Any]] = []
 
-        def flows(task: str, kind: str) -> bool:
-            new[:] = [event for event in self.events(task) if event["event"] == kind and event["time"] > now]
-            return bool(new)
+@contextlib.contextmanager
+def going_on(runs: tuple[Run, ...], fault: str, *tasks: str) -> Iterator[None]:
+    """Do something to `tasks` of runs in the block: then each of them works again, from the last checkpoint before or later.
 
-        if "evaluator" in tasks:
-            until(lambda: flows("evaluator", "evaluated"), ALIVE, "an evaluation", self.describe)
-            print(f"{self.name}: {fault}: evaluated again {new[0]['time'] - began:.1f} s after it began")
-        until(lambda: flows("chief", "progress"), ALIVE, "steps to flow again", self.describe)
-        print(f"{self.name}: {fault}, {', '.join(tasks)}: steps flow again {new[0]['time'] - began:.1f} s after it began")
-        assert min(event["step"] for event in new) > before
-        assert set(self.launcher.namespace.ends(self.name).values()) == {""}
+    What a task did before the fault may be told a moment after it: so it has to tell twice. Prints how long it took since the
+    fault, as the clocks of the pods have it.
+    """
+    for run in runs:
+        until(lambda run=run: run.saved() > 0, ALIVE, "a checkpoint", run.describe)  # type: ignore[misc]
+    before, began = {run: run.saved() for run in runs}, time.time()
+    yield
+    now = time.time()
+    for run in runs:
+        for task in ("chief", *(task for task in tasks if task in run.tasks and task != "chief")):
+
+            def works(run: Run = run, task: str = task) -> bool:
+                return len(run.flows(task, now)) > 1
+
+            until(works, ALIVE, f"{task} of {run.name} to work again", run.describe)
+            print(f"{run.name}: {fault}: {task} works again {run.flows(task, now)[0] - began:.1f} s after it began")
+        assert min(e["step"] for e in run.events("chief") if e["event"] == "progress" and e["time"] > now) > before[run]
+        assert set(run.launcher.namespace.ends(run.name).values()) == {""}

@@ -3,7 +3,6 @@
 One is of parameter servers, with an evaluator, on a volume of one node; the other's workers are alike, and share a volume.
 """
 
-import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.kubernetes.cluster import kubectl, until
-from tests.e2e.kubernetes.faults import ALIVE, Run
+from tests.e2e.kubernetes.faults import ALIVE, Run, going_on
 from tests.e2e.kubernetes.launching import Launcher, node_tool
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
@@ -57,15 +56,6 @@ def runs(served: Run, alike: Run) -> tuple[Run, Run]:
     return served, alike
 
 
-@contextlib.contextmanager
-def going_on(runs: tuple[Run, ...], fault: str, *tasks: str) -> Iterator[None]:
-    """Do something to several runs in the block: then all go on (Run.going_on)."""
-    with contextlib.ExitStack() as stack:
-        for run in runs:
-            stack.enter_context(run.going_on(fault, *(task for task in tasks if task in run.tasks)))
-        yield
-
-
 @pytest.mark.parametrize("task", ["worker-0", "ps-0", "chief", "evaluator"])
 def test_a_process_killed_comes_back_in_its_pod(task: str, runs: tuple[Run, Run]) -> None:
     hit = tuple(run for run in runs if task in run.tasks)
@@ -85,14 +75,15 @@ def test_pods_deleted_and_evicted_are_replaced(runs: tuple[Run, Run]) -> None:
         served.evict("worker-0")
         alike.delete("chief")
         for (run, task), old in before.items():
-            until(lambda run=run, task=task, old=old: run.replaced(task, old), 120, f"another pod of {task}", run.describe)  # type: ignore[misc]
+            until(lambda run=run, task=task, old=old: run.replaced(task, old), 180, f"another pod of {task}", run.describe)  # type: ignore[misc]
 
 
 def test_a_chief_evicted_waits_for_a_node_is_told_of_and_goes_on_from_its_checkpoint(runs: tuple[Run, Run]) -> None:
     served, _ = runs
     until(lambda: served.status()["state"] == "running", 60, "it to run")
     nodes = kubectl("get", "nodes", "-o", "name").stdout.split()
-    with served.going_on("evicted, and no node for it", "chief"):
+    node_tool()  # it changes nodes: not of any cluster
+    with going_on((served,), "chief evicted, and no node for it", "chief"):
         kubectl("cordon", *nodes)
         try:
             served.evict("chief")
@@ -148,7 +139,7 @@ def test_a_node_powered_off_is_told_of_and_its_tasks_go_on_while_somebody_watche
 
             until(told, 120, "the status to say so", lambda: "\n".join(f"not of {task}: {run.status()}" for run, task in untold))
             for (run, task), old in lost.items():
-                until(lambda run=run, task=task, old=old: run.replaced(task, old), 120, f"another pod of {task}", run.describe)  # type: ignore[misc]
+                until(lambda run=run, task=task, old=old: run.replaced(task, old), 180, f"another pod of {task}", run.describe)  # type: ignore[misc]
         for run, watcher in watchers.items():
             watcher.terminate()
             written, _ = watcher.communicate(timeout=20)

@@ -118,7 +118,9 @@ def test_what_a_jobset_has_made_is_told_but_not_deleted(
     target = {**failed, "type": "FailureTarget"}
     status = {"conditions": [target, failed], "startTime": "2026-01-01T00:00:00Z"}
     namespace.kubectl("patch", "job", "foreign-chief-0", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-    assert launcher("wait", "foreign", "--timeout", "3s", code=124).count("jobset/foreign starts it again, or ends it: chief")
+    told = launcher.status("foreign")
+    assert (told["state"], told["reason"]) == ("restarting", "jobset/foreign starts it again, or ends it: chief: no more")
+    launcher("wait", "foreign", "--timeout", "3s", code=124)
     over = {"conditions": [{**failed, "reason": "FailedJobs", "message": "jobset failed"}]}
     namespace.kubectl("patch", "jobset", "foreign", "--subresource=status", "--type=merge", "-p", json.dumps({"status": over}))
     launcher("wait", "foreign", code=1)

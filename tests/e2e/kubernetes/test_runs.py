@@ -96,10 +96,10 @@ def back(namespace: Namespace, run: str, role: str) -> float:
         chiefs = namespace.events(run, "chief")
         restored = [event["time"] for event in chiefs if event["event"] == "restored" and killed and event["time"] > killed[-1]]
         # What a worker did last may be told a moment after it was killed.
-        after = killed[-1] + 0.5 if role == "worker" and killed else min(restored, default=math.inf)
+        after = killed[-1] + 0.6 if role == "worker" and killed else min(restored, default=math.inf)
         steps = [event for event in chiefs if event["event"] == "progress" and event["time"] > after]
         seconds[:] = [event["time"] - killed[-1] for event in steps if event["task"] == (task if role == "worker" else "chief")]
-        return bool(seconds)
+        return len(seconds) > 1
 
     until(told, 120, f"steps after the process of {task} was killed", lambda: namespace.describe(run))
     return min(seconds)

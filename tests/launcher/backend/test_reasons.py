@@ -21,8 +21,12 @@ def test_a_cause_comes_with_its_detail(event: dict[str, Any], words: str) -> Non
     assert said({"event": "failed", **event}) == words
 
 
-def test_a_task_that_says_very_much_is_quoted_in_part() -> None:
-    assert said({"event": "failed", "cause": "x" * 5000}) == "x" * LAST_LINE
+def test_a_task_that_says_very_much_is_quoted_in_part_with_the_place_at_its_end() -> None:
+    quoted = said({"event": "failed", "detail": f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"})
+    assert len(quoted) == LAST_LINE
+    assert quoted.startswith("ValueError: xxx")
+    assert quoted.endswith("xxx (/home/ada/model.py:7, on worker-1)")
+    assert " ... " in quoted
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,9 @@ def test_a_run_of_a_jobset_ends_when_the_jobset_does() -> None:
     assert told({"type": "Failed", "status": "True"})[0] is State.FAILED
     assert told({"type": "Completed", "status": "True"}) == (State.SUCCEEDED, "")
     assert status(Seen("digits", jobs, pods), NOW).state is State.FAILED  # who may not read it
+    del jobs[0], pods[0]  # somebody has deleted the Job that failed
+    over = {"type": "Failed", "status": "True", "message": "jobset failed"}
+    assert told(over) == (State.FAILED, "jobset/digits: jobset failed")
 
 
 def test_a_run_has_succeeded_only_when_every_job_is_complete() -> None:
