@@ -84,7 +84,7 @@ def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(ap
 def back(namespace: Namespace, run: str, role: str) -> float:
     """Kill the process that trains in the first pod of a role; return seconds until its steps flow again, by the clocks of the pods.
 
-    A worker's steps are its own; of ps and chief they are the chief's, after it has restored.
+    A worker's steps are its own; of ps and chief they are the chief's, once it trains again.
     """
     (pod, *_) = namespace.pods(run, role)
     task = role if role == "chief" else f"{role}-{pod['metadata']['annotations'][INDEX]}"
@@ -94,9 +94,9 @@ def back(namespace: Namespace, run: str, role: str) -> float:
     def told() -> bool:
         killed = [event["time"] for event in namespace.events_of(pod) if event["event"] == "restarting" and event["exit_code"] == 137]
         chiefs = namespace.events(run, "chief")
-        restored = [event["time"] for event in chiefs if event["event"] == "restored" and killed and event["time"] > killed[-1]]
+        ready = [event["time"] for event in chiefs if event["event"] == "ready" and killed and event["time"] > killed[-1]]
         # What a worker did last may be told a moment after it was killed.
-        after = killed[-1] + 0.6 if role == "worker" and killed else min(restored, default=math.inf)
+        after = killed[-1] + 0.6 if role == "worker" and killed else min(ready, default=math.inf)
         steps = [event for event in chiefs if event["event"] == "progress" and event["time"] > after]
         seconds[:] = [event["time"] - killed[-1] for event in steps if event["task"] == (task if role == "worker" else "chief")]
         return len(seconds) > 1
