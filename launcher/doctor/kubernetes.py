@@ -31,11 +31,13 @@ RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "events", ("list",)),
     ("", "resourcequotas", ("list",)),
     ("", "pods/portforward", ("get", "create")),
+    ("jobset.x-k8s.io", "jobsets", ("get",)),
     ("", "pods/status", ("patch",)),
 )
 # Without these a run still trains: what is lost then.
 _OPTIONAL = {
     "pods/portforward": "`launcher tensorboard` does not work",
+    "jobsets": "a run of a JobSet is told to have failed while the JobSet starts it again",
     "pods/status": "tasks of a lost node wait until somebody else gives their pods up",
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "the reasons of pods that wait are not told",
