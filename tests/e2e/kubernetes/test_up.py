@@ -198,7 +198,7 @@ def test_what_cannot_start_in_time_says_why_and_lets_go(launcher: Launcher, tmp_
 
 def test_a_deadline_that_passes_ends_every_task_and_is_told(launcher: Launcher, image: str, tmp_path: Path) -> None:
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
-    options = "limits: {deadline: 15s, grace_period: 2s}\nkubernetes: {tensorboard: false}\n"
+    options = "limits: {deadline: 40s, start_timeout: 30s, grace_period: 2s}\nkubernetes: {tensorboard: false}\n"
     file = tmp_path / "late.yaml"
     file.write_text(f"version: 1\nname: late\nimage: {image}\n{roles}{options}command: [python, -c, 'import time; time.sleep(600)']\n")
     written = launcher("up", str(file), code=1)
