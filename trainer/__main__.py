@@ -238,7 +238,7 @@ def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[s
         environment=environment,
         awaited=awaited(task, strategy),
         watched_chief=None if command else watched_chief(task, strategy),
-        watched_workers={} if command else watched_workers(task, strategy),
+        watched_workers=() if command else watched_workers(task, strategy),
         lifeline=lifeline,
         policy=Policy(max_restarts=settings.max_restarts) if settings else Policy(),
         patience=Patience(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Patience(),

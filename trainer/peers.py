@@ -55,11 +55,11 @@ def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:
     return task.chief_address if serves else None
 
 
-def watched_workers(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
-    """Return the workers without any of which a task has nobody to send work to, name -> address: on the chief that drives them."""
+def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:
+    """Return the addresses of the workers without any of which a task has nobody to send work to: on the chief that drives them."""
     if strategy not in SERVED or not task.is_chief:
-        return {}
-    return {name: address for name, address in task.peers().items() if name.startswith("worker-")}
+        return ()
+    return tuple(address for name, address in task.peers().items() if name.startswith("worker-"))
 
 
 class Prober:

@@ -54,7 +54,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
-    watched_workers: Mapping[str, str] = field(default_factory=dict)
+    watched_workers: tuple[str, ...] = ()
     lifeline: int | None = None
     policy: Policy = field(default_factory=Policy)
     patience: Patience = field(default_factory=Patience)
@@ -152,7 +152,7 @@ class _Supervisor:
             timed_out=self._peers_not_there,
         )
         if self._watch is None and self._job.watched_chief is not None:
-            self._watch = self._watch_for("the chief", [self._job.watched_chief], "the chief answers again", patience.giving_up)
+            self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", patience.giving_up)
 
     def _spawn(self) -> int:
         environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(self._attempt)}
@@ -313,7 +313,7 @@ class _Supervisor:
         self._together = time.monotonic()
         if self._job.watched_workers:
             within = max(self._job.patience.saving, self._job.patience.orphan)
-            self._workers = self._watch_for("every worker", list(self._job.watched_workers.values()), "a worker answers again", within)
+            self._workers = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
         if seconds >= self._job.patience.first_waiting:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
 
@@ -323,7 +323,7 @@ class _Supervisor:
         patience = self._job.patience
         self._give_up(f"peers were not there after {patience.start:g} s", f"missing: {', '.join(named)}{more}", patience.giving_up)
 
-    def _watch_for(self, who: str, addresses: list[str], back: str, within: float) -> Watch:
+    def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
         """Give up, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
         orphan = self._job.patience.orphan
         more = f" and {len(addresses) - _LISTED} more" if len(addresses) > _LISTED else ""

@@ -10,6 +10,7 @@ from trainer.supervise import Job, Patience, supervise
 
 job = json.loads(sys.argv[1])
 job["command"] = tuple(job["command"])
+job["watched_workers"] = tuple(job.get("watched_workers", ()))
 job["policy"] = Policy(**{"first_delay": 0.1, "longest_delay": 0.4, **job.get("policy", {})})
 job["patience"] = Patience(**job.get("patience", {}))
 code = supervise(Job(**job), Reporter(os.environ.get("TASK", "chief")))

@@ -7,6 +7,14 @@ from typing import Any
 from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
 
 
+def goes_on(run: Any, seconds: float) -> None:
+    """Check that a task goes on for a time, and stops well when it is asked to after it."""
+    time.sleep(seconds)
+    assert run.process.poll() is None
+    run.send(signal.SIGTERM)
+    assert run.code() == 143
+
+
 class TestPeers:
     """Peers that are not there, late or lost."""
 
@@ -101,10 +109,7 @@ class TestPeers:
         run.event("notice")
         ports.listen(address)
         assert run.event("notice", 2)["message"] == "the chief answers again"
-        time.sleep(4)
-        assert run.process.poll() is None
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
+        goes_on(run, 4)
 
     def test_a_chief_without_any_worker_saves_and_gives_up(self, trainers: Any, ports: Any) -> None:
         first, second = ports.address(), ports.address()
@@ -112,7 +117,7 @@ class TestPeers:
         ports.listen(second)
         workers = {"worker-0": first, "worker-1": second}
         patience = {"orphan": 2, "first_waiting": 0}
-        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=workers, patience=patience)
+        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), patience=patience)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
@@ -132,30 +137,24 @@ class TestPeers:
         ports.listen(first)
         workers = {"worker-0": first, "worker-1": second}
         patience = {"orphan": 4, "first_waiting": 0}
-        run = trainers.supervise(*GRACEFUL, awaited={"worker-0": first}, watched_workers=workers, patience=patience)
+        run = trainers.supervise(*GRACEFUL, awaited={"worker-0": first}, watched_workers=list(workers.values()), patience=patience)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
         assert "every worker" in run.event("notice", 2)["message"]
         ports.listen(second)
         assert run.event("notice", 3)["message"] == "a worker answers again"
-        time.sleep(4)
-        assert run.process.poll() is None
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
+        goes_on(run, 4)
 
     def test_workers_that_come_late_are_waited_for_as_at_any_start(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         workers = {"worker-0": address}
-        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=workers, patience={"orphan": 0.5, "start": 60})
+        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), patience={"orphan": 0.5, "start": 60})
         run.line("ready")
         time.sleep(2)
         assert run.process.poll() is None
         ports.listen(address)
-        time.sleep(2)
-        assert run.process.poll() is None
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
+        goes_on(run, 2)
 
     def test_peers_lost_after_a_time_together_do_not_use_up_the_restarts_while_training_comes_further(
         self, trainers: Any, ports: Any
@@ -175,14 +174,13 @@ class TestPeers:
         ports.listen(address)
         workers = {"worker-0": address}
         program = 'trap "exit 143" TERM; echo ready; [ $TRAINER_ATTEMPT = 1 ] && sleep 1 && exit 75; while :; do sleep 0.05; done'
-        run = trainers.supervise(*shell(program), awaited=workers, watched_workers=workers, patience={"orphan": 4, "first_waiting": 0})
+        run = trainers.supervise(
+            *shell(program), awaited=workers, watched_workers=list(workers.values()), patience={"orphan": 4, "first_waiting": 0}
+        )
         run.event("notice")
         ports.close(address)
         run.event("started", 2)
-        time.sleep(6)
-        assert run.process.poll() is None
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
+        goes_on(run, 6)
 
     def test_who_is_stopped_and_loses_a_peer_meanwhile_has_stopped(self, trainers: Any) -> None:
         # A Job fails for good on the 75 of some roles; a drained node is no reason for that.

@@ -42,13 +42,13 @@ class TaskView:
     has_trainer: bool = True
     container: dict[str, Any] = field(default_factory=dict)
     restarts: list[Restart] = field(default_factory=list)
-    uncounted: int = 0  # how many of these do not count: after a stop, and what the trainer itself does not count
     failure: str = ""  # what the task itself said of why it gives up
     gave_up: int | None = None  # with which exit code
     last_line: str = ""
     settled: tuple[State, str] | None = None  # how it ended for the run, where that is not what its exit code says
     _told: tuple[State, str] = (State.PENDING, "")
     _starts: int = 0
+    _uncounted: int = 0  # restarts after a stop, and what the trainer itself does not count
     _counted: int = 0  # restarts in place, as the trainer that runs counts them
     _engine_restarts: int = 0  # as the engine counts them, since somebody else started the container
     _code: int | None = None
@@ -79,10 +79,10 @@ class TaskView:
     @property
     def counted(self) -> int:
         """How many restarts count against the limit."""
-        return len(self.restarts) - self.uncounted
+        return len(self.restarts) - self._uncounted
 
     def _restarted(self, at: float) -> None:
-        self.uncounted += self._code == ExitCode.STOPPED
+        self._uncounted += self._code == ExitCode.STOPPED
         self.restarts.append(Restart(at, len(self.restarts) + 1, self._code, self.why(self._code)))
 
     def starts(self) -> None:
@@ -128,7 +128,7 @@ class TaskView:
         elif kind == "restarting":
             cause = said(event)
             counted = whole(event, "restarts")
-            self.uncounted += counted == self._counted
+            self._uncounted += counted == self._counted
             self._counted = counted or 0
             self.restarts.append(Restart(_time(event), len(self.restarts) + 1, whole(event, "exit_code"), cause))
             self._told = (State.RESTARTING, cause)

@@ -50,7 +50,7 @@ class Run:
         train = (
             "{workload: 'paced:Paced', steps: 100000000, steps_per_execution: 1, report_every_steps: 10, checkpoint: {every_seconds: 3}}"
         )
-        head = f"version: 1\nname: {self.name}\ncode: ./code\nlimits: {{node_lost: 15s}}\ntrain: {train}\n"
+        head = f"version: 1\nname: {self.name}\ncode: ./code\nlimits: {{node_lost: 5s}}\ntrain: {train}\n"
         (directory / "spec.yaml").write_text(head + options)
         self.launcher("up", str(directory / "spec.yaml"), "--detach")
 

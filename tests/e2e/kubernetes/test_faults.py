@@ -75,7 +75,7 @@ def test_pods_deleted_and_evicted_are_replaced(runs: tuple[Run, Run]) -> None:
         served.evict("worker-0")
         alike.delete("chief")
         for (run, task), old in before.items():
-            until(lambda run=run, task=task, old=old: run.replaced(task, old), 180, f"another pod of {task}", run.describe)  # type: ignore[misc]
+            until(lambda run=run, task=task, old=old: run.replaced(task, old), 120, f"another pod of {task}", run.describe)  # type: ignore[misc]
 
 
 def test_a_chief_evicted_waits_for_a_node_is_told_of_and_goes_on_from_its_checkpoint(runs: tuple[Run, Run]) -> None:
@@ -139,7 +139,7 @@ def test_a_node_powered_off_is_told_of_and_its_tasks_go_on_while_somebody_watche
 
             until(told, 120, "the status to say so", lambda: "\n".join(f"not of {task}: {run.status()}" for run, task in untold))
             for (run, task), old in lost.items():
-                until(lambda run=run, task=task, old=old: run.replaced(task, old), 180, f"another pod of {task}", run.describe)  # type: ignore[misc]
+                until(lambda run=run, task=task, old=old: run.replaced(task, old), 120, f"another pod of {task}", run.describe)  # type: ignore[misc]
         for run, watcher in watchers.items():
             watcher.terminate()
             written, _ = watcher.communicate(timeout=20)

@@ -149,29 +149,35 @@ def test_a_program_that_says_its_configuration_is_wrong_fails_at_once_with_its_l
     assert "no such column: label" in terminated["message"]
 
 
+def trains(namespace: Namespace, run: str) -> None:
+    """Wait for the first steps of a run."""
+
+    def steps() -> bool:
+        return any(event["event"] == "progress" for event in namespace.events(run, "chief"))
+
+    until(steps, 180, "the first steps", lambda: namespace.describe(run))
+
+
+def take_away(namespace: Namespace, run: str, role: str) -> None:
+    """Delete the Job of a role, and wait until those of all others have failed; none of their pods works any more."""
+    failed = dict.fromkeys(namespace.ends(run).keys() - {role}, "Failed")
+    namespace.kubectl("delete", "job", f"{run}-{role}", "--wait=false")
+    until(lambda: namespace.ends(run) == failed, 240, "the others to end", lambda: namespace.describe(run))
+    assert {pod["status"]["phase"] for pod in namespace.pods(run)} <= {"Failed", "Succeeded"}
+
+
 def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(namespace: Namespace, tmp_path: Path) -> None:
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}"
     options = "limits: {orphan_timeout: 90s}\nkubernetes: {tensorboard: false}"
     render(namespace, f"name: orphans\n{roles}\n{options}\ntrain: {{workload: mnist_mlp, steps: 100000000}}\n", tmp_path)
-
-    def serve() -> bool:
-        return any(event["event"] == "progress" for event in namespace.events("orphans", "chief"))
-
-    until(serve, 180, "the first steps", lambda: namespace.describe("orphans"))
-    namespace.kubectl("delete", "job", "orphans-chief", "--wait=false")
-    until(
-        lambda: namespace.ends("orphans") == {"ps": "Failed", "worker": "Failed"},
-        240,
-        "the others to end",
-        lambda: namespace.describe("orphans"),
-    )
+    trains(namespace, "orphans")
+    take_away(namespace, "orphans", "chief")
     codes = {
         pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
         for pod in namespace.pods("orphans")
         if pod["status"]["phase"] == "Failed"
     }
     assert codes["ps"] == 75
-    assert {pod["status"]["phase"] for pod in namespace.pods("orphans")} <= {"Failed", "Succeeded"}
 
 
 def test_a_chief_whose_workers_are_gone_for_good_saves_and_lets_its_node_go(namespace: Namespace, tmp_path: Path) -> None:
@@ -183,19 +189,12 @@ def test_a_chief_whose_workers_are_gone_for_good_saves_and_lets_its_node_go(name
     def told(kind: str) -> list[dict[str, Any]]:
         return [event for event in namespace.events("lonely", "chief") if event["event"] == kind]
 
-    until(lambda: bool(told("progress")), 180, "the first steps", lambda: namespace.describe("lonely"))
+    trains(namespace, "lonely")
     saved = len(told("checkpoint"))
-    namespace.kubectl("delete", "job", "lonely-worker", "--wait=false")
-    until(
-        lambda: namespace.ends("lonely") == {"chief": "Failed", "ps": "Failed"},
-        240,
-        "the others to end",
-        lambda: namespace.describe("lonely"),
-    )
+    take_away(namespace, "lonely", "worker")
     (failed,) = told("failed")
     assert (failed["exit_code"], failed["cause"]) == (75, "every worker was gone for 40 s")
     assert len(told("checkpoint")) > saved
-    assert {pod["status"]["phase"] for pod in namespace.pods("lonely")} <= {"Failed", "Succeeded"}
 
 
 def test_workers_whose_chief_has_failed_for_good_let_their_nodes_go(namespace: Namespace, tmp_path: Path) -> None:
