@@ -28,6 +28,9 @@ _CONNECT_TIMEOUT = 1.0
 _AT_A_TIME = 200  # open connections; a process may often have no more than 1,024 files
 _RESOLVERS = 8  # getaddrinfo blocks, so threads call it
 _RETRY = 1.0
+# Before the first look-up of a name. A pod starts a moment before its peers have names, and a cluster's DNS goes on for 5 s saying
+# that there is none once it was asked; nobody needs one before TensorFlow is imported, which takes longer than this.
+_NO_NAMES_YET = 1.5
 _REASONS = {
     errno.ECONNREFUSED: "connection refused",
     errno.ETIMEDOUT: "no answer",
@@ -71,6 +74,7 @@ class Prober:
         self._open: set[_Probe] = set()
         self._names: queue.SimpleQueue[_Probe] = queue.SimpleQueue()
         self._threads = 0
+        self._names_from = time.monotonic() + _NO_NAMES_YET
         self._filling = False
 
     def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
@@ -92,6 +96,9 @@ class Prober:
         self._filling = False
 
     def _look_up(self, probe: "_Probe") -> None:
+        if (early := self._names_from - time.monotonic()) > 0:
+            self._reactor.call_later(early, lambda: self._look_up(probe))
+            return
         self._names.put(probe)
         if self._threads < min(_RESOLVERS, len(self._open)):
             self._threads += 1

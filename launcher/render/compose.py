@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.images import HEALTH_COMMAND, USER, image_for
+from launcher.plan import rules
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
@@ -234,12 +235,13 @@ def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
 def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
     board = spec.tensorboard
     logs = f"{plan.run_dir}/logs"
+    listen = ["--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)]  # noqa: S104
     return {
         MERGE: base,
         "hostname": TENSORBOARD,
         "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
         "entrypoint": [],
-        "command": ["python", "-m", "tensorboard.main", "--logdir", logs, "--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)],  # noqa: S104
+        "command": [*rules.tensorboard(plan.tasks[0].command), "--logdir", logs, *listen],
         "environment": {"HOME": "/tmp"},  # noqa: S108
         "depends_on": {plan.decisive[0]: {"condition": "service_started"}},
         "restart": "unless-stopped",

@@ -123,7 +123,7 @@ def tensorboard(logdir: Path, log: Path, seconds: float = 60) -> Iterator[Tensor
 
     Raises TimeoutError if it does not serve within that many seconds.
     """
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", "0", "--load_fast", "false"]
+    command = [sys.executable, "-m", "trainer.tensorboard", "--logdir", str(logdir), "--port", "0", "--load_fast", "false"]
     with log.open("w") as output:
         process = subprocess.Popen([*command, "--reload_interval", "2"], stdout=output, stderr=subprocess.STDOUT)
     try:

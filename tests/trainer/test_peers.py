@@ -96,6 +96,28 @@ def test_a_name_with_several_addresses_is_there_when_one_answers(reactor: Reacto
     assert answers(reactor, [name]) == {name: None}
 
 
+def test_no_name_is_looked_up_before_peers_may_have_one(reactor: Reactor, ports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = ports.address()
+    ports.listen(address)
+    looked: list[float] = []
+    real = socket.getaddrinfo
+
+    def look_up(host: str, port: int, **options: Any) -> Any:
+        if options.get("flags") != socket.AI_NUMERICHOST:
+            looked.append(time.monotonic())
+        return real(host, port, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    began = time.monotonic()
+    name = address.replace("127.0.0.1", "localhost")
+    # An address in numbers asks nobody, so it does not wait.
+    assert answers(reactor, [address]) == {address: None}
+    assert time.monotonic() - began < 1
+    assert not looked
+    assert answers(reactor, [name]) == {name: None}
+    assert looked[0] - began > 1.4
+
+
 def test_a_server_that_takes_no_connection_gives_no_answer(reactor: Reactor) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))

@@ -1,12 +1,13 @@
 """TensorBoard beside a run: a Deployment that reads the run's volume, and the Service in front of it. Pure."""
 
+from launcher.plan import rules
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.network import TENSORBOARD_PORT
 from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, checked, metadata, pod_metadata, selector
 
-# TensorBoard reads event files into memory; what it needs grows with a run, to some hundreds of MiB.
-_RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+# 80 MiB at its start; it reads event files into memory, so that what it needs grows with a run, to some hundreds of MiB.
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 
 
 def tensorboard(run: Run) -> list[Object]:
@@ -38,7 +39,8 @@ def _template(run: Run) -> Object:
     # Every interface of the pod: Service and policy say who reaches it.
     listen = ["--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)]  # noqa: S104
     volume, mount = pods.tmp()
-    container = pods.container(run, TENSORBOARD, ["python", "-m", "tensorboard.main", "--logdir", logs, *listen]) | {
+    command = [*rules.tensorboard(run.plan.tasks[0].command), "--logdir", logs, *listen]
+    container = pods.container(run, TENSORBOARD, command) | {
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
         "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},

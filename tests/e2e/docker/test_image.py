@@ -217,7 +217,7 @@ def test_a_new_volume_for_runs_can_be_written_to(run: Run, user: str) -> None:
 
 SERVES = """
 import subprocess, sys, time, urllib.request
-board = subprocess.Popen([sys.executable, "-m", "tensorboard.main", "--logdir", "/tmp/logs", "--port", "6006"])
+board = subprocess.Popen([sys.executable, "-m", "trainer.tensorboard", "--logdir", "/tmp/logs", "--port", "6006"])
 try:
     for _ in range(240):
         time.sleep(0.5)

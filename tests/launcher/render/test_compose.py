@@ -173,6 +173,11 @@ def test_code_and_data_are_mounted_read_only_from_where_the_file_lies(rendered: 
     assert json.loads(service["environment"]["TRAINER_SETTINGS"])["train"]["data"] == "/data"
 
 
+def test_tensorboard_does_without_tensorflow_where_the_image_has_the_trainer(rendered: Render) -> None:
+    for program in (TRAIN, "command: [python, train.py]\n", "image: mine:1\n" + TRAIN):
+        assert rendered(program)["services"]["tensorboard"]["command"][:4] == ["python", "-P", "-m", "trainer.tensorboard"]
+
+
 def test_an_image_of_ones_own_gets_its_volume_made_writable_first(rendered: Render) -> None:
     services = rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]
     assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/runs"]
@@ -180,6 +185,7 @@ def test_an_image_of_ones_own_gets_its_volume_made_writable_first(rendered: Rend
     assert services["chief"]["command"] == ["python", "train.py"]
     # It need not have the trainer, so nothing of the trainer is asked.
     assert "healthcheck" not in services["chief"]
+    assert services["tensorboard"]["command"][:3] == ["python", "-m", "tensorboard.main"]
 
 
 def test_dollars_reach_the_program_as_they_are(rendered: Render) -> None:

@@ -196,6 +196,16 @@ def test_failures_of_a_program_without_the_trainer_are_counted_by_the_job(render
     assert last("image: my/trainer:1\n" + TRAIN) == "NotIn"
 
 
+def test_tensorboard_is_started_by_the_trainers_module_where_the_image_has_it(rendered: Rendered) -> None:
+    def module(spec: str) -> str:
+        (made,) = rendered(spec)["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]
+        command = made["command"]
+        return str(command[command.index("-m") + 1])
+
+    assert module("image: my/trainer:1\n" + TRAIN) == "trainer.tensorboard"
+    assert module("command: [python, train.py]\nimage: tensorflow/tensorflow:2.21.0\n") == "tensorboard.main"
+
+
 def test_newer_fields_are_used_only_where_the_cluster_has_them(rendered: Rendered, text: Callable[..., str]) -> None:
     old = CLUSTER + 'kubernetes: {version: "1.28"}\n'
     spec = rendered(old)["Job", "digits-worker"]["spec"]
