@@ -1,11 +1,9 @@
 """The API server takes what is rendered for JobSet, by the definition that JobSet installs; the launcher does not fight with it.
 
-No controller of JobSet runs here: nothing becomes of the JobSets.
+Its controller runs for the last tests alone: for the others nothing becomes of the JobSets.
 """
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,16 @@ import yaml
 
 from launcher.cli.main import run
 from tests.e2e.kubernetes.cluster import EXAMPLES, ROOT, Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import Launcher
+from tests.e2e.kubernetes.jobset import controller, module
+from tests.e2e.kubernetes.launching import Launcher, node_tool
 from tests.e2e.kubernetes.test_accepted import CLUSTER, OPTIONS, accepted
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 DEFINITION = "jobsets.jobset.x-k8s.io"
+PLURAL = "jobset.x-k8s.io_jobsets"
 # The oldest that docs/kubernetes.md names, and a newer one.
-VERSIONS = ("v0.6.0", "v0.8.1")
+VERSIONS = ("v0.6.0", "v0.10.1")
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -31,8 +31,8 @@ def jobset(request: pytest.FixtureRequest, cluster: str, tmp_path_factory: pytes
     assert cluster
     if kubectl("get", "crd", DEFINITION, check=False).returncode == 0:
         pytest.skip("the cluster has JobSet already")
-    file = definition(request.param, tmp_path_factory.mktemp("go"))
-    kubectl("create", "-f", str(file))
+    definition = module(request.param, tmp_path_factory.mktemp("go")) / "config" / "components" / "crd" / "bases" / f"{PLURAL}.yaml"
+    kubectl("create", "-f", str(definition))
     try:
         until(known, 30, "the cluster to know JobSets")
         yield request.param
@@ -44,17 +44,6 @@ def known() -> bool:
     """Tell whether the API server takes JobSets by now."""
     status = json.loads(kubectl("get", "crd", DEFINITION, "-o", "json").stdout).get("status", {})
     return any(one["type"] == "Established" and one["status"] == "True" for one in status.get("conditions") or ())
-
-
-def definition(version: str, directory: Path) -> Path:
-    """Return the file with JobSet's definition, out of its Go module; skip where there is no Go to fetch that."""
-    if shutil.which("go") is None:
-        pytest.skip("there is no go here, which fetches JobSet's definition")
-    command = ["go", "mod", "download", "-json", f"sigs.k8s.io/jobset@{version}"]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        pytest.skip(f"JobSet {version} cannot be fetched: {(done.stdout + done.stderr).strip()[-200:]}")
-    return Path(json.loads(done.stdout)["Dir"], "config", "components", "crd", "bases", "jobset.x-k8s.io_jobsets.yaml")
 
 
 def rendered(spec: Path, name: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -131,3 +120,95 @@ def test_what_a_jobset_has_made_is_told_but_not_deleted(
         "job.batch/foreign-chief-0"
     ]
     namespace.kubectl("delete", "jobset", "foreign", "--timeout=60s", timeout=90)
+
+
+@pytest.fixture(scope="module")
+def controlled(jobset: str, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    """Have JobSet's controller make something of the JobSets; skip where the API server cannot reach this machine's loopback."""
+    node_tool()  # what changes nodes has started the cluster, here
+    directory = tmp_path_factory.mktemp("jobset")
+    with controller(module(jobset, directory), namespace.name, directory):
+        yield namespace
+
+
+def start(namespace: Namespace, name: str, spec: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Apply a spec as a JobSet, as its docs say."""
+    file = directory / "spec.yaml"
+    file.write_text(f"version: 1\nname: {name}\n{spec}")
+    namespace.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(rendered(file, name, capsys)))
+
+
+def told(namespace: Namespace, name: str) -> dict[str, Any]:
+    """Return the status of a JobSet."""
+    status = json.loads(namespace.kubectl("get", "jobset", name, "-o", "json")).get("status", {})
+    assert isinstance(status, dict)
+    return status
+
+
+def running(namespace: Namespace, name: str) -> list[str]:
+    """Return the pods of a run's tasks that still run."""
+    return [pod["metadata"]["name"] for pod in namespace.pods(name) if pod["status"]["phase"] in {"Pending", "Running"}]
+
+
+@pytest.mark.parametrize("jobset", VERSIONS[-1:], indirect=True, scope="module")
+@pytest.mark.timeout(1200)
+class TestItsController:
+    """What becomes of the JobSets where JobSet's controller runs."""
+
+    def test_a_run_trains_to_its_end_and_all_of_it_ends(
+        self, controlled: Namespace, launcher: Launcher, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        made = rendered(ROOT / "examples" / "mnist-ps.yaml", "trained", capsys)
+        controlled.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(made))
+        launcher("wait", "trained", "--timeout", "5m", timeout=320)
+        assert told(controlled, "trained")["terminalState"] == "Completed"
+        status = launcher.status("trained")
+        assert (status["state"], status["step"], {task["state"] for task in status["tasks"]}) == ("succeeded", 2000, {"succeeded"})
+        assert status["metrics"]["accuracy"] >= 0.97
+        assert running(controlled, "trained") == []
+
+    def test_a_wrong_configuration_ends_all_of_it_at_once(
+        self, controlled: Namespace, launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exit 2;; esac; exec sleep 300']"
+        start(
+            controlled,
+            "wrong",
+            f"strategy: parameter_server\nroles: {{chief: {{}}, ps: {{replicas: 1}}, worker: {{replicas: 2}}}}\n{program}\n",
+            tmp_path,
+            capsys,
+        )
+        launcher("wait", "wrong", "--timeout", "2m", code=1, timeout=140)
+        status = told(controlled, "wrong")
+        assert (status["terminalState"], status.get("restarts", 0)) == ("Failed", 0)
+        until(lambda: running(controlled, "wrong") == [], 60, "its pods to end", lambda: controlled.describe("wrong"))
+
+    def test_who_restores_together_starts_together_and_goes_on_from_the_checkpoint(
+        self, controlled: Namespace, launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        train = "train: {workload: mnist_mlp, steps: 100000000, checkpoint: {every_seconds: 2}}\nkubernetes: {tensorboard: false}\n"
+        roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 1}}\n"
+        start(controlled, "together", roles + train, tmp_path, capsys)
+
+        def saved() -> int:
+            return max((event["step"] for event in controlled.events("together", "chief") if event["event"] == "checkpoint"), default=0)
+
+        until(lambda: saved() > 0, 240, "a checkpoint", lambda: controlled.describe("together"))
+        before = saved()
+        pods = {pod["metadata"]["uid"] for pod in controlled.pods("together")}
+        # As the node's agent tells of a container that is gone without an exit code of the trainer: the worker's Job has no attempts.
+        (worker,) = controlled.pods("together", "worker")
+        gone = {"status": {"phase": "Failed", "reason": "Lost", "message": "its container is gone"}}
+        controlled.kubectl("patch", "pod", worker["metadata"]["name"], "--subresource=status", "--type=merge", "-p", json.dumps(gone))
+        until(
+            lambda: told(controlled, "together").get("restarts") == 1, 60, "the set to start again", lambda: controlled.describe("together")
+        )
+
+        def goes_on() -> bool:
+            steps = [event["step"] for event in controlled.events("together", "chief") if event["event"] == "progress"]
+            return bool(steps) and min(steps) > before and pods.isdisjoint(pod["metadata"]["uid"] for pod in controlled.pods("together"))
+
+        until(goes_on, 240, "steps after the checkpoint", lambda: controlled.describe("together"))
+        assert launcher.status("together")["state"] == "running"
+        controlled.kubectl("delete", "jobset", "together", "--timeout=90s", timeout=120)
+        until(lambda: controlled.objects("jobs", "together") == [], 60, "its Jobs to be gone")
