@@ -97,6 +97,12 @@ def test_these_commands_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1].split() == ["heavy:"]
 
 
+def test_talking_to_a_cluster_takes_in_none_of_the_clients_thousand_models() -> None:
+    program = "import sys, launcher.backend.kubernetes.backend; print(*[name for name in sys.modules if name.startswith('kubernetes.client.models.')])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
+
+
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
         str(path.relative_to(ROOT))

@@ -17,7 +17,6 @@ from launcher.backend.kubernetes import (
     applying,
     differences,
     ending,
-    forward,
     kept,
     lines,
     look,
@@ -280,6 +279,8 @@ class KubernetesBackend:
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
         """Forward a port of this machine to the run's TensorBoard in the cluster."""
+        from launcher.backend.kubernetes import forward  # with all of the client, which takes a second
+
         opened = forward.Forward(self._cluster(name), name, host or "127.0.0.1", port)
         return Board(opened.url, opened.serve)
 
