@@ -1,5 +1,6 @@
-"""kubectl on a real cluster, as a user has it: apply, look, wait with a deadline."""
+"""A real cluster, by kubectl as a user has it; what tests look at again and again they ask of the API server without it."""
 
+import functools
 import json
 import subprocess
 import time
@@ -7,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from launcher.backend.kubernetes.api import Cluster
+from launcher.errors import LauncherError
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
@@ -44,38 +48,42 @@ class Namespace:
 
     name: str
 
+    @functools.cached_property
+    def _cluster(self) -> Cluster:
+        return Cluster(namespace=self.name)
+
     def kubectl(self, *arguments: str, check: bool = True, text: str | None = None, timeout: float = 60) -> str:
         """Run kubectl in the namespace and return what it wrote to stdout."""
         return kubectl("-n", self.name, *arguments, check=check, text=text, timeout=timeout).stdout
 
     def objects(self, kind: str, run: str) -> list[dict[str, Any]]:
-        """Return the objects of a kind that belong to a run."""
-        listed = json.loads(self.kubectl("get", kind, "-l", f"app.kubernetes.io/instance={run}", "-o", "json"))["items"]
-        assert isinstance(listed, list)
-        return listed
+        """Return the objects of a kind, such as Job, that belong to a run."""
+        return self._cluster.listed(kind, {"app.kubernetes.io/instance": run})
 
     def pods(self, run: str, role: str | None = None) -> list[dict[str, Any]]:
         """Return the pods of a run's tasks, or of one role."""
-        pods = (pod for pod in self.objects("pods", run) if "tf-launcher/cluster" in pod["metadata"]["labels"])
-        return [pod for pod in pods if role in {None, pod["metadata"]["labels"]["app.kubernetes.io/component"]}]
+        component = {} if role is None else {"app.kubernetes.io/component": role}
+        return self._cluster.listed("Pod", {"app.kubernetes.io/instance": run, "tf-launcher/cluster": run} | component)
 
     def ends(self, run: str) -> dict[str, str]:
         """Return how each Job of a run has ended: Complete or Failed, empty while it has not."""
-        return {job["metadata"]["name"].removeprefix(f"{run}-"): _end(job) for job in self.objects("jobs", run)}
+        return {job["metadata"]["name"].removeprefix(f"{run}-"): _end(job) for job in self.objects("Job", run)}
 
     def describe(self, run: str) -> str:
         """Return what a person would look at first, for the message of a failed test."""
-        logs = [self.kubectl("logs", f"job/{job['metadata']['name']}", "--tail=15", check=False) for job in self.objects("jobs", run)]
+        logs = [self.kubectl("logs", f"job/{job['metadata']['name']}", "--tail=15", check=False) for job in self.objects("Job", run)]
         return "\n".join([self.kubectl("get", "jobs,pods,pvc", "-o", "wide"), self.kubectl("get", "events", check=False)[-3000:], *logs])
 
     def events(self, run: str, role: str) -> list[dict[str, Any]]:
         """Return the progress events that the tasks of a role have written, of pods that are there."""
-        selector = f"tf-launcher/cluster={run},app.kubernetes.io/component={role}"
-        return _events(self.kubectl("logs", "-l", selector, "--tail=-1", check=False))
+        return [event for pod in self.pods(run, role) for event in self.events_of(pod)]
 
     def events_of(self, pod: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the progress events that one pod has written; nothing while its node does not answer."""
-        return _events(self.kubectl("logs", pod["metadata"]["name"], "--request-timeout=5s", check=False))
+        """Return the progress events that one pod has written; nothing before it has started, or while its node does not answer."""
+        try:
+            return _events(self._cluster.log(pod["metadata"]["name"], "trainer", [], timeout=5).decode())
+        except LauncherError:
+            return []
 
     def try_to_reach(self, host: str, port: int, image: str, labels: dict[str, str] | None = None) -> str:
         """Return what a pod of its own sees when it connects: `connected`, or the error."""

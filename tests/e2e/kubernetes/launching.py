@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 from tests.e2e.kubernetes.relay import Relay
 
 UP = 300.0  # seconds within which a run of mnist has trained, on a machine that does much else
@@ -66,6 +66,17 @@ def node_tool() -> str:
     if not found:
         pytest.skip("KUBE_TESTBED names no program that changes nodes")
     return found
+
+
+def power_on(node: str) -> None:
+    """Start a node that was powered off, and wait until it is as good as any other: on a busy machine that takes minutes."""
+    told = subprocess.run([node_tool(), "node", "on", node], capture_output=True, text=True, timeout=300, check=False)
+    until(lambda: well(node), 240, f"{node} to be well", lambda: told.stdout + told.stderr)
+
+
+def well(node: str) -> bool:
+    """Tell whether a node is as good as any other."""
+    return not kubectl("get", "node", node, "-o", "jsonpath={.spec.taints}").stdout
 
 
 def left(namespace: Namespace) -> list[str]:

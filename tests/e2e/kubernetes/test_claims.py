@@ -95,7 +95,7 @@ def test_what_a_killed_launcher_has_left_does_not_keep_the_claim(launcher: Launc
     up = launcher.start("up", str(file), "--fresh", "--detach")
 
     def housekeeping() -> list[str]:
-        pods = namespace.objects("pods", "killed")
+        pods = namespace.objects("Pod", "killed")
         return [pod["status"]["phase"] for pod in pods if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "housekeeping"]
 
     try:

@@ -19,7 +19,7 @@ def program(code: str) -> str:
 
 
 def jobs(namespace: Namespace, run: str) -> list[str]:
-    return [job["metadata"]["name"] for job in namespace.objects("jobs", run)]
+    return [job["metadata"]["name"] for job in namespace.objects("Job", run)]
 
 
 def noted(namespace: Namespace, run: str) -> dict[str, Any] | None:

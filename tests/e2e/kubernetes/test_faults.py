@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.kubernetes.cluster import kubectl, until
 from tests.e2e.kubernetes.faults import ALIVE, Run, going_on
-from tests.e2e.kubernetes.launching import Launcher, node_tool
+from tests.e2e.kubernetes.launching import Launcher, node_tool, power_on, well
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
 
@@ -153,10 +153,4 @@ def test_a_node_powered_off_is_told_of_and_its_tasks_go_on_while_somebody_watche
         for watcher in watchers.values():
             watcher.kill()
             watcher.communicate()
-        subprocess.run([power, "node", "on", node], check=True, timeout=300)
-        until(lambda: well(node), 60, f"{node} to be well")
-
-
-def well(node: str) -> bool:
-    """Tell whether a node is as good as any other."""
-    return not kubectl("get", "node", node, "-o", "jsonpath={.spec.taints}").stdout
+        power_on(node)

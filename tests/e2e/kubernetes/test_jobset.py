@@ -211,4 +211,4 @@ class TestItsController:
         until(goes_on, 240, "steps after the checkpoint", lambda: controlled.describe("together"))
         assert launcher.status("together")["state"] == "running"
         controlled.kubectl("delete", "jobset", "together", "--timeout=90s", timeout=120)
-        until(lambda: controlled.objects("jobs", "together") == [], 60, "its Jobs to be gone")
+        until(lambda: controlled.objects("Job", "together") == [], 60, "its Jobs to be gone")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import UP, Launcher, doctor, node_tool
+from tests.e2e.kubernetes.launching import UP, Launcher, doctor, node_tool, power_on
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
 
@@ -105,5 +105,5 @@ def test_a_failed_run_starts_again_though_a_pod_of_it_is_on_a_lost_node(launcher
         assert lost["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in namespace.pods(name)}
         until(all_run, 120, "its pods to run", lambda: namespace.describe(name))
     finally:
-        subprocess.run([power, "node", "on", node], check=True, timeout=120)
+        power_on(node)
     launcher("down", name, "--now", "--delete-data", "--yes")

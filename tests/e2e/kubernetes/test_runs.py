@@ -51,7 +51,7 @@ def applied(namespace: Namespace) -> Iterator[Namespace]:
     namespace.kubectl("apply", "-k", str(ROOT / "k8s" / "mnist-ps"))
     yield namespace
     first = min((event["time"] for event in namespace.events("mnist-ps", "chief") if event["event"] == "progress"), default=0.0)
-    ended = [datetime.fromisoformat(job["status"]["completionTime"]).timestamp() for job in namespace.objects("jobs", "mnist-ps")]
+    ended = [datetime.fromisoformat(job["status"]["completionTime"]).timestamp() for job in namespace.objects("Job", "mnist-ps")]
     print(f"mnist-ps: first step {first - began:.1f} s after apply, every Job Complete {max(ended) - began:.0f} s after it")
     namespace.kubectl("delete", "-k", str(ROOT / "k8s" / "mnist-ps"), "--wait=false")
 
@@ -141,7 +141,7 @@ def test_a_program_that_says_its_configuration_is_wrong_fails_at_once_with_its_l
     program = "import sys; print('no such column: label', file=sys.stderr); sys.exit(2)"
     render(namespace, f"name: wrong\ncommand: [python, -c, {json.dumps(program)}]\nkubernetes: {{tensorboard: false}}\n", tmp_path)
     until(lambda: namespace.ends("wrong") == {"chief": "Failed"}, 120, "the Job to fail", lambda: namespace.describe("wrong"))
-    (job,) = namespace.objects("jobs", "wrong")
+    (job,) = namespace.objects("Job", "wrong")
     assert {condition["reason"] for condition in job["status"]["conditions"]} == {"PodFailurePolicy"}
     (pod,) = namespace.pods("wrong")
     terminated = pod["status"]["containerStatuses"][0]["state"]["terminated"]

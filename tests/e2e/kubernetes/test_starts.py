@@ -32,13 +32,13 @@ def write(file: Path, name: str, image: str, rest: str) -> str:
 
 
 def deadlines(launcher: Launcher, run: str) -> set[int | None]:
-    return {job["spec"].get("activeDeadlineSeconds") for job in launcher.namespace.objects("jobs", run)}
+    return {job["spec"].get("activeDeadlineSeconds") for job in launcher.namespace.objects("Job", run)}
 
 
 @contextlib.contextmanager
 def held(namespace: Namespace, run: str) -> Iterator[None]:
     """Keep the Jobs of a run that has ended from going for a `with` block: whoever starts it again waits for that."""
-    names = [f"job/{job['metadata']['name']}" for job in namespace.objects("jobs", run)]
+    names = [f"job/{job['metadata']['name']}" for job in namespace.objects("Job", run)]
     for name in names:
         namespace.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":["tests.example.com/held"]}}')
     try:
@@ -285,14 +285,14 @@ def test_ctrl_c_is_heard_while_a_start_waits_for_what_an_earlier_one_has_left(la
     with held(namespace, "impatient"):
         up = launcher.start("up", spec, "--resume", "--set", "limits.deadline=2h")
         try:
-            until(lambda: "deletionTimestamp" in namespace.objects("jobs", "impatient")[0]["metadata"], 60, "it to wait")
+            until(lambda: "deletionTimestamp" in namespace.objects("Job", "impatient")[0]["metadata"], 60, "it to wait")
             up.send_signal(signal.SIGINT)
             written, _ = up.communicate(timeout=20)
         finally:
             up.kill()
     assert up.returncode == 130, written
     assert "was not started: its start was interrupted" in written
-    until(lambda: not namespace.objects("jobs", "impatient") and not namespace.pods("impatient"), 60, "the earlier one to go")
+    until(lambda: not namespace.objects("Job", "impatient") and not namespace.pods("impatient"), 60, "the earlier one to go")
     told = launcher.status("impatient")
     assert (told["state"], told["reason"]) == ("succeeded", "")
     launcher("up", spec, "--resume", "--detach")

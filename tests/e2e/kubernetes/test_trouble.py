@@ -42,8 +42,8 @@ TROUBLES: dict[str, tuple[str, State, str]] = {
 def seen(namespace: Namespace, run: str) -> RunStatus:
     """Return the status of a run as the cluster tells of it now."""
     events = json.loads(namespace.kubectl("get", "events", "-o", "json"))["items"]
-    claims = namespace.objects("pvc", run)
-    return status(Seen(run, namespace.objects("jobs", run), namespace.pods(run), claims, events), time.time())
+    claims = namespace.objects("PersistentVolumeClaim", run)
+    return status(Seen(run, namespace.objects("Job", run), namespace.pods(run), claims, events), time.time())
 
 
 @pytest.fixture(scope="module")

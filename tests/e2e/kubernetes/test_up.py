@@ -98,11 +98,11 @@ def long(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_run_goes_on_without_the_launcher_and_another_up_is_refused(long: Path, launcher: Launcher) -> None:
     told = launcher.status("long")
     assert (told["state"], {task["state"] for task in told["tasks"]}) == ("running", {"running"})
-    before = launcher.namespace.objects("jobs", "long")
+    before = launcher.namespace.objects("Job", "long")
     refused = launcher("up", str(long), "--set", "train.steps=5", code=2)
     assert "long runs already (running)" in refused
     assert [job["metadata"]["resourceVersion"] for job in before if job["metadata"]["name"] == "long-ps"] == [
-        job["metadata"]["resourceVersion"] for job in launcher.namespace.objects("jobs", "long") if job["metadata"]["name"] == "long-ps"
+        job["metadata"]["resourceVersion"] for job in launcher.namespace.objects("Job", "long") if job["metadata"]["name"] == "long-ps"
     ]
     assert launcher("diff", str(long)) == ""
     difference = launcher("diff", str(long), "--set", "limits.deadline=1h", code=1)
@@ -163,7 +163,7 @@ def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Lau
     told = launcher.status("long")
     assert told["state"] == "stopped"
     assert told["checkpoint_step"] > 0
-    assert launcher.namespace.objects("jobs", "long") == []
+    assert launcher.namespace.objects("Job", "long") == []
     up = launcher.start("up", str(long))
     try:
         until(
@@ -189,7 +189,7 @@ def test_what_cannot_start_in_time_says_why_and_lets_go(launcher: Launcher, tmp_
     written = launcher("up", str(file), code=1)
     assert "not started within limits.start_timeout (5 s): chief: " in written
     assert "insufficient nvidia.com/gpu" in written
-    assert launcher.namespace.objects("jobs", "greedy") == []
+    assert launcher.namespace.objects("Job", "greedy") == []
     told = launcher.status("greedy")
     assert told["state"] == "failed"
     assert "insufficient nvidia.com/gpu" in told["reason"]
