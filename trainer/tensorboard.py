@@ -1,8 +1,8 @@
 """TensorBoard without TensorFlow, `python -m trainer.tensorboard`: it starts in a quarter of the time, with a seventh of the memory.
 
-TensorBoard needs TensorFlow for logs in object stores alone; those of a run are files. It takes TensorFlow in, three seconds
-of a core that tasks would start with, only because it is there. See https://github.com/tensorflow/tensorboard, README,
-"Can I run tensorboard without a TensorFlow installation?".
+What a run's logs hold needs no TensorFlow: see https://github.com/tensorflow/tensorboard, README, "Can I run tensorboard without
+a TensorFlow installation?". What is lost (docs/decisions/0015): embeddings that are in checkpoints only, Debugger V2, logs in
+object stores; `python -m tensorboard.main` has them.
 """
 
 import sys
@@ -11,11 +11,23 @@ from importlib.metadata import entry_points
 
 def main() -> None:
     """Run TensorBoard with the arguments of the command line, as `python -m tensorboard.main` does."""
-    if not _others_plugins():
+    if _reads_by_itself() and not _others_plugins():
         sys.modules["tensorflow"] = None  # type: ignore[assignment]  # how Python notes that a module cannot be had
-    from tensorboard.main import run_main
+    from tensorboard import default, program
 
-    run_main()
+    # What its own main does, but for the notice that TensorFlow was not found.
+    board = program.TensorBoard(plugins=default.get_plugins())
+    board.configure(argv=sys.argv)
+    sys.exit(board.main())
+
+
+def _reads_by_itself() -> bool:
+    """Tell whether TensorBoard has its own program that reads event files here; else TensorFlow is the faster one to read them."""
+    try:
+        from tensorboard_data_server import server_binary
+    except ImportError:
+        return False
+    return server_binary() is not None
 
 
 def _others_plugins() -> bool:

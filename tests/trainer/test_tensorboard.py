@@ -4,12 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-# In place of TensorBoard's own function that serves: tells whether TensorFlow could be imported there.
+# In place of what serves: tells whether TensorFlow could be imported there.
 PROGRAM = """
+from tensorboard import program
 
-from tensorboard import main
-
-def told():
+def told(board):
     try:
         import tensorflow
     except ImportError:
@@ -17,15 +16,16 @@ def told():
     else:
         print("with")
 
-main.run_main = told
+program.TensorBoard.main = told
 from trainer import tensorboard
+sys.argv = ["tensorboard", "--logdir", "/tmp"]
 tensorboard.main()
 """
 
 
 def tensorflow_there(path: Path) -> str:
     """Run it with a directory on the path, and return whether TensorFlow was there: with, or without."""
-    command = [sys.executable, "-c", f"import sys; sys.path.append({str(path)!r})\n{PROGRAM}"]
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(path)!r})\n{PROGRAM}"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
 
@@ -33,7 +33,15 @@ def test_tensorboard_does_without_tensorflow(tmp_path: Path) -> None:
     assert tensorflow_there(tmp_path) == "without"
 
 
+def test_where_tensorboard_has_no_program_that_reads_logs_tensorflow_is_there(tmp_path: Path) -> None:
+    # As its package is where none was built for the machine.
+    (tmp_path / "first" / "tensorboard_data_server").mkdir(parents=True)
+    (tmp_path / "first" / "tensorboard_data_server" / "__init__.py").write_text("def server_binary():\n    return None\n")
+    assert tensorflow_there(tmp_path / "first") == "with"
+
+
 def test_with_a_plug_in_of_others_tensorflow_is_there(tmp_path: Path) -> None:
+    (tmp_path / "curves.py").write_text("from tensorboard.plugins import base_plugin\n\n\nclass Plugin(base_plugin.TBLoader):\n    pass\n")
     made = tmp_path / "curves-1.0.dist-info"
     made.mkdir()
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: curves\nVersion: 1.0\n")

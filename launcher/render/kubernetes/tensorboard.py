@@ -6,8 +6,8 @@ from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.network import TENSORBOARD_PORT
 from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, checked, metadata, pod_metadata, selector
 
-# 80 MiB at its start; it reads event files into memory, so that what it needs grows with a run, to some hundreds of MiB.
-_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+# TensorBoard reads event files into memory; what it needs grows with a run, from 80 MiB (with TensorFlow in it 530) by some hundreds.
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
 
 
 def tensorboard(run: Run) -> list[Object]:

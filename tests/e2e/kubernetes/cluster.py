@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.api import Cluster, status_of
+from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.errors import LauncherError
 
 ROOT = Path(__file__).parents[3]
@@ -81,9 +82,12 @@ class Namespace:
     def events_of(self, pod: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the progress events that one pod has written; nothing before it has started, or while its node does not answer."""
         try:
-            return _events(self._cluster.log(pod["metadata"]["name"], "trainer", [], timeout=5).decode())
-        except LauncherError:
-            return []
+            return _events(self._cluster.log(pod["metadata"]["name"], "trainer", [], timeout=10).decode())
+        except LauncherError as error:
+            # Its container has not started; it is gone meanwhile; its node is silent.
+            if status_of(error) in {400, 404} or isinstance(error, UnreachableError):
+                return []
+            raise
 
     def try_to_reach(self, host: str, port: int, image: str, labels: dict[str, str] | None = None) -> str:
         """Return what a pod of its own sees when it connects: `connected`, or the error."""

@@ -14,10 +14,13 @@ from launcher.images import DEFAULT_IMAGE
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
 from tests.e2e.kubernetes.launching import Launcher
 
+# These take minutes: where several processes share the tests they come first, and the short ones fill what is left.
+LONG = {"test_runs", "test_starts", "test_examples", "test_up"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the modules that want the cluster for themselves last: whoever runs one waits for the others to be done."""
-    items.sort(key=lambda item: hasattr(item, "module") and getattr(item.module, "ALONE", False))
+    items.sort(key=lambda item: (hasattr(item, "module") and getattr(item.module, "ALONE", False), item.path.stem not in LONG))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -70,13 +70,18 @@ def node_tool() -> str:
 
 def power_on(node: str) -> None:
     """Start a node that was powered off, and wait until it is as good as any other: on a busy machine that takes minutes."""
-    told = subprocess.run([node_tool(), "node", "on", node], capture_output=True, text=True, timeout=300, check=False)
+    start = [node_tool(), "node", "on", node]
+    told = subprocess.run(start, capture_output=True, text=True, timeout=300, check=False)
     until(lambda: well(node), 240, f"{node} to be well", lambda: told.stdout + told.stderr)
+    if told.returncode:  # it has not waited so long, nor done what comes after that
+        subprocess.run(start, timeout=300, check=True)
 
 
 def well(node: str) -> bool:
     """Tell whether a node is as good as any other."""
-    return not kubectl("get", "node", node, "-o", "jsonpath={.spec.taints}").stdout
+    found = json.loads(kubectl("get", "node", node, "-o", "json").stdout)
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in found["status"]["conditions"])
+    return ready and not found["spec"].get("taints")
 
 
 def left(namespace: Namespace) -> list[str]:

@@ -68,6 +68,7 @@ def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launch
 
 
 def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace) -> None:
+    node_tool()  # it changes nodes: not of any cluster
     kubectl("taint", "nodes", "--all", "dedicated=others:NoSchedule")
     try:
         code, found = doctor(namespace.name, "examples/mnist-single.yaml")

@@ -160,7 +160,9 @@ def trains(namespace: Namespace, run: str) -> None:
 
 def take_away(namespace: Namespace, run: str, role: str) -> None:
     """Delete the Job of a role, and wait until those of all others have failed; none of their pods works any more."""
-    failed = dict.fromkeys(namespace.ends(run).keys() - {role}, "Failed")
+    ends = namespace.ends(run)
+    assert ends == {"chief": "", "ps": "", "worker": ""}
+    failed = dict.fromkeys(ends.keys() - {role}, "Failed")
     namespace.kubectl("delete", "job", f"{run}-{role}", "--wait=false")
     until(lambda: namespace.ends(run) == failed, 240, "the others to end", lambda: namespace.describe(run))
     assert {pod["status"]["phase"] for pod in namespace.pods(run)} <= {"Failed", "Succeeded"}

@@ -171,8 +171,8 @@ def test_a_start_that_is_too_late_touches_nothing_of_the_one_that_came_after_it(
 
 def owned(namespace: Namespace, run: str) -> dict[str, str]:
     """Return the uid of each object that a start makes."""
-    kinds = "jobs,services,networkpolicies,configmaps,persistentvolumeclaims"
-    return {f"{one['kind']}/{one['metadata']['name']}": one["metadata"]["uid"] for one in namespace.objects(kinds, run)}
+    kinds = ("Job", "Service", "NetworkPolicy", "ConfigMap", "PersistentVolumeClaim")
+    return {f"{kind}/{one['metadata']['name']}": one["metadata"]["uid"] for kind in kinds for one in namespace.objects(kind, run)}
 
 
 @pytest.mark.parametrize("job", ["chief", "ps"])  # the first that is made, and the last

@@ -136,7 +136,7 @@ kubernetes:
     assert pod(objects, "ps")["spec"]["schedulerName"] == "bin-packer"
     board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]
     assert "schedulerName" not in board
-    assert board["containers"][0]["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "8Gi"}}
+    assert board["containers"][0]["resources"] == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "8Gi"}}
 
 
 def mounting(objects: dict[tuple[str, str], Any]) -> set[str]:
