@@ -67,6 +67,15 @@ def allowed_in_launcher(name: str) -> bool:
     return not any(within(name, heavy) for heavy in ("tensorflow", "keras", "tensorboard"))
 
 
+def imported_by(program: str) -> set[str]:
+    """Return the modules that a Python of its own has imported when a program is done; `sys` is there for the program."""
+    words = f"import sys\n{program}\nprint('imported:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    said, *found = done.stdout.splitlines()[-1].split()
+    assert said == "imported:"
+    return set(found)
+
+
 def test_the_launcher_imports_of_the_trainer_only_what_they_share_and_no_tensorflow() -> None:
     wrong = [f"{module} imports {name}" for module, tree in modules("launcher") for name in imports(tree) if not allowed_in_launcher(name)]
     assert wrong == []
@@ -81,26 +90,19 @@ def test_the_trainer_does_not_import_the_launcher() -> None:
     "module", [*PARENT, "launcher.__main__", "launcher.spec.loader", "launcher.plan.planner", "launcher.backend.model"]
 )
 def test_importing_brings_in_nothing_heavy(module: str) -> None:
-    program = f"import sys, {module}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == []
+    assert imported_by(f"import {module}").isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["validate", "examples/mnist-ps.yaml"]], ids=["help", "validate"])
 def test_these_commands_import_nothing_heavy(arguments: list[str]) -> None:
-    program = (
-        f"import sys\nfrom launcher.__main__ import main\nsys.argv = ['launcher', *{arguments!r}]\n"
-        f"try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        f"print('heavy:', *[name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1].split() == ["heavy:"]
+    main = f"from launcher.__main__ import main\nsys.argv = ['launcher', *{arguments!r}]"
+    assert imported_by(f"{main}\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code").isdisjoint(HEAVY)
 
 
 def test_talking_to_a_cluster_takes_in_none_of_the_clients_thousand_models() -> None:
-    program = "import sys, launcher.backend.kubernetes.backend; print(*[name for name in sys.modules if name.startswith('kubernetes.client.models.')])"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == []
+    found = imported_by("import launcher.backend.kubernetes.backend")
+    assert "kubernetes.client" in found
+    assert [name for name in found if name.startswith("kubernetes.client.models.")] == []
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -13,7 +13,7 @@ from launcher.backend.model import Where
 from launcher.cli.options import Context, Name, Namespace, On, Runs
 from launcher.cli.runs import DEFAULT_RUNS, find_run, stored
 from launcher.errors import LauncherError, UsageError
-from launcher.plan.machine import source_directory
+from launcher.plan.machine import search_path, source_directory
 
 EXAMPLES = (
     ("launcher tensorboard mnist", "on http://127.0.0.1:6006 unless the spec says otherwise; Ctrl-C ends it"),
@@ -59,7 +59,7 @@ def tensorboard(
     host = host or wanted.get("host") or "127.0.0.1"
     port = _free_port(host, wanted.get("port") or 6006) if port is None else _checked(host, port)
     words = [sys.executable, "-P", "-m", "trainer.tensorboard", "--logdir", str(directory), "--host", host, "--port", str(port)]
-    search = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), source_directory())))
+    search = search_path(os.environ.get("PYTHONPATH"), source_directory())
     sys.stdout.flush()
     # In place of this process: Ctrl-C and signals reach TensorBoard itself, and nothing is left behind.
     os.execve(sys.executable, words, os.environ | {"PYTHONPATH": search})  # noqa: S606  a shell is what we do not want

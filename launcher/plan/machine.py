@@ -62,6 +62,12 @@ def _from_nvidia_smi(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(index) for index in range(found))
 
 
+def search_path(*parts: str | None) -> str:
+    """Return the directories of several search paths, as PATH and PYTHONPATH are, in order and each once."""
+    directories = [directory for part in parts if part for directory in part.split(os.pathsep) if directory]
+    return os.pathsep.join(dict.fromkeys(directories))
+
+
 def source_directory() -> str:
     """Return the directory that tasks need on PYTHONPATH to find this very `trainer`; empty when it is installed."""
     directory = Path(__file__).resolve().parent.parent.parent

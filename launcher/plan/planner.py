@@ -186,17 +186,11 @@ class _Common:
         if machine is not None and self.target == "local":
             environment |= {"TRAINER_EVENTS": "json", "PYTHONUNBUFFERED": "1"}
             # `python` in a command is the launcher's own, which has TensorFlow.
-            environment["PATH"] = _joined([os.path.dirname(machine.python), user.get("PATH", machine.path)])  # noqa: PTH120
+            environment["PATH"] = machines.search_path(os.path.dirname(machine.python), user.get("PATH", machine.path))  # noqa: PTH120
             import_path += [machine.python_path if "PYTHONPATH" not in user else None, machine.source]
         if any(import_path):
-            environment["PYTHONPATH"] = _joined(import_path)
+            environment["PYTHONPATH"] = machines.search_path(*import_path)
         return environment
-
-
-def _joined(parts: list[str | None]) -> str:
-    """Return the directories of several search paths in order, each once."""
-    directories = [directory for part in parts if part for directory in part.split(os.pathsep) if directory]
-    return os.pathsep.join(dict.fromkeys(directories))
 
 
 def _container_environment(cpu: float | None, least: int) -> dict[str, str]:

@@ -30,11 +30,6 @@ def has_trainer(command: Sequence[str]) -> bool:
     return tuple(command[: len(TRAINER)]) == TRAINER
 
 
-def tensorboard(command: Sequence[str]) -> tuple[str, ...]:
-    """Return how TensorBoard is started in the image of a task's `command`: by the trainer's module where the image has the trainer."""
-    return (*TRAINER[:-1], "trainer.tensorboard") if has_trainer(command) else ("python", "-m", "tensorboard.main")
-
-
 def task_name(role: RoleName, index: int) -> str:
     """Return how a task is called: `chief`, `evaluator`, `worker-0`, `ps-1`."""
     return role if role in SINGULAR else f"{role}-{index}"

@@ -15,7 +15,7 @@ from launcher.plan import rules
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
-from launcher.render import labels
+from launcher.render import board, labels
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.models import ClusterSpec
@@ -23,7 +23,6 @@ from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
 
 TENSORBOARD = "tensorboard"
-TENSORBOARD_PORT = 6006  # inside its container; outside it is the spec's
 VOLUME = "run"  # as Compose calls it: the volume is <project>_run
 PREPARE = "prepare-volume"
 
@@ -42,7 +41,7 @@ _GIVE_UP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
 _SERVERS_LEAVE = 10.0
 _MEBI, _GIBI = 1024**2, 1024**3
 
-_TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{TENSORBOARD_PORT}/', timeout=5)"
+_TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{board.PORT}/', timeout=5)"
 
 
 def render(source: Source) -> str:
@@ -88,7 +87,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def _header(source: Source) -> str:
     plan = source.plan
-    board = source.spec.tensorboard
+    published = source.spec.tensorboard
     image = image_for(source.spec)
     trains = plan.strategy in TRAINING
     does, again = ("trains;", "goes on from the last checkpoint") if trains else ("runs;  ", "runs it again from its beginning")
@@ -96,7 +95,7 @@ def _header(source: Source) -> str:
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
         f"It needs the image {image}, and an engine with Compose 2.20 or newer.",
         f"  docker compose -f FILE up        {does} every task ends by itself, TensorBoard goes on serving",
-        f"                                   on http://{_host(board.host)}:{board.port}",
+        f"                                   on http://{_host(published.host)}:{published.port}",
         f"  docker compose -f FILE down      removes the containers; up {again}",
         f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too",
         *(f"Note: {note}." for note in _notes(source.spec, plan)),
@@ -136,21 +135,22 @@ def _hardened(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
+    first = plan.tasks[0]
     # Another image need not have the trainer: then the engine is the only one to start a program again.
-    own = spec.command is not None and spec.image is not None
-    times = plan.tasks[0].restart.max_restarts
-    restarts = times if own else min(ENGINE_RESTARTS, times)
+    has_trainer = rules.has_trainer(first.command)
+    times = first.restart.max_restarts
+    restarts = min(ENGINE_RESTARTS, times) if has_trainer else times
     networks = ["cluster", *(["egress"] if _downloads(spec) else [])]
     shared: dict[str, Any] = {
         "entrypoint": [],
-        "command": [_escaped(word) for word in plan.tasks[0].command],
-        **({"working_dir": where} if (where := plan.tasks[0].cwd or (None if spec.image else "/tmp")) else {}),  # noqa: S108
+        "command": [_escaped(word) for word in first.command],
+        **({"working_dir": where} if (where := first.cwd or (None if spec.image else "/tmp")) else {}),  # noqa: S108
         "restart": f"on-failure:{restarts}" if restarts else "no",
         "shm_size": "1gb",
         "sysctls": _GIVE_UP_CONNECTIONS,
         "networks": networks,
     }
-    if not own:
+    if has_trainer:
         shared["healthcheck"] = {
             "test": ["CMD", *HEALTH_COMMAND],
             "interval": "30s",
@@ -233,15 +233,13 @@ def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
-    board = spec.tensorboard
-    logs = f"{plan.run_dir}/logs"
-    listen = ["--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)]  # noqa: S104
+    published = spec.tensorboard
     return {
         MERGE: base,
         "hostname": TENSORBOARD,
         "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
         "entrypoint": [],
-        "command": [*rules.tensorboard(plan.tasks[0].command), "--logdir", logs, *listen],
+        "command": board.command(plan),
         "environment": {"HOME": "/tmp"},  # noqa: S108
         "depends_on": {plan.decisive[0]: {"condition": "service_started"}},
         "restart": "unless-stopped",
@@ -253,7 +251,7 @@ def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: di
             "start_period": "60s",
         },
         "networks": [TENSORBOARD],
-        "ports": [{"host_ip": _host(board.host), "published": str(board.port), "target": TENSORBOARD_PORT, "protocol": "tcp"}],
+        "ports": [{"host_ip": _host(published.host), "published": str(published.port), "target": board.PORT, "protocol": "tcp"}],
         "volumes": [{"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
     }
 

@@ -17,6 +17,8 @@ from urllib.request import urlopen
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from tests.processes import end
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -129,12 +131,7 @@ def tensorboard(logdir: Path, log: Path, seconds: float = 60) -> Iterator[Tensor
     try:
         yield TensorBoard(_address(process, log, seconds))
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path, seconds: float) -> str:

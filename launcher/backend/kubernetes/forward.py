@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import look, trouble
 from launcher.backend.kubernetes.api import ERRORS, Cluster, Object
 from launcher.backend.kubernetes.observe import COMPONENT
 from launcher.errors import LauncherError, UsageError
-from launcher.render.kubernetes.network import TENSORBOARD_PORT
+from launcher.render import board
 from launcher.render.kubernetes.objects import TENSORBOARD
 
 FIRST_PORT = 6006
@@ -20,7 +20,7 @@ _PORTS_TRIED = 10
 _CHUNK = 65536
 
 
-def board(cluster: Cluster, run: str) -> Object:
+def pod_of(cluster: Cluster, run: str) -> Object:
     """Return the pod in which a run's TensorBoard answers.
 
     Raises UsageError where the run has none, LauncherError with the reason where it is not ready.
@@ -43,7 +43,7 @@ class Forward:
     """Listens on this machine. `url` says where; `serve` carries connections until the process is interrupted."""
 
     def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
-        board(cluster, run)  # fails now and aloud rather than with the first connection
+        pod_of(cluster, run)  # fails now and aloud rather than with the first connection
         self._cluster, self._run = cluster, run
         self._server = _listen(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
@@ -58,11 +58,11 @@ class Forward:
     def _carry(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(LauncherError, *ERRORS):
             # Asked each time: the pod may have been replaced.
-            pod = board(self._cluster, self._run)["metadata"]["name"]
+            pod = pod_of(self._cluster, self._run)["metadata"]["name"]
             # A client of its own: while one opens a stream it is of no other use, and a browser opens several at once.
             api = CoreV1Api(ApiClient(configuration=self._cluster.client.configuration))
-            opened = portforward(api.connect_get_namespaced_pod_portforward, pod, self._cluster.namespace, ports=str(TENSORBOARD_PORT))
-            far = opened.socket(TENSORBOARD_PORT)
+            opened = portforward(api.connect_get_namespaced_pod_portforward, pod, self._cluster.namespace, ports=str(board.PORT))
+            far = opened.socket(board.PORT)
             back = threading.Thread(target=_pump, args=(far, connection), name="forward-back", daemon=True)
             back.start()
             _pump(connection, far)

@@ -15,7 +15,7 @@ from launcher.backend.local.layout import Layout
 from launcher.backend.local.state import write_json
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.document import to_document
-from launcher.plan.machine import source_directory
+from launcher.plan.machine import search_path, source_directory
 from launcher.plan.models import Plan
 
 # Another verb may look at the lock at this moment, or a supervisor may just be leaving.
@@ -101,8 +101,7 @@ def _pipe(opened: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
 
 def _environment() -> dict[str, str]:
     source = source_directory()
-    inherited = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, **({"PYTHONPATH": os.pathsep.join(filter(None, [inherited, source]))} if source else {})}
+    return os.environ | ({"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"), source)} if source else {})
 
 
 def _answer(ready: FileIO, within: float) -> dict[str, str] | None:

@@ -2,6 +2,7 @@
 
 import math
 
+from launcher.plan import rules
 from launcher.plan.groups import Group, groups
 from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import TRAINER, Object, Run, checked, metadata, provenance, since
@@ -60,19 +61,15 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
     if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and whoever waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
-    rules = [
+    found = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         _on_exit("FailJob", "In", final),
         _on_exit("Ignore", "In", [int(ExitCode.STOPPED)]),
     ]
-    if _has_trainer(run):
+    if rules.has_trainer(group.task.command):
         # It has tried limits.max_restarts times before it left with a failure.
-        rules.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))
-    return rules
-
-
-def _has_trainer(run: Run) -> bool:
-    return run.spec.command is None or run.spec.image is None
+        found.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))
+    return found
 
 
 def _follows_the_chief(run: Run, group: Group) -> bool:
@@ -88,9 +85,9 @@ def _waits_for_another_job(run: Run, group: Group) -> bool:
     for good; of a task of their own Job Kubernetes does, by ending them.
     """
     if run.plan.strategy in SERVED:
-        return _has_trainer(run) and group.role == "chief"
+        return rules.has_trainer(group.task.command) and group.role == "chief"
     others = [other for other in groups(run.plan) if other.role != group.role]
-    return _has_trainer(run) and group.scope == "all" and any(other.scope == "all" for other in others)
+    return rules.has_trainer(group.task.command) and group.scope == "all" and any(other.scope == "all" for other in others)
 
 
 def _on_exit(action: str, operator: str, values: list[int]) -> Object:

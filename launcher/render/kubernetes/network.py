@@ -1,9 +1,8 @@
 """How the tasks of a run find each other, and who else reaches them: the headless Service and the NetworkPolicies. Pure."""
 
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
+from launcher.render import board
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
-
-TENSORBOARD_PORT = 6006  # in the pod; the Service answers on the spec's
 
 
 def headless(run: Run) -> Object:
@@ -26,9 +25,9 @@ def policies(run: Run) -> list[Object]:
         rule["ports"] = [{"protocol": "TCP", "port": port} for port in ports]
     found = [_policy(run, run.name, tasks, rule, None)]
     if run.options.tensorboard:
-        board = {"matchLabels": selector(run, TENSORBOARD)}
-        open_port: Object = {"ports": [{"protocol": "TCP", "port": TENSORBOARD_PORT}]}
-        found.append(_policy(run, f"{run.name}-tensorboard", board, open_port, TENSORBOARD))
+        boards = {"matchLabels": selector(run, TENSORBOARD)}
+        open_port: Object = {"ports": [{"protocol": "TCP", "port": board.PORT}]}
+        found.append(_policy(run, f"{run.name}-tensorboard", boards, open_port, TENSORBOARD))
     return found
 
 

@@ -1,9 +1,7 @@
 """TensorBoard beside a run: a Deployment that reads the run's volume, and the Service in front of it. Pure."""
 
-from launcher.plan import rules
-from launcher.plan.places import CONTAINER_RUNS
+from launcher.render import board
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.network import TENSORBOARD_PORT
 from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, checked, metadata, pod_metadata, selector
 
 # TensorBoard reads event files into memory; what it needs grows with a run, from 80 MiB (with TensorFlow in it 530) by some hundreds.
@@ -24,7 +22,7 @@ def tensorboard(run: Run) -> list[Object]:
     }
     service = {
         "selector": selector(run, TENSORBOARD),
-        "ports": [{"name": "http", "port": run.spec.tensorboard.port, "targetPort": TENSORBOARD_PORT}],
+        "ports": [{"name": "http", "port": run.spec.tensorboard.port, "targetPort": board.PORT}],
     }
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, name, TENSORBOARD), "spec": service},
@@ -35,14 +33,10 @@ def tensorboard(run: Run) -> list[Object]:
 def _template(run: Run) -> Object:
     head = pod_metadata(run, TENSORBOARD)
     head["labels"] |= storage.volume_labels(run)
-    logs = f"{CONTAINER_RUNS}/{run.name}/logs"
-    # Every interface of the pod: Service and policy say who reaches it.
-    listen = ["--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)]  # noqa: S104
     volume, mount = pods.tmp()
-    command = [*rules.tensorboard(run.plan.tasks[0].command), "--logdir", logs, *listen]
-    container = pods.container(run, TENSORBOARD, command) | {
+    container = pods.container(run, TENSORBOARD, board.command(run.plan)) | {
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
-        "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
+        "ports": [{"name": "http", "containerPort": board.PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
         "resources": _RESOURCES,
         "volumeMounts": [storage.mount(read_only=True), mount],

@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.docker.running import EXAMPLES, NOTHING, Run, cleaned, free_port, get, launch, left, unique
+from tests.e2e.docker.running import EXAMPLES, NOTHING, Run, cleaned, get, launch, left, unique
 from tests.e2e.reached import SETTINGS, assert_reached
+from tests.processes import free_port
 
 BY_COMPOSE = ("mnist-evaluator", "mnist-multiworker", "custom-ps")
 BY_LAUNCHER = {name: changes for name, changes in SETTINGS.items() if name not in BY_COMPOSE}

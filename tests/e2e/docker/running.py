@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from launcher.backend.local import locks
 from launcher.backend.local.layout import Layout
 from launcher.docker_cli import docker
 from launcher.render import labels
+from tests.processes import free_port
 from trainer.events import Event, parse
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,13 +46,6 @@ PROBE = (
 def unique(name: str) -> str:
     """Return a name that no other run on the engine has."""
     return f"{name}-{uuid.uuid4().hex[:6]}"
-
-
-def free_port() -> int:
-    """Return a port of loopback that nothing uses."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def launch(

@@ -9,8 +9,9 @@ import yaml
 
 from launcher.docker_cli import docker
 from tests.e2e.docker.examples import BY_COMPOSE, by_strategy
-from tests.e2e.docker.running import EXAMPLES, NOTHING, PACED, ROOT, cleaned, free_port, get, left, unique
+from tests.e2e.docker.running import EXAMPLES, NOTHING, PACED, ROOT, cleaned, get, left, unique
 from tests.e2e.reached import assert_reached
+from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(330)]
 

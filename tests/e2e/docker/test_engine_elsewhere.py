@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from launcher.docker_cli import docker
-from tests.e2e.docker.running import Run, cleaned, free_port, launch, unique
+from tests.e2e.docker.running import Run, cleaned, launch, unique
+from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240), pytest.mark.usefixtures("image")]
 

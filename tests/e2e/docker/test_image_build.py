@@ -14,7 +14,8 @@ from launcher.docker_cli import docker
 from launcher.image_build.context import sources
 from tests.e2e.docker.built import greets, inspected, layers, output, wheel
 from tests.e2e.docker.conftest import ROOT, Build, Built
-from tests.e2e.docker.running import cleaned, free_port, launch, unique
+from tests.e2e.docker.running import cleaned, launch, unique
+from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 

@@ -19,7 +19,8 @@ import yaml
 
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, ROOT, cleaned, free_port, launch, left, unique
+from tests.e2e.docker.running import NOTHING, ROOT, cleaned, launch, left, unique
+from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(200), pytest.mark.usefixtures("image")]
 

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.kubernetes.cluster import kubectl, until
+from tests.processes import end, free_port
 
 BUILT = 900.0  # seconds for a build with nothing cached
 
@@ -50,7 +50,7 @@ def controller(source: Path, namespace: str, directory: Path) -> Iterator[Path]:
     if built.returncode:
         pytest.skip(f"JobSet cannot be built here: {built.stderr.strip()[-300:]}")
     certificate = _certificate(directory)
-    webhooks, health = _free_port(), _free_port()
+    webhooks, health = free_port(), free_port()
     configuration = {
         "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
         "kind": "Configuration",
@@ -72,12 +72,7 @@ def controller(source: Path, namespace: str, directory: Path) -> Iterator[Path]:
     finally:
         # First who would be asked: else nothing could be made in the namespace any more.
         kubectl("delete", "--ignore-not-found", "-f", "-", text=registered, check=False)
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def _registered(source: Path, namespace: str, url: str, certificate: bytes) -> list[dict[str, Any]]:
@@ -100,11 +95,6 @@ def _certificate(directory: Path) -> bytes:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names, *files]
     subprocess.run(command, capture_output=True, check=True, timeout=60)
     return certificate.read_bytes()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _answers(url: str) -> bool:

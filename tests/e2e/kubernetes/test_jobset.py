@@ -20,7 +20,7 @@ from tests.e2e.kubernetes.test_accepted import CLUSTER, OPTIONS, accepted
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 DEFINITION = "jobsets.jobset.x-k8s.io"
-PLURAL = "jobset.x-k8s.io_jobsets"
+_FILE = "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"  # of the definition
 # The oldest that docs/kubernetes.md names, and a newer one.
 VERSIONS = ("v0.6.0", "v0.10.1")
 
@@ -31,7 +31,7 @@ def jobset(request: pytest.FixtureRequest, cluster: str, tmp_path_factory: pytes
     assert cluster
     if kubectl("get", "crd", DEFINITION, check=False).returncode == 0:
         pytest.skip("the cluster has JobSet already")
-    definition = module(request.param, tmp_path_factory.mktemp("go")) / "config" / "components" / "crd" / "bases" / f"{PLURAL}.yaml"
+    definition = module(request.param, tmp_path_factory.mktemp("go")) / _FILE
     kubectl("create", "-f", str(definition))
     try:
         until(known, 30, "the cluster to know JobSets")

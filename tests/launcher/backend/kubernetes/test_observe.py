@@ -1,54 +1,10 @@
 """The status of a run, from objects such as the API server gives."""
 
-from datetime import UTC, datetime
-from typing import Any
-
 import pytest
 
-from launcher.backend.kubernetes import gone
 from launcher.backend.kubernetes.observe import Seen, age, status
 from launcher.backend.model import State
-
-NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
-CREATED = "2026-01-01T00:06:00Z"
-
-
-def job(role: str, count: int = 1, *conditions: dict[str, str], **spec: Any) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/component": role, **spec.pop("labels", {})}
-    return {
-        "metadata": {"name": f"digits-{role}", "uid": role, "labels": labels, "annotations": {"tf-launcher/strategy": "parameter_server"}},
-        "spec": {"completions": count, **spec},
-        "status": {"startTime": CREATED, "conditions": list(conditions)},
-    }
-
-
-def pod(role: str, index: int, phase: str, created: str = CREATED, **state: Any) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "name": f"digits-{role}-{index}-{created[-3:-1]}",
-            "uid": f"{role}-{index}-{created}",
-            "creationTimestamp": created,
-            "labels": {"app.kubernetes.io/component": role},
-            "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
-        },
-        "spec": {"hostname": f"digits-{role}-{index}", "subdomain": "digits", "nodeName": "node-1"},
-        "status": {"phase": phase, "containerStatuses": [{"name": "trainer", "state": state}]},
-    }
-
-
-def running(role: str, index: int = 0, created: str = CREATED) -> dict[str, Any]:
-    return pod(role, index, "Running", created, running={"startedAt": created})
-
-
-def ended(
-    role: str, code: int, index: int = 0, created: str = CREATED, message: str = "", at: str = "2026-01-01T00:09:00Z", reason: str = ""
-) -> dict[str, Any]:
-    done = {"exitCode": code, "finishedAt": at, "reason": reason or ("Error" if code else "Completed"), "message": message}
-    return pod(role, index, "Failed" if code else "Succeeded", created, terminated=done)
-
-
-COMPLETE = {"type": "Complete", "status": "True"}
-FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
+from tests.launcher.backend.kubernetes.objects import COMPLETE, FAILED, NOW, ended, job, pod, running
 
 
 def test_a_run_of_a_jobset_ends_when_the_jobset_does() -> None:
@@ -151,71 +107,6 @@ def test_a_run_whose_deadline_has_passed_says_so_whatever_its_tasks_ended_with()
     late = [job(role, 1, failed("DeadlineExceeded", "2026-01-01T00:08:00Z")) for role in ("chief", "worker")]
     told = status(Seen("digits", late, [ended("chief", 143), ended("worker", 1)]), NOW)
     assert told.reason == "limits.deadline has passed; raise it; `up` goes on from the last checkpoint"
-
-
-def event(reason: str, message: str, at: str, **about: str) -> dict[str, Any]:
-    return {"type": "Normal", "reason": reason, "message": message, "lastTimestamp": at, "involvedObject": about}
-
-
-def owned(pod: dict[str, Any], by: str = "worker", name: str = "") -> dict[str, Any]:
-    """Return a pod as its Job made it."""
-    pod["metadata"]["ownerReferences"] = [{"uid": by}]
-    pod["metadata"]["name"] = name or pod["metadata"]["name"]
-    return pod
-
-
-def made(name: str, at: str = CREATED, by: str = "worker") -> dict[str, Any]:
-    return event("SuccessfulCreate", f"Created pod: {name}", at, uid=by)
-
-
-def test_attempts_whose_pods_are_gone_count_as_restarts() -> None:
-    now = running("worker", 1, created="2026-01-01T00:09:30Z")
-    names = [f"digits-worker-1-{end}" for end in ("aaaaa", "bbbbb", "ccccc")]
-    events = [
-        *map(made, names),
-        made(now["metadata"]["name"], "2026-01-01T00:09:30Z"),
-        made("digits-worker-1-zzzzz", by="the Job of an earlier run"),
-        event("Killing", "Stopping container trainer", "2026-01-01T00:07:00Z", name=names[0]),
-        event("TaintManagerEviction", "Marking for deletion", "2026-01-01T00:08:00Z", name=names[1]),
-    ]
-    drained = owned(running("worker", 1), name=names[2])
-    drained["metadata"]["deletionTimestamp"] = "2026-01-01T00:09:00Z"
-    drained["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
-    found = gone.attempts(job("worker", 2), events, [now], {names[2]: drained})
-    assert {name: (task, restart.cause) for name, (task, restart) in found.items()} == {
-        names[0]: ("worker-1", "its pod was deleted"),
-        names[1]: ("worker-1", "its node is lost, or nothing is to run there"),
-        names[2]: ("worker-1", "moved away: EvictionByEvictionAPI"),
-    }
-    for pods in ([now], []):  # also before the next pod is made
-        seen = Seen("digits", [job("worker", 2)], pods, gone={"worker-1": [restart for _, restart in found.values()]})
-        assert [(one.attempt, one.cause) for one in status(seen, NOW).tasks[1].restarts] == [
-            (1, "its pod was deleted"),
-            (2, "its node is lost, or nothing is to run there"),
-            (3, "moved away: EvictionByEvictionAPI"),
-        ]
-
-
-def test_a_pod_that_was_just_made_is_not_gone() -> None:
-    before = owned(running("worker"))
-    events = [made("digits-worker-0-aaaaa", "2026-01-01T00:08:00Z"), made("digits-worker-1-bbbbb", "2026-01-01T00:08:00Z")]
-    assert gone.attempts(job("worker", 2), events, [before], {before["metadata"]["name"]: before}) == {}
-
-
-def test_who_saw_a_pod_knows_that_it_is_gone_though_no_event_tells() -> None:
-    ours, others = owned(running("worker", 7)), owned(running("worker", 8), by="another Job")
-    done = owned(ended("worker", 0, 9))
-    before = {one["metadata"]["name"]: one for one in (ours, others, done)}
-    ((task, restart),) = gone.attempts(job("worker", 20), [], [], before).values()
-    assert (task, restart.cause, restart.exit_code) == ("worker-7", "its pod was deleted", None)
-    for over in (job("worker", 20, COMPLETE), job("worker", 20, FAILED), job("worker", 20, suspend=True)):
-        assert gone.attempts(over, [], [], before) == {}
-
-
-def test_an_attempt_that_had_failed_before_its_pod_went_is_told_as_it_was_seen() -> None:
-    crashed = owned(ended("worker", 1, message="ValueError: no such file\n"))
-    ((_, restart),) = gone.attempts(job("worker"), [], [], {crashed["metadata"]["name"]: crashed}).values()
-    assert (restart.exit_code, restart.cause) == (1, "exit code 1: ValueError: no such file")
 
 
 def test_a_job_that_may_not_make_pods_says_why() -> None:
