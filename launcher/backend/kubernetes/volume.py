@@ -60,14 +60,11 @@ def _pod(run: Run, command: list[str], *, mounted: bool) -> Object:
     container = pods.container(run, TRAINER, command) | {"resources": _RESOURCES, "volumeMounts": mounts}
     head = metadata(run, f"{run.name}-{COMPONENT}", COMPONENT)
     head["generateName"] = f"{head.pop('name')}-"  # one for each use: two may be at work at once
-    placed: Object = {"nodeSelector": dict(run.options.node_selector)} if run.options.node_selector else {}
-    if tolerations := pods.tolerations(run.options):
-        placed["tolerations"] = tolerations
     spec = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": math.ceil(_WITHIN),  # also where whoever made it was killed
         **pods.hardened(run),
-        **placed,
+        **pods.placed(run.options),
         "containers": [container],
         "volumes": volumes,
     }

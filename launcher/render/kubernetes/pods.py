@@ -206,6 +206,12 @@ def _scheduling(run: Run, group: Group) -> Object:
     return fields
 
 
+def placed(options: Kubernetes) -> Object:
+    """Return the fields of a pod that is none of the tasks which say where it may run."""
+    nodes: Object = {"nodeSelector": dict(options.node_selector)} if options.node_selector else {}
+    return nodes | ({"tolerations": tolerated} if (tolerated := tolerations(options)) else {})
+
+
 def tolerations(options: Kubernetes, role: Role | None = None) -> list[dict[str, Any]]:
     """Return which taints the pods of a role tolerate; without a role, those of a pod that is none of the tasks."""
     given = [toleration.model_dump(exclude_none=True) for toleration in options.tolerations]

@@ -43,8 +43,7 @@ def _template(run: Run) -> Object:
     }
     spec: Object = {
         **pods.hardened(run),
-        **({"nodeSelector": dict(run.options.node_selector)} if run.options.node_selector else {}),
-        **({"tolerations": [one.model_dump(exclude_none=True) for one in run.options.tolerations]} if run.options.tolerations else {}),
+        **pods.placed(run.options),
         **({"affinity": {"podAffinity": affinity}} if (affinity := storage.together(run)) else {}),
         "containers": [container],
         "volumes": [storage.volume(run), volume],
