@@ -217,9 +217,8 @@ class KubernetesBackend:
         chosen = lines.Chosen(tuple(tasks), since, tail)
         if not follow:
             return lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
-        return lines.follow(
-            known.cluster, name, self._kept(known.cluster, name), chosen, lambda: self.status(name).state in ENDED, PATIENCE
-        )
+        directory = self._kept(known.cluster, name)
+        return lines.follow(known.cluster, name, directory, chosen, lambda: self.status(name).state in ENDED, PATIENCE, known.watcher.logs)
 
     def stop(self, name: str, *, now: bool = False) -> None:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.podlogs import PodLogs, kept_lines
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.model import LogLine
 
-_POLL = 0.5  # seconds between two looks, at the least
+_POLL = 1.0  # seconds between two looks, at the least
 _PODS_A_SECOND = 32  # whose output is asked for
 
 
@@ -48,9 +48,14 @@ def there(cluster: Cluster, run: str, kept: Path, chosen: Chosen) -> Iterator[Lo
     yield from chosen.cut(_all(pods, _reader(cluster, kept, chosen), kept, chosen))
 
 
-def follow(cluster: Cluster, run: str, kept: Path, chosen: Chosen, ended: Callable[[], bool], patience: float) -> Iterator[LogLine]:
-    """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds."""
-    reader = _reader(cluster, kept, chosen)
+def follow(
+    cluster: Cluster, run: str, kept: Path, chosen: Chosen, ended: Callable[[], bool], patience: float, other: PodLogs | None = None
+) -> Iterator[LogLine]:
+    """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds.
+
+    What is read is passed on to the `other` reader.
+    """
+    reader = _reader(cluster, kept, chosen, other)
     first = True
     answered = time.monotonic()
     while True:
@@ -74,8 +79,8 @@ def follow(cluster: Cluster, run: str, kept: Path, chosen: Chosen, ended: Callab
         time.sleep(max(_POLL, len(pods) / _PODS_A_SECOND))
 
 
-def _reader(cluster: Cluster, kept: Path, chosen: Chosen) -> PodLogs:
-    return PodLogs(cluster, kept if chosen.tail is None else None)  # what is kept has no gaps
+def _reader(cluster: Cluster, kept: Path, chosen: Chosen, other: PodLogs | None = None) -> PodLogs:
+    return PodLogs(cluster, kept, other) if chosen.tail is None else PodLogs(cluster)  # what is kept or passed on has no gaps
 
 
 def _all(pods: list[Object], reader: PodLogs, kept: Path, chosen: Chosen) -> list[LogLine]:

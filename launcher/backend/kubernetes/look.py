@@ -93,7 +93,7 @@ class Watcher:
         """Look at `run`; with `gone` also for attempts whose pods are gone."""
         self.cluster, self.run, self._counts = cluster, run, gone
         self.seen = Seen(run, ())
-        self._logs = PodLogs(cluster)
+        self.logs = PodLogs(cluster)
         self._story: Story | None = None
         self._next = 0.0
         self._pods: dict[str, observe.Object] = {}  # by their names, as they were seen last
@@ -139,7 +139,7 @@ class Watcher:
             *(task.name for task in status.tasks if task.name == "evaluator"),
             *failed,
         }
-        self._story.take(self._logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
+        self._story.take(self.logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
         # A task that cannot be scheduled, say, or not pull its image: the run does not run, whatever the others do. Told by the cluster, which
         # has no words for a task that is merely made anew.
         hindered = any(task.state is State.PENDING and task.reason for task in status.tasks)

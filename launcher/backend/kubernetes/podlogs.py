@@ -1,5 +1,6 @@
 """What pods wrote: read from the API line by line, and kept on this machine for when the pods are gone."""
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,26 +18,41 @@ _AT_ONCE = 8  # logs read at the same time
 _ANSWER = 10.0  # seconds; a node that is lost would let us wait for ever
 _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
 _FIRST = "0"  # sorts before every stamp
+_PASSED_ON = 5.0  # seconds for which what another reader reads is not asked for again
 
 
 class PodLogs:
-    """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None."""
+    """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None.
 
-    def __init__(self, cluster: Cluster, kept: Path | None = None) -> None:
-        self._cluster, self._kept = cluster, kept
+    All that it reads it passes on to `other`, a reader in another thread, say, which need not ask for it then.
+    """
+
+    def __init__(self, cluster: Cluster, kept: Path | None = None, other: "PodLogs | None" = None) -> None:
+        self._cluster, self._kept, self._other = cluster, kept, other
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
         self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
         self._done: set[str] = set()
         self._kept_until: dict[Path, str] = {}
+        self._lock = threading.Lock()  # of what another reader passes on
+        self._passed_on: list[LogLine] = []
+        self._others: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
 
     def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
-        asked = [pod for pod in pods if self._may_have_news(pod)]
-        if not asked:
-            return []
-        with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(asked))) as pool:
-            read = list(pool.map(lambda pod: self._read(pod, tail), asked))
+        with self._lock:
+            asked = [pod for pod in pods if self._may_have_news(pod)]
+            read = [self._passed_on]
+            self._passed_on = []
+            if asked:
+                with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(asked))) as pool:
+                    read += pool.map(lambda pod: self._read(pod, tail), asked)
         return sorted((line for lines in read for line in lines), key=lambda line: line.time)
+
+    def take(self, pod: Object, pieces: list[tuple[str, str]]) -> None:
+        """Take over what another reader has read of a pod, all that was written since it read last."""
+        with self._lock:
+            self._passed_on += self._new(pod, pieces)
+            self._others[pod["metadata"]["uid"]] = time.monotonic() + _PASSED_ON
 
     def unread(self, pod: Object) -> bool:
         """Tell whether a pod's log could not be read when it was asked for last, or is not asked for."""
@@ -46,17 +62,20 @@ class PodLogs:
         uid = pod["metadata"]["uid"]
         if is_silent(pod):  # to ask its node would take until the question times out
             return False
-        return _has_written(pod) and uid not in self._done and self._muted.get(uid, (0.0, 0.0))[0] <= time.monotonic()
+        if not _has_written(pod) or uid in self._done:
+            return False
+        now = time.monotonic()
+        others = not _is_over(pod) and self._others.get(uid, 0.0) > now  # its last lines everybody reads who sees its end
+        return not others and self._muted.get(uid, (0.0, 0.0))[0] <= now
 
     def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
-        uid, name, task = pod["metadata"]["uid"], pod["metadata"]["name"], task_of(pod)
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         after = self._after.get(uid)
         query = [("timestamps", "true")]
         if after is not None:
             query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
         elif tail is not None:
             query.append(("tailLines", str(tail)))
-        over = pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
         try:
             content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER)
         except LauncherError:  # it is gone, or its node does not answer
@@ -64,13 +83,22 @@ class PodLogs:
             self._muted[uid] = (time.monotonic() + pause, pause)
             return []
         self._muted.pop(uid, None)
-        pieces = [piece for piece in _pieces(content) if piece[0] > (after or _FIRST)]
-        if pieces:
-            self._after[uid] = pieces[-1][0]
-            self._keep(task, name, pieces)
-        if over:
+        pieces = list(_pieces(content))
+        if self._other is not None:
+            self._other.take(pod, pieces)
+        if _is_over(pod):
             self._done.add(uid)
-        return [line for piece in pieces if (line := _line(task, piece))]
+        return self._new(pod, pieces)
+
+    def _new(self, pod: Object, pieces: list[tuple[str, str]]) -> list[LogLine]:
+        """Return the lines of a pod that are new, and keep them."""
+        uid, task = pod["metadata"]["uid"], task_of(pod)
+        after = self._after.get(uid, _FIRST)
+        new = [piece for piece in pieces if piece[0] > after]
+        if new:
+            self._after[uid] = new[-1][0]
+            self._keep(task, pod["metadata"]["name"], new)
+        return [line for piece in new if (line := _line(task, piece))]
 
     def _keep(self, task: str, pod: str, pieces: list[tuple[str, str]]) -> None:
         if self._kept is None:
@@ -113,6 +141,10 @@ def _last_stamp(path: Path) -> str:
         for stamp, _ in _pieces(path.read_bytes()):
             last = stamp
     return last
+
+
+def _is_over(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def _has_written(pod: Object) -> bool:

@@ -86,3 +86,21 @@ def test_a_container_that_has_not_started_is_not_asked() -> None:
     waiting = {**POD, "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {}}}]}}
     assert reader(answers).news([waiting]) == []
     assert answers.asked == []
+
+
+def test_what_one_reader_has_read_another_need_not_ask_for() -> None:
+    answers = Answers()
+    other = reader(answers)
+    answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
+    assert [line.text for line in other.news([POD])] == ["one"]
+    answers.lines.append("2026-01-01T00:00:02.100000000Z two")
+    logs = PodLogs(cast("Cluster", answers), other=other)
+    assert [line.text for line in logs.news([POD])] == ["one", "two"]
+    asked = len(answers.asked)
+    assert [line.text for line in other.news([POD])] == ["two"]
+    assert (other.news([POD]), len(answers.asked)) == ([], asked)
+    answers.lines.append("2026-01-01T00:00:03.100000000Z three")
+    over = {**POD, "status": {**POD["status"], "phase": "Succeeded"}}
+    assert [line.text for line in other.news([over])] == ["three"]  # who sees its end knows its last lines
+    assert [line.text for line in logs.news([over])] == ["three"]
+    assert other.news([over]) == []
