@@ -193,7 +193,7 @@ def _without_pod(seen: Seen, job: Object, name: str) -> TaskStatus:
     if condition(job, "Failed"):
         return TaskStatus(name, State.STOPPED, "ended with its Job")
     if job.get("spec", {}).get("suspend"):
-        queue = _label(job, _QUEUE)
+        queue = _label(job, _QUEUE) or (_label(seen.whole, _QUEUE) if seen.whole else "")  # a JobSet is admitted as a whole
         return (
             TaskStatus(name, State.PENDING, f"waits for its queue {queue}")
             if queue

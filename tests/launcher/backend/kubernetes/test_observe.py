@@ -135,6 +135,12 @@ def test_a_suspended_job_waits_for_its_queue_or_was_stopped() -> None:
     assert status(Seen("digits", [job("chief", suspend=True)]), NOW).tasks[0].state is State.STOPPED
 
 
+def test_the_jobs_of_a_jobset_wait_for_its_queue() -> None:
+    queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
+    found = status(Seen("digits", [job("chief", suspend=True), job("worker", suspend=True)], [], whole=queued), NOW)
+    assert (found.state, {task.reason for task in found.tasks}) == (State.PENDING, {"waits for its queue team"})
+
+
 @pytest.mark.parametrize("seconds, words", [(0.4, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (200_000, "2d"), (-5, "0s")])
 def test_ages_are_short(seconds: float, words: str) -> None:
     assert age(seconds) == words
