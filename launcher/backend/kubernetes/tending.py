@@ -10,6 +10,7 @@ from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Object, Seen, task_of
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.model import RunStatus, State
+from launcher.render.kubernetes.objects import VOLUME_LABEL
 
 # The task, for how long, and the first words of what is wrong.
 _REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
@@ -18,8 +19,19 @@ GIVE_UP = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its n
 
 
 def lost(seen: Seen, now: float, patience: float) -> list[Object]:
-    """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure."""
-    return [pod for pod in seen.pods if (since := given_up(pod)) is not None and now - since >= patience]
+    """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure.
+
+    Those of a silent node are lost together, though one was given up a second later than another: what replaces the one is put where others
+    of the volume are, as long as these count, and is looked at again only minutes later. So those that mount the volume come first, too.
+    """
+    gone = [(pod, now - since >= patience) for pod in seen.pods if (since := given_up(pod)) is not None]
+    silent = {_node(pod) for pod, due in gone if due and trouble.is_silent(pod)}
+    found = [pod for pod, due in gone if due or (trouble.is_silent(pod) and _node(pod) in silent)]
+    return sorted(found, key=lambda pod: VOLUME_LABEL not in (pod["metadata"].get("labels") or {}))
+
+
+def _node(pod: Object) -> str:
+    return str(pod.get("spec", {}).get("nodeName", "?"))
 
 
 def given_up(pod: Object) -> float | None:
@@ -98,7 +110,7 @@ class Tender:
             yield status.reason
 
     def _give_up(self, pod: Object) -> str:
-        name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "?")
+        name, node = pod["metadata"]["name"], _node(pod)
         command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
         try:
             self._cluster.patch("Pod", name, GIVE_UP, subresource="status")

@@ -42,6 +42,16 @@ def test_a_pod_that_somebody_wants_off_its_node_is_given_up_only_when_its_grace_
     assert lost(Seen("digits", (), [tainted]), NOW, 31) == []
 
 
+def test_the_pods_of_a_silent_node_are_given_up_together_those_of_the_volume_first() -> None:
+    later, elsewhere, board = pod(deleted="2026-01-01T00:09:31Z"), pod(deleted="2026-01-01T00:09:31Z"), pod(deleted="2026-01-01T00:09:31Z")
+    elsewhere["spec"]["nodeName"] = "node-2"
+    board["metadata"]["labels"]["tf-launcher/volume"] = "digits"
+    leaving = pod(ready="", deleted="2026-01-01T00:09:31Z")
+    leaving["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]
+    assert lost(Seen("digits", (), [later, elsewhere, board, leaving]), NOW, 60) == []
+    assert lost(Seen("digits", (), [later, pod(), elsewhere, board, leaving]), NOW, 60) == [board, later, pod()]
+
+
 def test_other_pods_are_not_touched() -> None:
     others = [pod(deleted=None), pod("Succeeded"), pod("Failed"), pod(ready="ContainersNotReady")]
     assert lost(Seen("digits", (), others), NOW, 0) == []
