@@ -49,13 +49,13 @@ def there(cluster: Cluster, run: str, kept: Path, chosen: Chosen) -> Iterator[Lo
 
 
 def follow(
-    cluster: Cluster, run: str, kept: Path, chosen: Chosen, ended: Callable[[], bool], patience: float, other: PodLogs | None = None
+    cluster: Cluster, run: str, kept: Path, chosen: Chosen, ended: Callable[[], bool], patience: float, onward: PodLogs | None = None
 ) -> Iterator[LogLine]:
     """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds.
 
-    What is read is passed on to the `other` reader.
+    What is read is passed on to the reader `onward`.
     """
-    reader = _reader(cluster, kept, chosen, other)
+    reader = _reader(cluster, kept, chosen, onward)
     first = True
     answered = time.monotonic()
     while True:
@@ -79,8 +79,8 @@ def follow(
         time.sleep(max(_POLL, len(pods) / _PODS_A_SECOND))
 
 
-def _reader(cluster: Cluster, kept: Path, chosen: Chosen, other: PodLogs | None = None) -> PodLogs:
-    return PodLogs(cluster, kept, other) if chosen.tail is None else PodLogs(cluster)  # what is kept or passed on has no gaps
+def _reader(cluster: Cluster, kept: Path, chosen: Chosen, onward: PodLogs | None = None) -> PodLogs:
+    return PodLogs(cluster, kept, onward) if chosen.tail is None else PodLogs(cluster)  # what is kept or passed on has no gaps
 
 
 def _all(pods: list[Object], reader: PodLogs, kept: Path, chosen: Chosen) -> list[LogLine]:

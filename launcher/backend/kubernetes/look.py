@@ -15,9 +15,9 @@ from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
 
 NAME_LABEL = "app.kubernetes.io/name"
 OURS = {NAME_LABEL: "tf-launcher"}
-# As many lines of each task tell how it is: an evaluation, a checkpoint and each worker's progress are among them.
+# As many lines of each task tell how it is, where nobody reads all of them: an evaluation, a checkpoint and each worker's progress are among them.
 _LINES = 2000
-# The output of so many tasks is read to tell how a run is; a thousand logs a second would be too much for a cluster.
+# The output of so many tasks is read only to tell how a run is; a thousand logs a second would be too much for a cluster.
 _MOST_READ = 32
 # So many pods are asked for once a second; more of them less often.
 _PODS_A_SECOND = 200

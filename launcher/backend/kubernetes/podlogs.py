@@ -18,24 +18,25 @@ _AT_ONCE = 8  # logs read at the same time
 _ANSWER = 10.0  # seconds; a node that is lost would let us wait for ever
 _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
 _FIRST = "0"  # sorts before every stamp
-_PASSED_ON = 5.0  # seconds for which what another reader reads is not asked for again
+# Seconds for which what another reader reads is not asked for; where that one looks more seldom, at hundreds of pods, both do.
+_TRUSTED = 5.0
 
 
 class PodLogs:
     """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None.
 
-    All that it reads it passes on to `other`, a reader in another thread, say, which need not ask for it then.
+    All that it reads it passes on to another reader, `onward`, in another thread say, which need not ask for it then.
     """
 
-    def __init__(self, cluster: Cluster, kept: Path | None = None, other: "PodLogs | None" = None) -> None:
-        self._cluster, self._kept, self._other = cluster, kept, other
+    def __init__(self, cluster: Cluster, kept: Path | None = None, onward: "PodLogs | None" = None) -> None:
+        self._cluster, self._kept, self._onward = cluster, kept, onward
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
         self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
         self._done: set[str] = set()
         self._kept_until: dict[Path, str] = {}
-        self._lock = threading.Lock()  # of what another reader passes on
+        self._lock = threading.Lock()  # of how far it has read
         self._passed_on: list[LogLine] = []
-        self._others: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
+        self._trusted: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
 
     def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
@@ -52,7 +53,7 @@ class PodLogs:
         """Take over what another reader has read of a pod, all that was written since it read last."""
         with self._lock:
             self._passed_on += self._new(pod, pieces)
-            self._others[pod["metadata"]["uid"]] = time.monotonic() + _PASSED_ON
+            self._trusted[pod["metadata"]["uid"]] = time.monotonic() + _TRUSTED
 
     def unread(self, pod: Object) -> bool:
         """Tell whether a pod's log could not be read when it was asked for last, or is not asked for."""
@@ -65,8 +66,9 @@ class PodLogs:
         if not _has_written(pod) or uid in self._done:
             return False
         now = time.monotonic()
-        others = not _is_over(pod) and self._others.get(uid, 0.0) > now  # its last lines everybody reads who sees its end
-        return not others and self._muted.get(uid, (0.0, 0.0))[0] <= now
+        # The last lines of a pod everybody reads who sees it end, or be deleted.
+        trusts = not _is_over(pod) and not pod["metadata"].get("deletionTimestamp") and self._trusted.get(uid, 0.0) > now
+        return not trusts and self._muted.get(uid, (0.0, 0.0))[0] <= now
 
     def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
@@ -84,8 +86,8 @@ class PodLogs:
             return []
         self._muted.pop(uid, None)
         pieces = list(_pieces(content))
-        if self._other is not None:
-            self._other.take(pod, pieces)
+        if self._onward is not None:
+            self._onward.take(pod, pieces)
         if _is_over(pod):
             self._done.add(uid)
         return self._new(pod, pieces)

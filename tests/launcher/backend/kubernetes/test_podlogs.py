@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from launcher.backend.kubernetes import podlogs
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.podlogs import PodLogs, kept_lines
 from launcher.errors import LauncherError
@@ -94,13 +97,30 @@ def test_what_one_reader_has_read_another_need_not_ask_for() -> None:
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     assert [line.text for line in other.news([POD])] == ["one"]
     answers.lines.append("2026-01-01T00:00:02.100000000Z two")
-    logs = PodLogs(cast("Cluster", answers), other=other)
+    logs = PodLogs(cast("Cluster", answers), onward=other)
     assert [line.text for line in logs.news([POD])] == ["one", "two"]
     asked = len(answers.asked)
     assert [line.text for line in other.news([POD])] == ["two"]
     assert (other.news([POD]), len(answers.asked)) == ([], asked)
+    answers.lines.append("2026-01-01T00:00:03.000000000Z before it goes")
+    going = {**POD, "metadata": {**POD["metadata"], "deletionTimestamp": "2026-01-01T00:00:03Z"}}
+    assert [line.text for line in other.news([going])] == ["before it goes"]
+    assert [line.text for line in logs.news([POD])] == ["before it goes"]
     answers.lines.append("2026-01-01T00:00:03.100000000Z three")
     over = {**POD, "status": {**POD["status"], "phase": "Succeeded"}}
     assert [line.text for line in other.news([over])] == ["three"]  # who sees its end knows its last lines
     assert [line.text for line in logs.news([over])] == ["three"]
     assert other.news([over]) == []
+
+
+def test_who_is_passed_nothing_on_any_more_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podlogs, "_TRUSTED", 0.0)
+    answers = Answers()
+    other = reader(answers)
+    logs = PodLogs(cast("Cluster", answers), onward=other)
+    answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
+    logs.news([POD])
+    answers.lines.append("2026-01-01T00:00:02.100000000Z two")
+    assert [line.text for line in other.news([POD])] == ["one", "two"]
+    assert [line.text for line in logs.news([POD])] == ["two"]
+    assert other.news([POD]) == []
