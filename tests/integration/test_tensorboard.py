@@ -17,7 +17,6 @@ import pytest
 import tensorflow as tf
 
 from tests.integration.running import Run, started
-from tests.processes import end
 from tests.trainer.tensorboard_reader import Events, TensorBoard, profiles, read_events
 from tests.trainer.test_loopback import own_address, reachable
 
@@ -141,7 +140,8 @@ def served(run: Run) -> Iterator[tuple[TensorBoard, int]]:
             port = int(found(process, output, re.compile(r"http://(?:127\.0\.0\.1|localhost):(\d+)")))
             yield TensorBoard(f"http://127.0.0.1:{port}"), port
         finally:
-            end(process)
+            process.terminate()
+            process.wait(20)
     assert not reachable("127.0.0.1", port)  # it has gone with the command
 
 

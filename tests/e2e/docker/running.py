@@ -28,7 +28,7 @@ EXAMPLES = ROOT / "examples"
 
 # What a run trains that has to go on for as long as a test needs it, and saves often.
 PACED: dict[str, Any] = {
-    "code": str(Path(__file__).with_name("code")),
+    "code": str(ROOT / "tests" / "e2e" / "code"),
     "train": {"workload": "paced:Paced", "steps": 1_000_000, "steps_per_execution": 10, "checkpoint": {"every_seconds": 3}},
 }
 

@@ -43,6 +43,15 @@ def kubectl(*arguments: str, check: bool = True, text: str | None = None, timeou
     return done
 
 
+def paced(every_seconds: float) -> str:
+    """Return the lines of a spec that trains for as long as a test needs it, and leaves the cores to those who come back meanwhile.
+
+    `every_seconds` it saves a checkpoint.
+    """
+    settings = f"steps: 100000000, steps_per_execution: 1, report_every_steps: 5, checkpoint: {{every_seconds: {every_seconds}}}"
+    return f"code: {ROOT / 'tests' / 'e2e' / 'code'}\ntrain: {{workload: 'paced:Slow', {settings}}}\n"
+
+
 @dataclass(frozen=True)
 class Namespace:
     """One namespace of the cluster, which admits only pods that Pod Security `restricted` allows."""
@@ -118,10 +127,11 @@ class Namespace:
 
 def until(true: Callable[[], bool], seconds: float, what: str, told: Callable[[], str] = str) -> None:
     """Wait until something is true; fail after `seconds` with what was waited for and what `told` returns."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not true():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}\n{told()}"
-        time.sleep(0.5)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"waited {seconds:.0f} s for {what}\n{told()}"
+        time.sleep(min(max(0.5, waited / 20), 1.0))  # to look takes time of those that are waited for
 
 
 def _end(job: dict[str, Any]) -> str:

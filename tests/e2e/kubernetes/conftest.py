@@ -13,24 +13,36 @@ import pytest
 from launcher.images import DEFAULT_IMAGE
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
 from tests.e2e.kubernetes.launching import Launcher
-
-# These take minutes: where several processes share the tests they come first, and the short ones fill what is left.
-LONG = {"test_runs", "test_starts", "test_examples", "test_up"}
+from tests.e2e.kubernetes.nodes import apart
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the modules that want the cluster for themselves last: whoever runs one waits for the others to be done."""
-    items.sort(key=lambda item: (hasattr(item, "module") and getattr(item.module, "ALONE", False), item.path.stem not in LONG))
+    """Put those first that take minutes: the short ones fill what is left where several processes share them.
+
+    Those that change nodes come after them, where nodes are set apart, and else last: whoever runs them waits for the others to be done.
+    """
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool, bool]:
+    changes = _changes_nodes(item)
+    return changes and not apart(), item.get_closest_marker("takes_minutes") is None, not changes
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let a module that changes nodes (`ALONE = True` says so) run while no other does, where several processes share the tests."""
+    """Let a module that changes nodes run while no other does; where the nodes are everybody's, while no other module runs at all."""
+    changes = _changes_nodes(request.node)
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with (shared / "cluster.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if getattr(request.module, "ALONE", False) else fcntl.LOCK_SH)
+    with (shared / "nodes.lock").open("w") as file:
+        if changes or not apart():
+            fcntl.flock(file, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)
         yield
+
+
+def _changes_nodes(node: pytest.Item | pytest.Collector) -> bool:
+    return node.get_closest_marker("changes_nodes") is not None
 
 
 @pytest.fixture(scope="session")

@@ -8,24 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.kubernetes.cluster import kubectl, until
+from tests.e2e.kubernetes.cluster import kubectl, paced, until
 from tests.e2e.kubernetes.launching import Launcher
 
-# The digits, each batch 50 ms late: what a device would compute meanwhile leaves two cores to those who come back.
-PACED = """\
-from tensorflow.python.data.ops import dataset_ops
-from tensorflow.python.ops import gen_experimental_dataset_ops
-
-from trainer.workloads.mnist_mlp import MnistMlp
-
-
-class Paced(MnistMlp):
-    def train_data(self, shard):
-        data = super().train_data(shard)
-        types, shapes = [one.dtype for one in data.element_spec], [one.shape for one in data.element_spec]
-        late = gen_experimental_dataset_ops.sleep_dataset(data._variant_tensor, 50_000, output_types=types, output_shapes=shapes)
-        return dataset_ops._VariantDataset(late, data.element_spec)
-"""
 ALIVE = 180.0  # seconds for steps to flow again, on a machine that does much else
 INDEX = "batch.kubernetes.io/job-completion-index"
 # Kills the process that trains, the trainer's one child.
@@ -45,13 +30,8 @@ class Run:
     def start(self, options: str, directory: Path) -> None:
         """Start it, detached; `options` is its spec but for what all of them have."""
         directory.mkdir()
-        (directory / "code").mkdir()
-        (directory / "code" / "paced.py").write_text(PACED)
-        train = (
-            "{workload: 'paced:Paced', steps: 100000000, steps_per_execution: 1, report_every_steps: 10, checkpoint: {every_seconds: 3}}"
-        )
-        head = f"version: 1\nname: {self.name}\ncode: ./code\nlimits: {{node_lost: 5s}}\ntrain: {train}\n"
-        (directory / "spec.yaml").write_text(head + options)
+        head = f"version: 1\nname: {self.name}\nlimits: {{node_lost: 5s}}\n"
+        (directory / "spec.yaml").write_text(head + paced(every_seconds=3) + options)
         self.launcher("up", str(directory / "spec.yaml"), "--detach")
 
     def describe(self) -> str:

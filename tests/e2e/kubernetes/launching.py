@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import urllib.parse
@@ -10,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 from tests.e2e.kubernetes.relay import Relay
 
 UP = 300.0  # seconds within which a run of mnist has trained, on a machine that does much else
@@ -58,30 +55,6 @@ def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
     kubeconfig = tmp_path / f"kubeconfig-{relay.port}"
     kubeconfig.write_text(json.dumps(config))
     return dataclasses.replace(launcher, env={**launcher.env, "KUBECONFIG": str(kubeconfig)}), relay
-
-
-def node_tool() -> str:
-    """Return the program that changes nodes: powers them off and on, cuts them off, has them offer GPUs; skip where there is none."""
-    found = os.environ.get("KUBE_TESTBED")
-    if not found:
-        pytest.skip("KUBE_TESTBED names no program that changes nodes")
-    return found
-
-
-def power_on(node: str) -> None:
-    """Start a node that was powered off, and wait until it is as good as any other: on a busy machine that takes minutes."""
-    start = [node_tool(), "node", "on", node]
-    told = subprocess.run(start, capture_output=True, text=True, timeout=300, check=False)
-    until(lambda: well(node), 240, f"{node} to be well", lambda: told.stdout + told.stderr)
-    if told.returncode:  # it has not waited so long, nor done what comes after that
-        subprocess.run(start, timeout=300, check=True)
-
-
-def well(node: str) -> bool:
-    """Tell whether a node is as good as any other."""
-    found = json.loads(kubectl("get", "node", node, "-o", "json").stdout)
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in found["status"]["conditions"])
-    return ready and not found["spec"].get("taints")
 
 
 def left(namespace: Namespace) -> list[str]:

@@ -9,7 +9,7 @@ from tests.e2e.kubernetes.cluster import EXAMPLES
 from tests.e2e.kubernetes.launching import Launcher, left
 from tests.e2e.reached import SETTINGS, assert_reached
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900), pytest.mark.takes_minutes]
 
 ELSEWHERE = {"mnist-ps"}  # in test_up.py by the launcher, in test_runs.py by kubectl alone
 HERE = [name for name in EXAMPLES if name not in ELSEWHERE]

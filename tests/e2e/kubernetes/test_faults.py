@@ -11,22 +11,25 @@ import pytest
 
 from tests.e2e.kubernetes.cluster import kubectl, until
 from tests.e2e.kubernetes.faults import ALIVE, Run, going_on
-from tests.e2e.kubernetes.launching import Launcher, node_tool, power_on, well
+from tests.e2e.kubernetes.launching import Launcher
+from tests.e2e.kubernetes.nodes import changeable, node_tool, power_on, well
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(1500),
+    pytest.mark.changes_nodes,
+    pytest.mark.takes_minutes,
+]  # its turn has to come first
 
-ALONE = True  # nodes come and go
 # TensorBoard shares a volume of one node with the chief, and is not to hold that to a node that is lost.
 SERVED = """\
 strategy: parameter_server
 roles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}, evaluator: {}}
 storage: {access: ReadWriteOnce}
-kubernetes: {placement: spread}
 """
 ALIKE = """\
 strategy: multi_worker_mirrored
 roles: {chief: {}, worker: {replicas: 1}}
-kubernetes: {tensorboard: false}
 """
 
 
@@ -34,7 +37,7 @@ kubernetes: {tensorboard: false}
 def served(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Start the run of parameter servers, once for the tests below."""
     run = Run(launcher, "served", ("chief", "worker-0", "worker-1", "ps-0", "evaluator"))
-    run.start(SERVED, tmp_path_factory.mktemp("specs") / run.name)
+    run.start(SERVED + changeable().spec("placement: spread"), tmp_path_factory.mktemp("specs") / run.name)
     yield run
     launcher("down", run.name, "--now", "--delete-data", "--yes")
 
@@ -43,7 +46,7 @@ def served(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def alike(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Start the run whose workers are alike, once for the tests below."""
     run = Run(launcher, "alike", ("chief", "worker-0"))
-    run.start(ALIKE, tmp_path_factory.mktemp("specs") / run.name)
+    run.start(ALIKE + changeable().spec("tensorboard: false"), tmp_path_factory.mktemp("specs") / run.name)
     yield run
     launcher("down", run.name, "--now", "--delete-data", "--yes")
 
@@ -81,10 +84,9 @@ def test_pods_deleted_and_evicted_are_replaced(runs: tuple[Run, Run]) -> None:
 def test_a_chief_evicted_waits_for_a_node_is_told_of_and_goes_on_from_its_checkpoint(runs: tuple[Run, Run]) -> None:
     served, _ = runs
     until(lambda: served.status()["state"] == "running", 60, "it to run")
-    nodes = kubectl("get", "nodes", "-o", "name").stdout.split()
     node_tool()  # it changes nodes: not of any cluster
     with going_on((served,), "chief evicted, and no node for it", "chief"):
-        kubectl("cordon", *nodes)
+        kubectl("cordon", *changeable().names)
         try:
             served.evict("chief")
 
@@ -94,7 +96,7 @@ def test_a_chief_evicted_waits_for_a_node_is_told_of_and_goes_on_from_its_checkp
 
             until(told, 90, "the status to say so", lambda: str(served.status()))
         finally:
-            kubectl("uncordon", *nodes)
+            kubectl("uncordon", *changeable().names)
     restored = [event["step"] for event in served.events("chief") if event["event"] == "restored"]
     assert restored
     assert restored[-1] > 0

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from launcher.cli.main import run
-from tests.e2e.kubernetes.cluster import EXAMPLES, ROOT, Namespace, kubectl, until
+from tests.e2e.kubernetes.cluster import EXAMPLES, ROOT, Namespace, kubectl, paced, until
 from tests.e2e.kubernetes.jobset import controller, module
-from tests.e2e.kubernetes.launching import Launcher, node_tool
+from tests.e2e.kubernetes.launching import Launcher
+from tests.e2e.kubernetes.nodes import node_tool
 from tests.e2e.kubernetes.test_accepted import CLUSTER, OPTIONS, accepted
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
@@ -188,9 +189,8 @@ class TestItsController:
     def test_who_restores_together_starts_together_and_goes_on_from_the_checkpoint(
         self, controlled: Namespace, launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        train = "train: {workload: mnist_mlp, steps: 100000000, checkpoint: {every_seconds: 2}}\nkubernetes: {tensorboard: false}\n"
-        roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 1}}\n"
-        start(controlled, "together", roles + train, tmp_path, capsys)
+        roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 1}}\nkubernetes: {tensorboard: false}\n"
+        start(controlled, "together", roles + paced(2), tmp_path, capsys)
 
         def saved() -> int:
             return max((event["step"] for event in controlled.events("together", "chief") if event["event"] == "checkpoint"), default=0)

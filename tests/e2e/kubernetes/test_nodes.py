@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import UP, Launcher, doctor, node_tool, power_on
+from tests.e2e.kubernetes.launching import UP, Launcher, doctor
+from tests.e2e.kubernetes.nodes import changeable, node_tool, power_on
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]  # its turn has to come first
-
-ALONE = True
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes]  # its turn has to come first
 
 # Each of two workers ends when it has met the other: neither does before both have their GPUs.
 MEET = """
@@ -38,16 +37,17 @@ def tool() -> Iterator[str]:
     if any(number != "0" for number in offered):
         pytest.skip(f"the nodes offer GPUs already: {offered}")
     yield found
-    subprocess.run([found, "gpus", "0"], check=True, timeout=60)
+    for node in changeable().names:
+        subprocess.run([found, "gpus", "0", node], check=True, timeout=60)
 
 
 def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launcher, tool: str, image: str, tmp_path: Path) -> None:
-    node = kubectl("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}").stdout
+    node, *_ = changeable().names
     subprocess.run([tool, "gpus", "2", node], check=True, timeout=60)
     file = tmp_path / "spec.yaml"
     file.write_text(
         "version: 1\nname: greedy\nstrategy: multi_worker_mirrored\nroles: {worker: {replicas: 2, gpus: 2}}\n"
-        f"image: {image}\ncommand: [python, -c, {json.dumps(MEET)}]\nkubernetes: {{tensorboard: false}}\n"
+        f"image: {image}\ncommand: [python, -c, {json.dumps(MEET)}]\n{changeable().spec('tensorboard: false')}"
     )
     up = launcher.start("up", str(file))
     try:
@@ -67,13 +67,16 @@ def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launch
     launcher("down", "greedy", "--delete-data", "--yes")
 
 
-def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace) -> None:
+def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace, tmp_path: Path) -> None:
     node_tool()  # it changes nodes: not of any cluster
-    kubectl("taint", "nodes", "--all", "dedicated=others:NoSchedule")
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"version: 1\nname: kept-off\ntrain: {{workload: mnist_mlp}}\n{changeable().spec()}")
+    nodes = changeable().names
+    kubectl("taint", "nodes", *nodes, "dedicated=others:NoSchedule")
     try:
-        code, found = doctor(namespace.name, "examples/mnist-single.yaml")
+        code, found = doctor(namespace.name, str(file))
     finally:
-        kubectl("taint", "nodes", "--all", "dedicated-")
+        kubectl("taint", "nodes", *nodes, "dedicated-")
     assert code == 1
     assert found["capacity"] == ("problem", "no node has room for 1 chief")
     assert "untolerated taint" in found["image"][1]
@@ -85,7 +88,7 @@ def test_a_failed_run_starts_again_though_a_pod_of_it_is_on_a_lost_node(launcher
     file = tmp_path / "spec.yaml"
     file.write_text(
         f"version: 1\nname: {name}\nstrategy: parameter_server\nroles: {{chief: {{}}, ps: {{}}, worker: {{replicas: 2}}}}\n"
-        f"image: {image}\ncommand: [python, -c, {json.dumps(fails)}]\nkubernetes: {{placement: spread, tensorboard: false}}\n"
+        f"image: {image}\ncommand: [python, -c, {json.dumps(fails)}]\n{changeable().spec('placement: spread, tensorboard: false')}"
     )
 
     def all_run() -> bool:

@@ -20,7 +20,7 @@ from launcher.render.targets import Source
 from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import Launcher, far_away, left
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
 
 SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\nlimits: {grace_period: 1s}\n"
 

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, paced, until
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
 
-LONG = """\
+LONG = f"""\
 version: 1
 name: long
 strategy: parameter_server
-roles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}
-train: {workload: mnist_mlp, steps: 100000000, checkpoint: {every_seconds: 2}}
-kubernetes: {tensorboard: false}
-"""
+roles: {{chief: {{}}, ps: {{replicas: 1}}, worker: {{replicas: 2}}}}
+kubernetes: {{tensorboard: false}}
+{paced(2)}"""
 
 
 @pytest.fixture(scope="module")
