@@ -131,7 +131,7 @@ def tensorboard(logdir: Path, log: Path, seconds: float = 60) -> Iterator[Tensor
     try:
         yield TensorBoard(_address(process, log, seconds))
     finally:
-        end(process)
+        end(process, 10)
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path, seconds: float) -> str:

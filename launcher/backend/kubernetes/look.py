@@ -51,15 +51,12 @@ def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) ->
 
 
 def telling(pods: Iterable[Object]) -> list[Object]:
-    """Return those of a run's pods that tell how it is: its tasks', and before them others that hold its tasks to a lost node. Pure.
+    """Return those of a run's pods that tell how it is: its tasks', and others that hold its tasks to a lost node. Pure.
 
     Where the volume is one node's, its pods are put where one of them is, and to the scheduler one is there until it has ended. So
-    TensorBoard's pod that is being deleted on a node that does not answer keeps the chief's next one from every other node. It comes first,
-    to be given up first: when pods that hold another one back go, the scheduler looks at that one again only minutes later.
+    TensorBoard's pod that is being deleted on a node that does not answer keeps the chief's next one from every other node.
     """
-    known = list(pods)
-    tasks = [pod for pod in known if _has(pod, CLUSTER_LABEL)]
-    return [*(pod for pod in known if _has(pod, VOLUME_LABEL) and not _has(pod, CLUSTER_LABEL) and _is_ending(pod)), *tasks]
+    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_has(pod, VOLUME_LABEL) and _is_ending(pod))]
 
 
 def _is_ending(pod: Object) -> bool:

@@ -10,7 +10,7 @@ from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Object, Seen, task_of
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.model import RunStatus, State
-from launcher.render.kubernetes.objects import VOLUME_LABEL
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
 
 # The task, for how long, and the first words of what is wrong.
 _REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
@@ -22,12 +22,18 @@ def lost(seen: Seen, now: float, patience: float) -> list[Object]:
     """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure.
 
     Those of a silent node are lost together, though one was given up a second later than another: what replaces the one is put where others
-    of the volume are, as long as these count, and is looked at again only minutes later. So those that mount the volume come first, too.
+    of the volume are, as long as these count, and is looked at again only minutes later. So those that mount the volume come first, too,
+    and before the tasks among them what is none.
     """
     gone = [(pod, now - since >= patience) for pod in seen.pods if (since := given_up(pod)) is not None]
     silent = {_node(pod) for pod, due in gone if due and trouble.is_silent(pod)}
     found = [pod for pod, due in gone if due or (trouble.is_silent(pod) and _node(pod) in silent)]
-    return sorted(found, key=lambda pod: VOLUME_LABEL not in (pod["metadata"].get("labels") or {}))
+    return sorted(found, key=_turn)
+
+
+def _turn(pod: Object) -> tuple[bool, bool]:
+    labels = pod["metadata"].get("labels") or {}
+    return VOLUME_LABEL not in labels, CLUSTER_LABEL in labels
 
 
 def _node(pod: Object) -> str:

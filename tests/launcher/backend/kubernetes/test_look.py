@@ -29,7 +29,7 @@ def test_what_holds_the_chief_to_a_lost_node_is_given_up_before_it() -> None:
     chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
     board = pod("tensorboard", "tf-launcher/volume", deleted=True)
     seen = look.telling([chief, pod("worker", "tf-launcher/cluster"), board, pod("housekeeping")])
-    assert names(seen) == ["tensorboard", "chief", "worker"]
+    assert names(seen) == ["chief", "worker", "tensorboard"]
     assert names([dict(one) for one in lost(Seen("digits", (), seen), NOW, 60)]) == ["tensorboard", "chief"]
 
 
