@@ -1,5 +1,6 @@
 """What a cluster tells of a run, gathered: its objects, and from its leading tasks' output how far it is."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Collection, Iterable
@@ -11,6 +12,7 @@ from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import Restart, RunStatus, State
+from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
 
 NAME_LABEL = "app.kubernetes.io/name"
@@ -101,10 +103,17 @@ class Watcher:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
         if not fresh and time.monotonic() < self._next:
             return self._last
-        self.seen = self._with_gone(gather(self.cluster, self.run, self._pods.keys() if self._counts else None))
-        self._last = (self._expired() or self._read()) if self.seen.jobs else None
+        self._last = self._look()
+        if self.logs.gave_up:
+            # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
+            with contextlib.suppress(LauncherError):
+                self._last = self._look()
         self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
         return self._last
+
+    def _look(self) -> RunStatus | None:
+        self.seen = self._with_gone(gather(self.cluster, self.run, self._pods.keys() if self._counts else None))
+        return (self._expired() or self._read()) if self.seen.jobs else None
 
     def _with_gone(self, seen: Seen) -> Seen:
         """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TRAINER
 
 _AT_ONCE = 8  # logs read at the same time
-_ANSWER = 10.0  # seconds; a node that is lost would let us wait for ever
+_ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait for ever
 _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
 _FIRST = "0"  # sorts before every stamp
 # Seconds for which what another reader reads is not asked for; where that one looks more seldom, at hundreds of pods, both do.
@@ -30,6 +30,7 @@ class PodLogs:
 
     def __init__(self, cluster: Cluster, kept: Path | None = None, onward: "PodLogs | None" = None) -> None:
         self._cluster, self._kept, self._onward = cluster, kept, onward
+        self.gave_up = False  # on a log, when it read last
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
         self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
         self._done: set[str] = set()
@@ -41,6 +42,7 @@ class PodLogs:
     def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
         with self._lock:
+            self.gave_up = False
             asked = [pod for pod in pods if self._may_have_news(pod)]
             read = [self._passed_on]
             self._passed_on = []
@@ -83,6 +85,7 @@ class PodLogs:
         except LauncherError:  # it is gone, or its node does not answer
             pause = min(2 * self._muted[uid][1], _MUTED[1]) if uid in self._muted else _MUTED[0]
             self._muted[uid] = (time.monotonic() + pause, pause)
+            self.gave_up = True
             return []
         self._muted.pop(uid, None)
         pieces = list(_pieces(content))

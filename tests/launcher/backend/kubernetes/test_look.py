@@ -1,11 +1,15 @@
 """Which pods of a run tell how it is, and in which order those on a lost node are given up."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from launcher.backend.kubernetes import look, observe
+from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.tending import lost
+from launcher.errors import LauncherError
+from tests.launcher.backend.kubernetes import objects
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
 
@@ -45,3 +49,45 @@ def test_who_makes_jobs_again_is_known() -> None:
     owned = {"metadata": {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}}
     assert observe.maker([ours, {"metadata": {}}]) is None
     assert observe.maker([ours, owned]) == "jobset/digits"
+
+
+class Losing:
+    """A cluster that notices that a pod's node is silent while the pod's log is waited for."""
+
+    def __init__(self) -> None:
+        self.pod = objects.running("chief")
+        self.pod["metadata"]["labels"]["tf-launcher/cluster"] = "digits"
+        self.away = False
+
+    def listed(self, kind: str, _labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        if self.away:
+            raise LauncherError("the cluster does not answer")
+        return {"Job": [objects.job("chief")], "Pod": [self.pod]}.get(kind, [])
+
+    def get(self, *_: str) -> None:
+        return None
+
+    def words(self) -> str:
+        return ""
+
+    def log(self, *_: Any, **__: Any) -> bytes:
+        conditions = [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]
+        self.pod = {**self.pod, "status": {**self.pod["status"], "conditions": conditions}}
+        raise LauncherError("no answer")
+
+
+def test_a_look_that_waited_for_a_lost_node_tells_what_the_cluster_says_after_it() -> None:
+    status = look.Watcher(cast("Cluster", Losing()), "digits").status()
+    assert status is not None
+    assert [task.reason for task in status.tasks] == ["its node node-1 does not answer"]
+
+
+def test_what_was_seen_is_told_where_it_cannot_be_looked_at_again() -> None:
+    class Going(Losing):
+        def log(self, *_: Any, **__: Any) -> bytes:
+            self.away = True
+            raise LauncherError("no answer")
+
+    status = look.Watcher(cast("Cluster", Going()), "digits").status()
+    assert status is not None
+    assert [task.reason for task in status.tasks] == [""]
