@@ -61,7 +61,7 @@ def examine(proc: Path = _PROC) -> Health:
         return Health(well=True, line=f"{what}, runs")
     port = split_address(task.address)[1]
     if not _answers(port):
-        return Health(well=False, line=f"{what}, runs, and nothing answers on port {port}; it starts, or waits for its peers")
+        return Health(well=False, line=f"{what}, runs, and nothing answers on port {port}; it starts")
     return Health(well=True, line=f"{what}, runs and answers on port {port}")
 
 

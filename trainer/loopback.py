@@ -62,6 +62,16 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """Return a socket that listens at a port: on loopback alone where `host` is of that, else on every address. Raises OSError."""
+    if is_loopback(f"{host}:{port}"):
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", port), backlog=backlog)
+
+
 def close_to_others(address: str | None) -> int:
     """Let only loopback reach what this process listens on at `address`, if that is a loopback address.
 

@@ -1,7 +1,7 @@
 """Whether a task's peers are there yet: each address is asked for a TCP connection until it gave one.
 
-Nobody waits for this: the training process starts beside it and connects by itself. What it is for is to say who is
-missing, and to end a start that will never succeed.
+Nobody waits for this: the training process starts beside it, waits for whom it needs first (engine/arrival.py), and connects by itself.
+What this is for is to say who is missing, and to end a start that will never succeed.
 """
 
 import contextlib

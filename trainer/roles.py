@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from trainer.engine import servers
+from trainer.engine import arrival, servers
 from trainer.engine.bare_server import server_class
 from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError, Session
@@ -137,6 +137,8 @@ def _train(context: Context) -> ExitCode:
     if context.job.strategy != "single":
         _check_not_started(context)
     strategy = context.job.strategy
+    if not arrival.wait(context.task, strategy, context.stopped, context.job.start_timeout):
+        return ExitCode.STOPPED
     session = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)

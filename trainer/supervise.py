@@ -255,7 +255,7 @@ class _Supervisor:
             self._terminate_after_chief(self._job.watched_chief)
             return
         self._terminate()
-        if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow waits inside, deaf to signals
+        if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait inside, deaf to signals
             self._reactor.call_later(self._job.patience.giving_up, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:

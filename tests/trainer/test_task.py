@@ -7,6 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.engine.watching import unreachable
 
 ROOT = Path(__file__).parents[2]
 SHOWS = """
@@ -52,6 +57,37 @@ def test_a_stop_is_heard_while_the_main_thread_is_in_c_and_is_nobody_elses() -> 
             assert process.stdout is not None
             assert process.stdout.readline() == "asked: False\n"  # not by another signal, nor by what ends a process forked off
             time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 143
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "strategy,role,workload",
+    [("parameter_server", "chief", "mnist_mlp"), ("manual", "chief", "placement"), ("multi_worker_mirrored", "worker", "mnist_mlp")],
+)
+def test_who_waits_for_its_peers_answers_and_hears_a_stop(
+    strategy: str, role: str, workload: str, ports: Any, eventually: Any, tmp_path: Path
+) -> None:
+    roles = ("chief", "worker") if strategy == "multi_worker_mirrored" else ("chief", "ps", "worker")
+    cluster = {name: [ports.address()] for name in roles}
+    own = cluster[role][0]
+    ports.close(own)
+    settings = {
+        "run": "waits",
+        "strategy": strategy,
+        "run_dir": str(tmp_path),
+        "scratch_dir": str(tmp_path),
+        "train": {"workload": workload},
+    }
+    environment = os.environ | {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+        "TRAINER_SETTINGS": json.dumps(settings),
+    }
+    with subprocess.Popen([sys.executable, "-P", "-m", "trainer.task"], env=environment, cwd=ROOT) as process:
+        try:
+            eventually("its port to answer", lambda: unreachable(own, 1) is None, 60)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 143
         finally:

@@ -19,6 +19,7 @@ class Job:
     scratch_dir: str
     spec_digest: str
     local_replicas: int
+    start_timeout: float
     orphan_timeout: float
     train: Train  # what `load_workload` takes
     steps: int
@@ -56,6 +57,7 @@ def job(settings: TrainerSettings) -> Job:
         scratch_dir=settings.scratch_dir,
         spec_digest=settings.spec_digest,
         local_replicas=settings.local_replicas,
+        start_timeout=settings.start_timeout,
         orphan_timeout=settings.orphan_timeout,
         train=train,
         steps=train.steps or 0,

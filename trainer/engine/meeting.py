@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.loopback import is_loopback
+from trainer.loopback import is_loopback, listen
 from trainer.tf_config import split_address
 
 MOST_TASKS = 64  # each keeps a connection to each other; of more than this, a ring has less to do
@@ -37,14 +37,10 @@ class Listener:
         On this machine's loopback it is any port, of that address alone: the next may be another task's. Raises OSError.
         """
         host, port = split_address(address)
-        if is_loopback(address):
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, 0), family=family, backlog=MOST_TASKS)
-        else:
-            try:
-                self._socket = _everywhere((port + 1) % 2**16)
-            except OSError:
-                self._socket = _everywhere(0)
+        try:
+            self._socket = listen(host, 0 if is_loopback(address) else (port + 1) % 2**16, MOST_TASKS)
+        except OSError:
+            self._socket = listen(host, 0, MOST_TASKS)
         self.invitation = Invitation(self._socket.getsockname()[1], secrets.token_bytes(TOKEN))
 
     def meet(self, index: int, hosts: Sequence[str], invitations: Sequence[Invitation], seconds: float) -> dict[int, socket.socket] | None:
@@ -88,13 +84,6 @@ class Listener:
                     connection.sendall(invitations[peer].token)
                     return int(peer)
         return None
-
-
-def _everywhere(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=MOST_TASKS)
-    return socket.create_server(("", port), backlog=MOST_TASKS)
 
 
 def _call(index: int, host: str, invitations: Sequence[Invitation], peer: int, deadline: float) -> socket.socket | None:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import trainer
 from trainer import error_file
+from trainer.engine import arrival
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.engine.pace import REPORT_EVERY
@@ -72,6 +73,7 @@ def run(program: Program, task: TaskConfig, job: Job, report: Reporter, stopped:
     watch = Watch(task.peers(), stopped, lambda: record.update("running", told.step), _leaving(record, told))
     watch.start()
     try:
+        arrival.wait(task, job.strategy, lambda: False, job.start_timeout)  # of a stop `watch` hears
         chief, *others = _connect(task)
         watch.all_there()
         record.update("running", None)

@@ -17,6 +17,7 @@ class Told:
 
     pace: Pace = field(default_factory=Pace)
     restarts: list[Restart] = field(default_factory=list)  # of its process, in its pod
+    ready: bool = False  # its process
     state: tuple[State, str] | None = None  # of the process in the pod that runs, and why
 
     def tell(self, event: Event, *, own: bool) -> None:
@@ -26,7 +27,9 @@ class Told:
             self.pace = Pace.of(event)
         if not own:
             return
-        if kind == "waiting":
+        if kind in {"started", "ready"}:
+            self.ready = kind == "ready"
+        if kind == "waiting" and not self.ready:  # who looks for its peers may find them a moment after the training process has
             self.state = (State.PENDING, waiting(event))
         elif kind == "restarting":
             cause = said(event)

@@ -45,6 +45,7 @@ class TaskRun:
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self.told = False  # asked to stop
+        self._ready = False  # its process
         self.killed = False
         self.last_line = ""
         self.failure = ""  # what the task itself said of why it gives up
@@ -196,8 +197,11 @@ class TaskRun:
         if not own or self.told:
             return False
         before = (self.state, self.reason)
+        if kind in {"started", "ready"}:
+            self._ready = kind == "ready"
         if kind == "waiting":
-            self.state, self.reason = State.PENDING, waiting(event)
+            if not self._ready:  # who looks for its peers may find them a moment after the training process has
+                self.state, self.reason = State.PENDING, waiting(event)
         elif kind in {"started", "ready", "restored", "progress"}:
             self.state, self.reason = State.RUNNING, ""
         elif kind == "restarting":

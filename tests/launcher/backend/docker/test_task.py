@@ -48,6 +48,8 @@ def test_a_container_that_runs_is_what_its_output_tells() -> None:
     assert view.state() == (State.PENDING, "waiting for ps-0")
     told(view, event="ready", seconds=3.0)
     assert view.state() == (State.RUNNING, "")
+    told(view, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
+    assert view.state() == (State.RUNNING, "")  # its parent looks for the last peer a moment longer than itself
     told(view, event="restarting", cause="a peer was lost", exit_code=75)
     assert view.state() == (State.RESTARTING, "a peer was lost")
     view.look(container("paused"))

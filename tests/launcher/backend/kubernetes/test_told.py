@@ -35,7 +35,9 @@ def test_who_waits_for_peers_does_not_run_yet() -> None:
     story.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
     (chief,) = story.onto(status(TaskStatus("chief", State.RUNNING)), ended=False).tasks
     assert (chief.state, chief.reason) == (State.PENDING, "waiting for worker-1")
-    story.take([line("chief", "started", attempt=2)])
+    story.take([line("chief", "started", attempt=2), line("chief", "ready", seconds=3.0)])
+    # Its parent looks for the last peer a moment longer than itself.
+    story.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=5, timeout=600)])
     assert story.onto(status(TaskStatus("chief", State.RUNNING)), ended=False).tasks[0].state is State.RUNNING
 
 

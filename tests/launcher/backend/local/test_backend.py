@@ -129,6 +129,13 @@ def test_training_that_never_starts_fails_and_says_who_waits_for_whom(runs: Runs
     assert "start timeout of 4 s: chief is waiting for ps-0" in ended.reason
 
 
+def test_a_peer_that_is_missed_once_training_is_ready_is_there(runs: Runs) -> None:
+    waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
+    runs.start({"chief": event("ready", seconds=1) + waiting + event("restored", step=7) + waiting + "print('told')\ntime.sleep(60)"})
+    until(lambda: any(line.startswith("told") for line in runs.lines()))
+    assert runs.backend.status("run").tasks[0].state == State.RUNNING
+
+
 def test_training_that_has_started_is_not_timed_out(runs: Runs) -> None:
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}})}
     runs.start({"chief": event("ready", seconds=1) + "time.sleep(3.5)"}, start_timeout=3.0, env=env)
