@@ -40,8 +40,8 @@ def assert_the_launcher_trains(name: str, tmp_path: Path) -> None:
         assert_reached(name, run.status(), logs)
         assert run.launcher("tensorboard", own).strip() == f"http://127.0.0.1:{port}"
         if name == "mnist-single":
-            tags = get(f"http://127.0.0.1:{port}/data/plugin/images/tags")
-            assert tags["train"], tags
+            shown = f"http://127.0.0.1:{port}/data/plugin/images/tags"
+            run.until("TensorBoard to show pictures", lambda: get(shown).get("train"), timeout=30)
         # Again: it is complete. Down: its results stay, then they go.
         again = launch("up", str(EXAMPLES / f"{name}.yaml"), *arguments[:-1], runs=runs)
         assert (again.returncode, "is complete" in again.stdout) == (0, True), again.stdout + again.stderr
@@ -60,6 +60,7 @@ def _its_logs_are_shown_again(run: Run) -> None:
     """TensorBoard of a run that was taken down answers where one says, and goes with the next `down`."""
     for port in (free_port(), free_port()):
         assert run.launcher("tensorboard", run.name, "--port", str(port)).strip() == f"http://127.0.0.1:{port}"
-        assert get(f"http://127.0.0.1:{port}/data/plugin/scalars/tags")["train"]
+        shown = f"http://127.0.0.1:{port}/data/plugin/scalars/tags"
+        run.until("TensorBoard to show the run", lambda shown=shown: get(shown).get("train"), timeout=30)  # type: ignore[misc]
     run.launcher("down", run.name)
     assert left(run.name) == {"containers": [], "networks": [], "volumes": [f"{run.name}_run"]}

@@ -79,8 +79,7 @@ def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(ap
     assert "Read-only file system" in refused.stderr
     # Through the API server, as `kubectl port-forward` goes.
     path = f"/api/v1/namespaces/{applied.name}/services/mnist-ps-tensorboard:http/proxy/data/plugin/scalars/tags"
-    tags = json.loads(kubectl("get", "--raw", path).stdout)
-    assert {"train", "eval"} <= set(tags)
+    until(lambda: {"train", "eval"} <= set(json.loads(kubectl("get", "--raw", path).stdout)), 30, "TensorBoard to show the run")
 
 
 def back(namespace: Namespace, run: str, role: str) -> float:

@@ -61,9 +61,14 @@ def test_tensorboard_is_reached_through_a_port_of_this_machine(trained: str, lau
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        for _ in range(3):
+
+        def shown() -> set[str]:
             with urllib.request.urlopen(f"{url}/data/plugin/scalars/tags", timeout=30) as answer:
-                assert {"train", "eval"} <= set(json.load(answer))
+                return set(json.load(answer))
+
+        until(lambda: {"train", "eval"} <= shown(), 30, "TensorBoard to show the run")
+        for _ in range(2):  # each by a connection of its own
+            assert {"train", "eval"} <= shown()
     finally:
         process.send_signal(2)
         process.communicate(timeout=20)
