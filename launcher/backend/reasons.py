@@ -1,4 +1,6 @@
-"""What events of a task say in words, for the reasons that statuses and logs give. Pure."""
+"""What events of a task say in words, for the reasons that statuses and logs give."""
+
+from dataclasses import dataclass
 
 from launcher.backend.progress import text
 from trainer.events import Event
@@ -17,6 +19,20 @@ def _short(line: str) -> str:
         return line
     end = LAST_LINE // 2
     return f"{line[: LAST_LINE - end - 5]} ... {line[-end:]}"
+
+
+@dataclass
+class Start:
+    """Whether a task's training process is still on its way: who looks for its peers may find the last a moment after it was ready."""
+
+    ready: bool = False
+
+    def waits(self, event: Event) -> bool:
+        """Take in an event that the task told of itself; return whether it waits for its peers."""
+        kind = event["event"]
+        if kind in {"started", "ready"}:
+            self.ready = kind == "ready"
+        return kind == "waiting" and not self.ready
 
 
 def waiting(event: Event) -> str:

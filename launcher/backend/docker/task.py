@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.backend.model import Restart, State, TaskStatus
 from launcher.backend.progress import Pace, number, whole
-from launcher.backend.reasons import LAST_LINE, said, waiting
+from launcher.backend.reasons import LAST_LINE, Start, said, waiting
 from trainer.events import Event, parse
 from trainer.exit_codes import ExitCode, describe
 
@@ -47,7 +47,7 @@ class TaskView:
     last_line: str = ""
     settled: tuple[State, str] | None = None  # how it ended for the run, where that is not what its exit code says
     _told: tuple[State, str] = (State.PENDING, "")
-    _ready: bool = False  # its process
+    _start: Start = field(default_factory=Start)
     _starts: int = 0
     _uncounted: int = 0  # restarts after a stop, and what the trainer itself does not count
     _counted: int = 0  # restarts in place, as the trainer that runs counts them
@@ -120,11 +120,8 @@ class TaskView:
             self._pace = Pace.of(event)
         if not own:
             return
-        if kind in {"started", "ready"}:
-            self._ready = kind == "ready"
-        if kind == "waiting":
-            if not self._ready:  # who looks for its peers may find them a moment after the training process has
-                self._told = (State.PENDING, waiting(event))
+        if self._start.waits(event):
+            self._told = (State.PENDING, waiting(event))
         elif kind == "started":
             self._started(event)
         elif kind in {"ready", "restored", "progress"}:

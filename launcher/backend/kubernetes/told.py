@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.backend.model import LogLine, Restart, RunStatus, State, TaskStatus
 from launcher.backend.progress import Pace, Progress, number, whole
-from launcher.backend.reasons import said, waiting
+from launcher.backend.reasons import Start, said, waiting
 from trainer.events import Event, parse
 
 
@@ -17,7 +17,7 @@ class Told:
 
     pace: Pace = field(default_factory=Pace)
     restarts: list[Restart] = field(default_factory=list)  # of its process, in its pod
-    ready: bool = False  # its process
+    start: Start = field(default_factory=Start)
     state: tuple[State, str] | None = None  # of the process in the pod that runs, and why
 
     def tell(self, event: Event, *, own: bool) -> None:
@@ -27,9 +27,7 @@ class Told:
             self.pace = Pace.of(event)
         if not own:
             return
-        if kind in {"started", "ready"}:
-            self.ready = kind == "ready"
-        if kind == "waiting" and not self.ready:  # who looks for its peers may find them a moment after the training process has
+        if self.start.waits(event):
             self.state = (State.PENDING, waiting(event))
         elif kind == "restarting":
             cause = said(event)

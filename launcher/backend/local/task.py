@@ -13,7 +13,7 @@ from launcher.backend.local.logfiles import LogWriter
 from launcher.backend.local.processes import Identity
 from launcher.backend.model import Restart, State, TaskStatus
 from launcher.backend.progress import Pace, whole
-from launcher.backend.reasons import LAST_LINE, said, waiting
+from launcher.backend.reasons import LAST_LINE, Start, said, waiting
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
 from trainer.events import Event, parse
@@ -45,7 +45,7 @@ class TaskRun:
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self.told = False  # asked to stop
-        self._ready = False  # its process
+        self._start = Start()
         self.killed = False
         self.last_line = ""
         self.failure = ""  # what the task itself said of why it gives up
@@ -197,11 +197,8 @@ class TaskRun:
         if not own or self.told:
             return False
         before = (self.state, self.reason)
-        if kind in {"started", "ready"}:
-            self._ready = kind == "ready"
-        if kind == "waiting":
-            if not self._ready:  # who looks for its peers may find them a moment after the training process has
-                self.state, self.reason = State.PENDING, waiting(event)
+        if self._start.waits(event):
+            self.state, self.reason = State.PENDING, waiting(event)
         elif kind in {"started", "ready", "restored", "progress"}:
             self.state, self.reason = State.RUNNING, ""
         elif kind == "restarting":

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.docker.running import EXAMPLES, NOTHING, Run, cleaned, get, launch, left, unique
+from tests.e2e.docker.running import EXAMPLES, NOTHING, Run, cleaned, launch, left, unique
 from tests.e2e.reached import SETTINGS, assert_reached
 from tests.processes import free_port
 
@@ -40,8 +40,7 @@ def assert_the_launcher_trains(name: str, tmp_path: Path) -> None:
         assert_reached(name, run.status(), logs)
         assert run.launcher("tensorboard", own).strip() == f"http://127.0.0.1:{port}"
         if name == "mnist-single":
-            shown = f"http://127.0.0.1:{port}/data/plugin/images/tags"
-            run.until("TensorBoard to show pictures", lambda: get(shown).get("train"), timeout=30)
+            run.shown(port, "images", "train")
         # Again: it is complete. Down: its results stay, then they go.
         again = launch("up", str(EXAMPLES / f"{name}.yaml"), *arguments[:-1], runs=runs)
         assert (again.returncode, "is complete" in again.stdout) == (0, True), again.stdout + again.stderr
@@ -60,7 +59,6 @@ def _its_logs_are_shown_again(run: Run) -> None:
     """TensorBoard of a run that was taken down answers where one says, and goes with the next `down`."""
     for port in (free_port(), free_port()):
         assert run.launcher("tensorboard", run.name, "--port", str(port)).strip() == f"http://127.0.0.1:{port}"
-        shown = f"http://127.0.0.1:{port}/data/plugin/scalars/tags"
-        run.until("TensorBoard to show the run", lambda shown=shown: get(shown).get("train"), timeout=30)  # type: ignore[misc]
+        run.shown(port, "scalars", "train")
     run.launcher("down", run.name)
     assert left(run.name) == {"containers": [], "networks": [], "volumes": [f"{run.name}_run"]}

@@ -147,6 +147,11 @@ class Run:
         last = {task: docker("logs", "--tail", "12", self.container(task)) for task in self.tasks()}
         raise AssertionError(f"waited {timeout} s for {what}\n" + "\n".join(f"--- {task}\n{text}" for task, text in last.items()))
 
+    def shown(self, port: int, plugin: str, *parts: str) -> None:
+        """Wait until TensorBoard shows parts of the run: it looks for what is new every few seconds."""
+        tags = f"http://127.0.0.1:{port}/data/plugin/{plugin}/tags"
+        self.until(f"TensorBoard to show {', '.join(parts)}", lambda: all(map(get(tags).get, parts)), timeout=30)
+
     def tasks(self) -> list[str]:
         """Return the tasks that have a container."""
         listed = docker("ps", "--all", "--filter", f"label={labels.RUN}={self.name}", "--format", f'{{{{.Label "{labels.TASK}"}}}}')

@@ -50,9 +50,7 @@ def test_compose_alone_trains_it_and_the_launcher_finds_it(name: str, tmp_path: 
         told = get(f"http://127.0.0.1:{port}/data/environment")
         assert status["tensorboard"] == f"http://127.0.0.1:{port}", told
         if name.startswith("mnist"):
-            # It looks for what is new every few seconds: what was written last, at the end of the run, comes a moment later.
-            shown = f"http://127.0.0.1:{port}/data/plugin/scalars/tags"
-            run.until("TensorBoard to show all", lambda: all(get(shown).get(part) for part in ("train", "eval")), timeout=30)
+            run.shown(port, "scalars", "train", "eval")
         # What it stored stays when its containers go.
         docker("compose", "--file", str(file), "down", deadline=120)
         assert left(project) == {"containers": [], "networks": [], "volumes": [f"{project}_run"]}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.reasons import LAST_LINE, said, waiting
+from launcher.backend.reasons import LAST_LINE, Start, said, waiting
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_a_task_that_says_very_much_is_quoted_in_part_with_the_place_at_its_end(
 )
 def test_who_is_missing_is_named(missing: Any, words: str) -> None:
     assert waiting({"event": "waiting", "missing": missing}) == words
+
+
+def test_who_was_ready_does_not_wait_for_peers_until_it_is_started_again() -> None:
+    start = Start()
+    heard = [
+        start.waits({"event": kind}) for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
+    ]
+    assert heard == [False, True, False, False, False, False, False, True]
