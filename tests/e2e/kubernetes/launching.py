@@ -1,5 +1,6 @@
 """The launcher's command line on a real cluster, as a user types it."""
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -29,9 +30,19 @@ class Launcher:
         return subprocess.Popen(self._words(arguments), cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def __call__(self, *arguments: str, code: int = 0, timeout: float = 120) -> str:
-        """Run the launcher, check its exit code, and return what it wrote."""
-        done = subprocess.run(self._words(arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
-        assert done.returncode == code, f"launcher {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        """Run the launcher, check its exit code, and return what it wrote; what takes longer fails with what it wrote until then."""
+        command = f"launcher {' '.join(arguments)}"
+        try:
+            done = subprocess.run(
+                self._words(arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            wrote = b"".join(part for part in (late.stdout, late.stderr) if part).decode(errors="replace")[-8000:]
+            pods = ""
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pods = self.namespace.kubectl("get", "pods", "-o", "wide", check=False)
+            raise AssertionError(f"{command}: not done after {timeout:.0f} s:\n{wrote}\n{pods}") from None
+        assert done.returncode == code, f"{command}:\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
     def status(self, name: str) -> dict[str, Any]:
