@@ -16,16 +16,18 @@ from trainer.engine.session import PeerLostError, Session
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.loopback import closed_to_others
+from trainer.placeholder import Placeholder
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Agent, Workload
 
 
 @dataclass(frozen=True)
 class Context:
-    """What every role gets: the task, the job, and a way to hear of a stop."""
+    """What every role gets: the task, the job, its port until TensorFlow has it, and a way to hear of a stop."""
 
     task: TaskConfig
     job: Job
+    port: Placeholder
     report: Reporter
     stopped: Callable[[], bool]
     began: float
@@ -137,7 +139,7 @@ def _train(context: Context) -> ExitCode:
     if context.job.strategy != "single":
         _check_not_started(context)
     strategy = context.job.strategy
-    if not arrival.wait(context.task, strategy, context.stopped, context.job.start_timeout):
+    if not arrival.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
         return ExitCode.STOPPED
     session = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
     _alive.append(session)
@@ -163,7 +165,7 @@ def _drive(context: Context) -> ExitCode:
 
     placed = load_program(context.job.train)
     _check_not_started(context)
-    outcome = program.run(placed, context.task, context.job, context.report, context.stopped, context.began)
+    outcome = program.run(placed, context.task, context.job, context.port, context.report, context.stopped, context.began)
     _dismiss(context)
     _done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE

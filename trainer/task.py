@@ -16,6 +16,7 @@ from trainer import error_file, lifeline, quiet, user_errors
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
+from trainer.placeholder import Placeholder
 from trainer.settings import TrainerSettings
 from trainer.strategies import SERVED
 from trainer.tf_config import TaskConfig, parse
@@ -82,13 +83,16 @@ def main() -> NoReturn:
     if settings.strategy in SERVED and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
     report = Reporter(task.name)
-    code = _run(task, settings, report, stop, began)
+    port = Placeholder(task.address, settings.start_timeout)
+    if settings.strategy in SERVED and task.is_chief:  # its servers end when it stays away: they need not wait for TensorFlow's import
+        port.open()
+    code = _run(task, settings, port, report, stop, began)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: Stop, began: float) -> ExitCode:
+def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report: Reporter, stop: Stop, began: float) -> ExitCode:
     with quiet.importing():
         from trainer import roles
         from trainer.engine.job import job
@@ -100,7 +104,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, report: Reporter, stop: St
     module, colon, _ = settings.train.workload.partition(":") if settings.train else ("", "", "")
     users = module if colon else ""  # the module of a workload of the user's own
     try:
-        return roles.run(roles.Context(task, job(settings), report, stop, began))
+        return roles.run(roles.Context(task, job(settings), port, report, stop, began))
     except PeerLostError as error:
         _tell(str(error), "" if report.start is None else str(report.start))
         return ExitCode.PEER_LOST

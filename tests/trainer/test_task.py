@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,17 @@ import os
 class Shows:
     def __init__(self, params, data, seed):
         raise RuntimeError("growth is " + os.environ["TF_FORCE_GPU_ALLOW_GROWTH"])
+"""
+
+# Stands before Keras, which is imported before TensorFlow, until the gate is there.
+GATED = """
+import os, sys, time
+
+while not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.02)
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["keras"]
+import keras
 """
 
 STOPS = """
@@ -81,17 +93,30 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(
         "scratch_dir": str(tmp_path),
         "train": {"workload": workload},
     }
-    environment = os.environ | {
-        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
-        "TRAINER_SETTINGS": json.dumps(settings),
-    }
-    with subprocess.Popen([sys.executable, "-P", "-m", "trainer.task"], env=environment, cwd=ROOT) as process:
-        try:
-            eventually("its port to answer", lambda: unreachable(own, 1) is None, 60)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 143
-        finally:
-            process.kill()
+    gate = tmp_path / "gate"
+    if role == "chief":  # its servers end when it stays away: it answers before TensorFlow is imported
+        (tmp_path / "keras.py").write_text(GATED, encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as worker:
+        worker.settimeout(60)
+        if role == "chief":  # it asks the worker first, then waits for the ps
+            cluster["worker"] = [f"127.0.0.1:{worker.getsockname()[1]}"]
+        environment = os.environ | {
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+            "TRAINER_SETTINGS": json.dumps(settings),
+            "PYTHONPATH": str(tmp_path),
+            "GATE": str(gate),
+        }
+        with subprocess.Popen([sys.executable, "-P", "-m", "trainer.task"], env=environment, cwd=ROOT) as process:
+            try:
+                eventually("its port to answer", lambda: unreachable(own, 1) is None, 60)
+                gate.touch()
+                if role == "chief":
+                    worker.accept()[0].close()
+                    assert unreachable(own, 1) is None
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=20) == 143
+            finally:
+                process.kill()
 
 
 def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:

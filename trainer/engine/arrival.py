@@ -5,16 +5,14 @@ TensorFlow waits for peers, too. But its gRPC looks a name up when it connects f
 What waits here also hears at once that it is asked to stop. Who is missing is told by the task's parent (trainer/peers.py).
 """
 
-import contextlib
-import socket
 import time
 from collections.abc import Callable, Mapping
 
 from trainer.engine.session import PeerLostError
 from trainer.engine.watching import unreachable
-from trainer.loopback import listen
+from trainer.placeholder import Placeholder
 from trainer.strategies import SERVED, Strategy
-from trainer.tf_config import TaskConfig, split_address
+from trainer.tf_config import TaskConfig
 
 _ANSWER = 1.0  # seconds to connect
 _PAUSE = 0.5  # seconds between two tries, at least
@@ -22,10 +20,10 @@ _ASKING = 200  # tasks that may ask for a name in a second
 _HEAR = 0.1  # seconds in which a stop is heard
 
 
-def wait(task: TaskConfig, strategy: Strategy, stopped: Callable[[], bool], within: float) -> bool:
+def wait(task: TaskConfig, strategy: Strategy, port: Placeholder, stopped: Callable[[], bool], within: float) -> bool:
     """Wait until all whom a task connects to first are there; returns False when `stopped` tells that it was asked to stop meanwhile.
 
-    Its own port answers all the while, as TensorFlow's does later: others see that it is there.
+    Its own `port` answers all the while, as TensorFlow's does later: others see that it is there. It is free when this is done.
 
     Raises:
         PeerLostError: one of them was not there `within` so many seconds.
@@ -33,21 +31,21 @@ def wait(task: TaskConfig, strategy: Strategy, stopped: Callable[[], bool], with
     peers = _first(task, strategy)
     pause = max(_PAUSE, len(task.tasks()) / _ASKING)
     deadline = time.monotonic() + within
-    with contextlib.ExitStack() as stack:
-        listener: socket.socket | None = None
+    try:
+        if peers and stopped():  # while it was starting; whoever is there goes with the run
+            return False
         while lacking := _lacking(peers):
             name, reason = lacking
             if time.monotonic() > deadline:
                 raise PeerLostError(f"{name} ({peers[name]}) was not there after {within:g} s: {reason}")
             peers = {name: peers[name], **peers}  # it is asked first, and once it is there all the others again
-            if listener is None:
-                try:
-                    listener = stack.enter_context(listen(*split_address(task.address or "")))
-                except OSError:
-                    return True  # TensorFlow says what is wrong with the port
-            if _turn_away(listener, pause, stopped):
+            if not port.open():
+                return True  # TensorFlow says what is wrong with the port
+            if _stopped_within(pause, stopped):
                 return False
-    return True
+        return True
+    finally:
+        port.close()
 
 
 def _first(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
@@ -65,16 +63,9 @@ def _lacking(peers: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def _turn_away(listener: socket.socket, seconds: float, stopped: Callable[[], bool]) -> bool:
-    """Take connections and close them for some seconds; returns early, and True, when it is asked to stop."""
+def _stopped_within(seconds: float, stopped: Callable[[], bool]) -> bool:
+    """Wait for some seconds; returns early, and True, when the task is asked to stop."""
     until = time.monotonic() + seconds
     while not (asked := stopped()) and (left := until - time.monotonic()) > 0:
-        listener.settimeout(min(left, _HEAR))
-        try:
-            connection, _ = listener.accept()
-            connection.close()  # in order: who asks may not have seen yet that it was taken
-        except TimeoutError:
-            continue
-        except OSError:  # no more files, say
-            time.sleep(_HEAR)
+        time.sleep(min(left, _HEAR))
     return asked

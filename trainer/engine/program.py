@@ -29,6 +29,7 @@ from trainer.engine.watching import Watch, unreachable
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.loopback import closed_to_others
+from trainer.placeholder import Placeholder
 from trainer.programs import devices
 from trainer.programs.cluster import Cluster, Task
 from trainer.programs.device_log import DeviceLog
@@ -57,10 +58,12 @@ class Outcome:
     metrics: dict[str, float]
 
 
-def run(program: Program, task: TaskConfig, job: Job, report: Reporter, stopped: Callable[[], bool], began: float) -> Outcome:
+def run(
+    program: Program, task: TaskConfig, job: Job, port: Placeholder, report: Reporter, stopped: Callable[[], bool], began: float
+) -> Outcome:
     """Connect to the cluster and run `program` on it to its end. A stop that is asked for meanwhile ends this process.
 
-    `began` is when the process started, in seconds since the epoch.
+    `port` is the task's until TensorFlow has it; `began` is when the process started, in seconds since the epoch.
 
     Raises:
         PeerLostError: a server was lost, and is named.
@@ -73,7 +76,7 @@ def run(program: Program, task: TaskConfig, job: Job, report: Reporter, stopped:
     watch = Watch(task.peers(), stopped, lambda: record.update("running", told.step), _leaving(record, told))
     watch.start()
     try:
-        arrival.wait(task, job.strategy, lambda: False, job.start_timeout)  # of a stop `watch` hears
+        arrival.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # of a stop `watch` hears
         chief, *others = _connect(task)
         watch.all_there()
         record.update("running", None)

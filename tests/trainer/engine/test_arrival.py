@@ -1,5 +1,6 @@
 """Whom a task waits for before TensorFlow connects, with real sockets."""
 
+import functools
 import re
 import socket
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from trainer.engine import arrival
 from trainer.engine.session import PeerLostError
+from trainer.placeholder import Placeholder
 from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, split_address
 
@@ -30,7 +32,8 @@ class Waiting:
     def __init__(self, task: TaskConfig, strategy: Strategy) -> None:
         self.asked = threading.Event()
         self.results: list[bool] = []
-        self.thread = threading.Thread(target=lambda: self.results.append(arrival.wait(task, strategy, self.asked.is_set, 60)))
+        wait = functools.partial(arrival.wait, task, strategy, Placeholder(task.address, 60), self.asked.is_set, 60)
+        self.thread = threading.Thread(target=lambda: self.results.append(wait()))
         self.thread.start()
 
 
@@ -83,6 +86,12 @@ def test_who_is_asked_to_stop_waits_no_longer(chief: TaskConfig, waiting: Any, e
     assert eventually("it to hear", lambda: one.results) == [False]
 
 
+def test_a_chief_that_was_asked_to_stop_before_does_not_go_on_though_all_are_there(chief: TaskConfig, ports: Any) -> None:
+    for address in chief.peers().values():
+        ports.listen(address)
+    assert not arrival.wait(chief, "parameter_server", Placeholder(chief.address, 60), lambda: True, 60)
+
+
 def test_a_worker_among_its_like_waits_for_the_chief_alone(chief: TaskConfig, ports: Any, waiting: Any, eventually: Any) -> None:
     worker = replace(chief, role="worker", index=1, cluster={role: chief.cluster[role] for role in ("chief", "worker")})
     one = waiting(worker, "multi_worker_mirrored")
@@ -94,7 +103,7 @@ def test_a_worker_among_its_like_waits_for_the_chief_alone(chief: TaskConfig, po
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "single", "mirrored"])
 def test_other_chiefs_wait_for_nobody(strategy: Strategy, chief: TaskConfig) -> None:
-    assert arrival.wait(chief, strategy, lambda: True, 60)
+    assert arrival.wait(chief, strategy, Placeholder(chief.address, 60), lambda: True, 60)
 
 
 def test_who_is_not_there_in_time_is_named(chief: TaskConfig, ports: Any) -> None:
@@ -102,7 +111,7 @@ def test_who_is_not_there_in_time_is_named(chief: TaskConfig, ports: Any) -> Non
     ports.listen(chief.cluster["worker"][0])
     missing = f"worker-1 ({chief.cluster['worker'][1]}) was not there after 0.1 s: connection refused"
     with pytest.raises(PeerLostError, match=re.escape(missing)):
-        arrival.wait(chief, "manual", lambda: False, 0.1)
+        arrival.wait(chief, "manual", Placeholder(chief.address, 60), lambda: False, 0.1)
 
 
 def test_a_port_that_is_taken_is_for_tensorflow_to_tell(chief: TaskConfig, waiting: Any, eventually: Any) -> None:
