@@ -18,7 +18,7 @@ from tests.e2e.kubernetes.launching import Launcher
 from tests.e2e.kubernetes.nodes import node_tool
 from tests.e2e.kubernetes.test_accepted import CLUSTER, OPTIONS, accepted
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300), pytest.mark.takes_minutes]
 
 DEFINITION = "jobsets.jobset.x-k8s.io"
 _FILE = "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"  # of the definition
