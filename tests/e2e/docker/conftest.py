@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -107,3 +108,15 @@ def by_relay(relay: "subprocess.Popen[str]") -> dict[str, str]:
     """Return the environment in which the engine is at the other end of the relay."""
     assert relay.stdout is not None
     return {"DOCKER_HOST": f"tcp://127.0.0.1:{relay.stdout.readline().strip()}"}
+
+
+@pytest.fixture
+def lose(relay: "subprocess.Popen[str]") -> Callable[[], None]:
+    """Return what makes the relay lose its connections: once it returns, they are lost."""
+
+    def lose() -> None:
+        os.kill(relay.pid, signal.SIGUSR1)
+        assert relay.stdout is not None
+        assert relay.stdout.readline() == "lost\n"
+
+    return lose

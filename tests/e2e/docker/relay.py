@@ -1,9 +1,11 @@
 """Makes an engine's socket answer on a TCP port of loopback: `python relay.py SOCKET` prints the port, and relays until it is killed.
 
-SIGUSR1 makes it lose every connection that there is, without a word to either side, as a network does. New ones are relayed.
+SIGUSR1 makes it lose every connection that there is, without a word to either side, as a network does, and print "lost". New ones are
+relayed.
 """
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -14,9 +16,10 @@ lost_at = 0.0
 
 
 def lose(*_: object) -> None:
-    """Pass nothing on any more of the connections that there are."""
+    """Pass nothing on any more of the connections that there are, and say so."""
     global lost_at  # noqa: PLW0603 - a signal handler has nowhere else to leave it
     lost_at = time.monotonic()
+    os.write(1, b"lost\n")
 
 
 def pump(reading: socket.socket, writing: socket.socket) -> None:

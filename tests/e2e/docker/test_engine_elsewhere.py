@@ -1,10 +1,7 @@
 """An engine at the other end of a network, which cannot see directories of this machine, and whose network may go silent."""
 
-import contextlib
-import os
 import re
-import signal
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,7 +50,7 @@ def test_the_engine_is_that_of_the_context_in_use(by_relay: dict[str, str], tmp_
     assert listed.returncode == 0, listed.stderr
 
 
-def test_a_network_that_goes_silent_is_noticed(relay: "subprocess.Popen[str]", by_relay: dict[str, str], tmp_path: Path) -> None:
+def test_a_network_that_goes_silent_is_noticed(lose: Callable[[], None], by_relay: dict[str, str], tmp_path: Path) -> None:
     # It says nothing by itself for longer than an answer may be silent.
     program = "import time\nfor second in range(600):\n    print(f'second {second}', flush=True)\n    time.sleep(1)"
     file = spec(tmp_path, "silent", command=["python", "-c", program])
@@ -62,8 +59,7 @@ def test_a_network_that_goes_silent_is_noticed(relay: "subprocess.Popen[str]", b
         assert started.returncode == 0, started.stderr
         run = Run(file.stem, tmp_path / "runs")
         run.until("output", lambda: last_second(run) is not None, 60)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(relay.pid, signal.SIGUSR1)
+        lose()
         lost = last_second(run)
         assert lost is not None
         # The log goes on, and has every line.

@@ -1,12 +1,9 @@
 """A container's output as the engine gives it: whole lines, from where one had read, and until it ends."""
 
 import contextlib
-import os
-import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -81,7 +78,7 @@ def test_following_ends_when_the_answer_is_closed_from_elsewhere(client: Engine,
     assert time.monotonic() - began < 30
 
 
-def test_an_engine_that_goes_silent_is_not_waited_for(relay: "subprocess.Popen[str]", by_relay: dict[str, str], start: Any) -> None:
+def test_an_engine_that_goes_silent_is_not_waited_for(lose: Callable[[], None], by_relay: dict[str, str], start: Any) -> None:
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
     far = Engine(Endpoint(by_relay["DOCKER_HOST"]))
     far.hurry(2)
@@ -89,7 +86,7 @@ def test_an_engine_that_goes_silent_is_not_waited_for(relay: "subprocess.Popen[s
     while not (lines := list(output.read(far.client, container, "chief"))) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert [line.text for _, line in lines] == ["up"]
-    os.kill(relay.pid, signal.SIGUSR1)
+    lose()
     began = time.monotonic()
     with pytest.raises(ERRORS):
         list(output.read(far.client, container, "chief"))
