@@ -25,6 +25,10 @@ ERRORS = (OpenApiException, ConfigException, urllib3.exceptions.HTTPError, OSErr
 # Seconds to connect, and for one answer.
 TIMEOUT = (5, 30)
 
+# Kept open to an API server, more than are used at once (two stops of a run that each follow 32 logs, and readers of 8 logs each): what is
+# beyond it the client throws away, and complains on stderr.
+_CONNECTIONS = 128
+
 # Where the API has the kinds that a run consists of or is told by.
 _CORE = "api/v1"
 KINDS: dict[str, tuple[str, str]] = {
@@ -124,7 +128,25 @@ class Cluster:
 
     def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
         """Return what a container of a pod wrote, as `query` asks for it."""
-        answer = self.request(
+        with asking(f"reading the log of {pod}"):
+            content: bytes = self._log(pod, container, query, timeout).data
+        return content
+
+    def log_to_the_end(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
+        """Yield whole lines of what a container of a pod wrote and writes, as they come, until it or the connection ends.
+
+        Raises LauncherError, UnreachableError also where it writes nothing for `timeout` seconds.
+        """
+        answer = self._log(pod, container, [*query, ("follow", "true")], timeout)
+        partial = b""
+        with asking(f"following the log of {pod}"), contextlib.closing(answer):
+            for piece in answer.stream():
+                lines, end, partial = (partial + piece).rpartition(b"\n")  # what is cut off within a line is asked for again
+                if end:
+                    yield lines
+
+    def _log(self, pod: str, container: str, query: list[tuple[str, str]], timeout: float) -> Any:
+        return self.request(
             "get",
             f"{self.path('Pod', pod)}/log",
             doing=f"reading the log of {pod}",
@@ -133,9 +155,6 @@ class Cluster:
             serialize=False,
             _request_timeout=(TIMEOUT[0], timeout),
         )
-        with asking(f"reading the log of {pod}"):
-            content: bytes = answer.data
-        return content
 
 
 @contextlib.contextmanager
@@ -182,6 +201,7 @@ def _client(context: str | None) -> ApiClient:
         settings = Configuration()
         config.load_kube_config(config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings)
     settings.retries = 1
+    settings.connection_pool_maxsize = _CONNECTIONS
     return ApiClient(configuration=settings)
 
 

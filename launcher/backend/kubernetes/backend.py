@@ -71,6 +71,7 @@ class KubernetesBackend:
         self._known: dict[str, _Known] = {}
         self._marks: dict[str, record.Mark] = {}  # of what this process is about to start anew
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
+        self._stopping: list[str] = []  # in this process; one that is asked for twice twice
 
     def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
         """Let the API server check every object before one is made; yield what a person should know."""
@@ -217,8 +218,13 @@ class KubernetesBackend:
         chosen = lines.Chosen(tuple(tasks), since, tail)
         if not follow:
             return lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
-        directory = self._kept(known.cluster, name)
-        return lines.follow(known.cluster, name, directory, chosen, lambda: self.status(name).state in ENDED, PATIENCE, known.watcher.logs)
+        return lines.follow(
+            known.cluster, name, self._kept(known.cluster, name), chosen, lambda: self._is_over(name), PATIENCE, known.watcher.logs
+        )
+
+    def _is_over(self, name: str) -> bool:
+        """Tell whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
+        return name not in self._stopping and self.status(name).state in ENDED
 
     def stop(self, name: str, *, now: bool = False) -> None:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
@@ -230,7 +236,11 @@ class KubernetesBackend:
             before = status if known.watcher.seen.jobs or (status.state is State.PENDING and not reserved) else None
         if not reserved:
             record.free(known.cluster, name)
-        ended = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=now)
+        self._stopping.append(name)
+        try:
+            ended = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=now)
+        finally:
+            self._stopping.remove(name)
         self._forget(name)
         if ended is not None:
             self._ended[name] = ended

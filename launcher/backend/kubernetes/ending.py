@@ -5,6 +5,7 @@ import time
 
 from launcher.backend.kubernetes import applying, look, observe, record
 from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.observe import task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
@@ -30,16 +31,17 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
     if before is not None:
         # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
         (record.note if before.state in ENDED else record.announce)(cluster, _ended(before, story))
-    for one in there:
-        if one.kind == "Job":
-            applying.delete(cluster, one)
-    grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
-    for pod in pods:
-        # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
-        if not pod["metadata"].get("deletionTimestamp") or now:
-            cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
-    # What the tasks write to the last is read while they end.
-    applying.await_ended(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
+    with logs.to_the_end(sorted(pods, key=lambda pod: not story.leads(task_of(pod)))):  # what the tasks write to the last
+        for one in there:
+            if one.kind == "Job":
+                applying.delete(cluster, one)
+        grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
+        for pod in pods:
+            # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
+            if not pod["metadata"].get("deletionTimestamp") or now:
+                cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
+        applying.await_ended(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
+    story.take(logs.news(()))
     applying.remove(cluster, run, there)
     if before is None:
         return None

@@ -75,6 +75,7 @@ def follow(
             yield from reader.news(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
         first = False
         if over:
+            yield from reader.left(kept, pods)
             return
         time.sleep(max(_POLL, len(pods) / _PODS_A_SECOND))
 
@@ -85,4 +86,7 @@ def _reader(cluster: Cluster, kept: Path, chosen: Chosen, onward: PodLogs | None
 
 def _all(pods: list[Object], reader: PodLogs, kept: Path, chosen: Chosen) -> list[LogLine]:
     read = reader.news(chosen.pods(pods), tail=chosen.tail)
-    return [*kept_lines(kept, [pod for pod in pods if not reader.unread(pod)], list(chosen.tasks)), *read]
+    unread = [pod for pod in pods if reader.unread(pod)]
+    for pod in unread:
+        reader.skip_kept(pod, kept)
+    return [*kept_lines(kept, [pod for pod in pods if pod not in unread], list(chosen.tasks)), *read]

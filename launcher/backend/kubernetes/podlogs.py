@@ -1,5 +1,6 @@
 """What pods wrote: read from the API line by line, and kept on this machine for when the pods are gone."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Object, task_of
+from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.kubernetes.trouble import is_silent
 from launcher.backend.model import LogLine
 from launcher.errors import LauncherError
@@ -17,6 +19,9 @@ from launcher.render.kubernetes.objects import TRAINER
 _AT_ONCE = 8  # logs read at the same time
 _ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait for ever
 _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
+_TO_THE_END = 32  # logs followed at the same time
+_QUIET = 60.0  # seconds in which one that is followed may say nothing, while it saves say, and is not asked for anew
+_AGAIN = 0.5  # seconds until one that could not be followed is followed again
 _FIRST = "0"  # sorts before every stamp
 # Seconds for which what another reader reads is not asked for; where that one looks more seldom, at hundreds of pods, both do.
 _TRUSTED = 5.0
@@ -32,6 +37,7 @@ class PodLogs:
         self._cluster, self._kept, self._onward = cluster, kept, onward
         self.gave_up = False  # on a log, when it read last
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
+        self._asked: dict[str, Path] = {}  # uid -> where the lines of a pod that was asked for are kept, below the directory for that
         self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
         self._done: set[str] = set()
         self._kept_until: dict[Path, str] = {}
@@ -43,6 +49,8 @@ class PodLogs:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
         with self._lock:
             self.gave_up = False
+            pods = list(pods)
+            self._asked |= {pod["metadata"]["uid"]: _file(task_of(pod), pod["metadata"]["name"]) for pod in pods}
             asked = [pod for pod in pods if self._may_have_news(pod)]
             read = [self._passed_on]
             self._passed_on = []
@@ -56,6 +64,56 @@ class PodLogs:
         with self._lock:
             self._passed_on += self._new(pod, pieces)
             self._trusted[pod["metadata"]["uid"]] = time.monotonic() + _TRUSTED
+
+    @contextlib.contextmanager
+    def to_the_end(self, pods: Iterable[Object]) -> Iterator[None]:
+        """While this is entered, follow the first of pods that are being deleted to their last lines, which `news` returns then.
+
+        Who only looks again and again misses them: a pod is gone a moment after its container has ended.
+        """
+        over = threading.Event()
+        followed = [pod for pod in pods if _has_written(pod) and not is_silent(pod) and pod["metadata"]["uid"] not in self._done]
+        threads = [
+            threading.Thread(target=self._follow, args=(pod, over), name="last lines", daemon=True) for pod in followed[:_TO_THE_END]
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+            patience = time.monotonic() + _ANSWER
+            for thread in threads:
+                thread.join(max(0.0, patience - time.monotonic()))
+        finally:
+            over.set()
+
+    def _follow(self, pod: Object, over: threading.Event) -> None:
+        while not over.is_set():
+            try:
+                for content in self._cluster.log_to_the_end(pod["metadata"]["name"], TRAINER, self._since(pod), timeout=_QUIET):
+                    self.take(pod, list(_pieces(content)))
+            except UnreachableError:
+                pass  # it has written nothing for long, or its node does not answer
+            except LauncherError:  # it is gone, or not to be read
+                return
+            over.wait(_AGAIN)  # a connection that ends need not be the container's end
+
+    def skip_kept(self, pod: Object, kept: Path) -> None:
+        """Take the lines kept of a pod for read."""
+        uid, last = pod["metadata"]["uid"], _last_stamp(kept / _file(task_of(pod), pod["metadata"]["name"]))
+        with self._lock:
+            if last > self._after.get(uid, _FIRST):
+                self._after[uid] = last
+
+    def left(self, kept: Path, there: Iterable[Object]) -> list[LogLine]:
+        """Return in order of time what another reader has kept of pods that were asked for here, after what was read here.
+
+        Of those that are `there` all is read. Of one that was being removed the node may have given the log without its last lines.
+        """
+        known = {pod["metadata"]["uid"] for pod in there}
+        with self._lock:
+            files = {path: self._after.get(uid, _FIRST) for uid, path in self._asked.items() if uid not in known}
+        lines = [line for path, after in files.items() if (kept / path).is_file() for line in _kept(kept / path, after)]
+        return sorted(lines, key=lambda line: line.time)
 
     def unread(self, pod: Object) -> bool:
         """Tell whether a pod's log could not be read when it was asked for last, or is not asked for."""
@@ -74,11 +132,8 @@ class PodLogs:
 
     def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        after = self._after.get(uid)
-        query = [("timestamps", "true")]
-        if after is not None:
-            query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
-        elif tail is not None:
+        query = self._since(pod)
+        if uid not in self._after and tail is not None:
             query.append(("tailLines", str(tail)))
         try:
             content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER)
@@ -95,6 +150,14 @@ class PodLogs:
             self._done.add(uid)
         return self._new(pod, pieces)
 
+    def _since(self, pod: Object) -> list[tuple[str, str]]:
+        """Return what asks for the lines from the second on in which the last line read was written."""
+        after = self._after.get(pod["metadata"]["uid"])
+        query = [("timestamps", "true")]
+        if after is not None:
+            query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
+        return query
+
     def _new(self, pod: Object, pieces: list[tuple[str, str]]) -> list[LogLine]:
         """Return the lines of a pod that are new, and keep them."""
         uid, task = pod["metadata"]["uid"], task_of(pod)
@@ -108,7 +171,7 @@ class PodLogs:
     def _keep(self, task: str, pod: str, pieces: list[tuple[str, str]]) -> None:
         if self._kept is None:
             return
-        path = self._kept / task / f"{pod}.log"
+        path = self._kept / _file(task, pod)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             until = self._kept_until.get(path) or _last_stamp(path)
@@ -126,12 +189,7 @@ def kept_lines(kept: Path, there: Iterable[Object], tasks: list[str]) -> Iterato
         task = path.parent.name
         if path.stem in known or (tasks and task not in tasks):
             continue
-        last = _FIRST
-        for stamp, text in _pieces(path.read_bytes()):
-            if stamp > last:  # two that followed the run at once have both kept the line
-                last = stamp
-                if line := _line(task, (stamp, text)):
-                    yield line
+        yield from _kept(path, _FIRST)
 
 
 def kept_tasks(kept: Path) -> list[str]:
@@ -139,13 +197,22 @@ def kept_tasks(kept: Path) -> list[str]:
     return sorted({path.parent.name for path in kept.glob("*/*.log")})
 
 
+def _file(task: str, pod: str) -> Path:
+    return Path(task, f"{pod}.log")
+
+
+def _kept(path: Path, after: str) -> Iterator[LogLine]:
+    """Yield the lines kept of a pod, after a stamp."""
+    for stamp, text in _pieces(path.read_bytes()):
+        if stamp > after:  # two that followed the run at once have both kept the line
+            after = stamp
+            if line := _line(path.parent.name, (stamp, text)):
+                yield line
+
+
 def _last_stamp(path: Path) -> str:
-    """Return the stamp of the last line that was kept earlier, one before all others where there is none."""
-    last = _FIRST
-    if path.is_file():
-        for stamp, _ in _pieces(path.read_bytes()):
-            last = stamp
-    return last
+    """Return the greatest stamp that was kept earlier, one before all others where there is none."""
+    return max((stamp for stamp, _ in _pieces(path.read_bytes())), default=_FIRST) if path.is_file() else _FIRST
 
 
 def _is_over(pod: Object) -> bool:

@@ -54,6 +54,10 @@ class Story:
         self._tasks: dict[str, Told] = {}
         self.progress = Progress()
 
+    def leads(self, task: str) -> bool:
+        """Tell whether the run is as far as this task says."""
+        return task == self._leader
+
     def take(self, lines: Iterable[LogLine]) -> None:
         """Take in lines of output."""
         for line in lines:

@@ -1,6 +1,7 @@
 """`launcher up --on kubernetes` and its verbs, as a user types them."""
 
 import json
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backend.kubernetes import applying
+from launcher.backend.kubernetes.backend import KubernetesBackend
+from launcher.backend.model import Where
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, paced, until
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left
 
@@ -184,7 +188,27 @@ def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Lau
     assert f"goes on from the checkpoint of step {told['checkpoint_step']:,}" in written
     assert f"going on from step {told['checkpoint_step']}" in written
     assert "long stopped after" in written
+    # What is written to the last is shown, and counts.
+    assert f"checkpoint at step {launcher.status('long')['checkpoint_step']}:" in written
     assert launcher.namespace.pods("long") == []
+
+
+def test_the_last_checkpoint_is_heard_of_by_who_seldom_looks(long: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher("down", "long")
+    before = launcher.status("long")["checkpoint_step"]
+    launcher("up", str(long), "--detach")
+    until(lambda: (launcher.status("long")["step"] or 0) > before, 180, "steps after the last ones")
+    (chief,) = launcher.namespace.pods("long", "chief")
+    follow = ["kubectl", "-n", launcher.namespace.name, "logs", "--follow", str(chief["metadata"]["name"])]
+    following = subprocess.Popen(follow, stdout=subprocess.PIPE, text=True)
+    try:
+        monkeypatch.setattr(applying, "_LOOK_EVERY", 10.0)  # its pods are gone by then
+        KubernetesBackend(launcher.runs, Where(namespace=launcher.namespace.name)).stop("long")
+        written, _ = following.communicate(timeout=60)
+    finally:
+        following.kill()
+    events = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
+    assert launcher.status("long")["checkpoint_step"] == [event["step"] for event in events if event["event"] == "checkpoint"][-1]
 
 
 def test_what_cannot_start_in_time_says_why_and_lets_go(launcher: Launcher, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """What pods wrote is read once, and kept for when they are gone. The API server is stood in for by its answers."""
 
+import queue
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import podlogs
+from launcher.backend.kubernetes import lines, look, podlogs
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.podlogs import PodLogs, kept_lines
+from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.errors import LauncherError
 
 POD: dict[str, Any] = {
@@ -24,6 +27,17 @@ class Answers:
         self.lines: list[str] = []
         self.asked: list[dict[str, str]] = []
         self.gone = False
+        self.more: queue.Queue[bytes | Exception | None] = queue.Queue()
+
+    def log_to_the_end(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
+        """Yield what is put into `more`, until it says that it has ended."""
+        assert (pod, container) == ("digits-worker-1-abc", "trainer")
+        assert timeout > 0
+        self.asked.append(dict(query))
+        while (piece := self.more.get(timeout=10)) is not None:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
 
     def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
         """Return the lines."""
@@ -124,3 +138,84 @@ def test_who_is_passed_nothing_on_any_more_asks_again(monkeypatch: pytest.Monkey
     assert [line.text for line in other.news([POD])] == ["one", "two"]
     assert [line.text for line in logs.news([POD])] == ["two"]
     assert other.news([POD]) == []
+
+
+def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podlogs, "_AGAIN", 0.0)
+    answers = Answers()
+    answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
+    logs = reader(answers, tmp_path)
+    logs.news([POD])
+    with logs.to_the_end([POD]):
+        answers.more.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two\n")
+        answers.more.put(UnreachableError("it was silent for long"))
+        answers.more.put(b"2026-01-01T00:00:03.100000000Z saved")
+        answers.more.put(None)
+        answers.more.put(LauncherError("it is gone"))
+    assert [line.text for line in logs.news(())] == ["two", "saved"]
+    assert [one["sinceTime"] for one in answers.asked[1:]] == ["2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:03Z"]
+    assert [line.text for line in kept_lines(tmp_path, [], [])] == ["one", "two", "saved"]
+
+
+@pytest.mark.parametrize("phase", ["Running", "Failed"])  # a node gave all that it had of one that it was removing
+def test_what_another_has_kept_of_a_pod_that_is_gone_is_shown_in_the_end(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_POLL", 0.0)
+    answers = Answers()
+    answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
+    pods = [{**POD, "status": {**POD["status"], "phase": phase}}]
+    monkeypatch.setattr(look, "pods_of", lambda *_: list(pods))
+    told = iter([False, True])
+
+    def over() -> bool:
+        ended = next(told)
+        if ended:
+            answers.lines.append("2026-01-01T00:00:02.100000000Z two")
+            reader(answers, tmp_path).news([POD])
+            pods.clear()
+        return ended
+
+    shown = lines.follow(cast("Cluster", answers), "digits", tmp_path, lines.Chosen(), over, 1.0)
+    assert [(line.task, line.text) for line in shown] == [("worker-1", "one"), ("worker-1", "two")]
+
+
+def test_what_was_kept_of_a_pod_that_could_not_be_read_is_not_shown_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers()
+    answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
+    reader(answers, tmp_path).news([POD])
+    silent = {**POD, "status": {**POD["status"], "conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
+    monkeypatch.setattr(lines, "_POLL", 0.0)
+    answers.lines.append("2026-01-01T00:00:02.100000000Z two")
+    looks = iter([[silent], [POD]])
+    monkeypatch.setattr(look, "pods_of", lambda *_: next(looks))
+    told = iter([False, True])
+    shown = lines.follow(cast("Cluster", answers), "digits", tmp_path, lines.Chosen(), lambda: next(told), 1.0)
+    assert [line.text for line in shown] == ["one", "two"]
+    assert "0" not in {one.get("sinceTime") for one in answers.asked}
+
+
+def test_a_log_is_followed_by_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answer:
+        closed = False
+
+        def stream(self) -> Iterator[bytes]:
+            yield from (b"1 o", b"ne\n2 two\n3 thr", b"ee\n4 cut off he")
+
+        def close(self) -> None:
+            self.closed = True
+
+    answer = Answer()
+    cluster = Cluster.__new__(Cluster)
+    cluster.namespace = "default"
+    asked: list[dict[str, Any]] = []
+
+    def request(*_: object, **options: Any) -> Answer:
+        asked.append(options)
+        return answer
+
+    monkeypatch.setattr(cluster, "request", request)
+    whole = list(cluster.log_to_the_end("pod", "trainer", [("timestamps", "true")], timeout=5.0))
+    assert whole == [b"1 one\n2 two", b"3 three"]
+    assert answer.closed
+    assert ("follow", "true") in asked[0]["query_params"]
