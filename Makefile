@@ -6,8 +6,10 @@ BENCH_VENV = .bench-venv
 BIN = $(VENV)/bin
 # Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
 TESTS =
-# How many processes share them, a module each. Many tests start several TensorFlow processes of 0.4 GB.
-JOBS = 2
+# How many processes share them, a module each: three keep two cores busy. Many tests start several TensorFlow processes of 0.4 GB.
+JOBS = 3
+KUBERNETES_JOBS = 6
+PYTEST = $(BIN)/python -m pytest --dist loadfile
 # Options for the benchmark: make bench BENCH="--quick --json"
 BENCH =
 # make lock UPGRADE=--upgrade takes the newest versions; without it only what has to change does.
@@ -15,11 +17,11 @@ UPGRADE =
 COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL = help
-.PHONY: help env demo test lint fmt lock golden bench clean
+.PHONY: help env demo test test-slow test-docker test-kubernetes lint fmt lock golden bench clean
 
 help: ## show this list
 	@echo "make TARGET, where TARGET is"
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-9s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 
 env: $(VENV)/.made ## make .venv with the commands launcher and trainer
 
@@ -41,7 +43,16 @@ demo: env ## train on 1 chief, 1 parameter server and 2 workers, here, to at lea
 	@echo "See its curves, graph and images: $(BIN)/launcher tensorboard mnist-ps"
 
 test: env ## run the tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not docker and not kubernetes" -n $(JOBS) --dist loadfile $(TESTS)
+	$(PYTEST) -m "not slow and not docker and not kubernetes" -n $(JOBS) $(TESTS)
+
+test-slow: env ## run the slow tests: whole runs that die and come back, every example, README commands
+	$(PYTEST) -m "slow and not docker and not kubernetes" -n $(JOBS) --timeout=600 $(TESTS)
+
+test-docker: env ## run the tests on the Docker engine that the docker command uses
+	$(PYTEST) tests/e2e/docker -m docker -n $(JOBS) --timeout=600 $(TESTS)
+
+test-kubernetes: env ## run the tests on the cluster that KUBECONFIG names; docs/testing.md says what it needs
+	$(PYTEST) tests/e2e/kubernetes -m kubernetes -n $(KUBERNETES_JOBS) --no-loadscope-reorder --timeout=600 $(TESTS)
 
 lint: env ## check formatting, ruff's rules and types
 	$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ LauncherError            exit code 1: something outside the spec went wrong
     UsageError           exit code 2: the command line asks for what cannot be
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -23,6 +24,14 @@ class UsageError(LauncherError):
     """The command line asks for something that cannot be done as it is."""
 
     exit_code = 2
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the beginning of a remedy that names the known word nearest to `word`; empty where none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 @dataclass(frozen=True)

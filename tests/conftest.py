@@ -1,13 +1,19 @@
 """What holds for every test: the environment it starts from, and where real data is."""
 
 import ctypes
+import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Where this is set, each of thousands of processes compiles every module again, and pytest rewrites each test file.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What a developer may have set for their own runs must not reach a test.
 FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
@@ -18,11 +24,13 @@ OF_THEIR_OWN = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Look only where tests of the one mark are that is asked for: `pytest -m docker` says at once why it skips them."""
-    wanted = OF_THEIR_OWN.get(config.getoption("markexpr"))
-    if wanted is None or collection_path.is_relative_to(wanted) or wanted.is_relative_to(collection_path):
-        return None
-    return True
+    """Look only where tests are that are asked for: `pytest -m docker` says at once why it skips them, "not docker" imports none of them."""
+    asked: str = config.getoption("markexpr")
+    wanted = OF_THEIR_OWN.get(asked)
+    if wanted is not None:
+        return None if collection_path.is_relative_to(wanted) or wanted.is_relative_to(collection_path) else True
+    terms = re.split(r"\s+and\s+", asked)
+    return True if any(f"not {mark}" in terms and collection_path.is_relative_to(path) for mark, path in OF_THEIR_OWN.items()) else None
 
 
 def pytest_configure() -> None:
@@ -30,6 +38,12 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the garbage collector with what tests make: what TensorFlow's import and the tests are made of stays anyway."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

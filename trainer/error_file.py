@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
+# In front of the cause, where a fingerprint tells that no other attempt is of use.
+FOR_GOOD = "for good: "
 _LONGEST_LINE = 2000
 
 

@@ -19,7 +19,7 @@ FIELDS: dict[str, str] = {
     "waiting": "missing ([{task, address, reason}]), more (how many besides), seconds (waited so far), timeout: peers are not there yet",
     "ready": "seconds: every peer answers and the model is built; training starts",
     "restored": "step, path: training goes on from a checkpoint",
-    "progress": "step, steps, loss, metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
+    "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
     "input_wait, peer_wait (parts of the time, 0 to 1, spent waiting for input and for others' gradients), dropped (gradients that came too late)",
     "evaluated": "step, metrics ({name: float}), seconds",
     "exported": "step, path, metric, value: the best model so far, by that metric, is complete on disk",
@@ -83,16 +83,13 @@ def parse(line: str) -> Event | None:
 
 
 def _numbers(values: dict[str, float | None]) -> str:
-    return "  ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in values.items())
+    return "  ".join(f"{name} {math.nan if value is None else value:.4g}" for name, value in values.items())
 
 
 def _progress(event: Event) -> str:
     local = f" (local {event['local_step']})" if "local_step" in event else ""
     parts = [f"step {event['step']}/{event['steps']}{local}"]
-    if event.get("loss") is not None:
-        parts.append(f"loss {event['loss']:.4g}")
-    if event.get("metrics"):
-        parts.append(_numbers(event["metrics"]))
+    parts.append(_numbers({**{key: event[key] for key in ("loss",) if key in event}, **(event.get("metrics") or {})}))
     if event.get("examples_per_second") is not None:
         parts.append(f"{event['examples_per_second']:,.0f} examples/s")
     waits = [f"{what} {event[key]:.0%}" for key, what in (("input_wait", "input"), ("peer_wait", "peers")) if event.get(key) is not None]
@@ -102,7 +99,7 @@ def _progress(event: Event) -> str:
         parts.append(f"{event['dropped']} gradients dropped")
     if event.get("seconds_per_step") is not None:
         parts.append(f"{event['seconds_per_step']:.3g} s/step")
-    return "  ".join(parts)
+    return "  ".join(filter(None, parts))
 
 
 def render(event: Event) -> str:

@@ -12,7 +12,6 @@ import selectors
 import socket
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -74,7 +73,7 @@ class Prober:
         self._open: set[_Probe] = set()
         self._names: queue.SimpleQueue[_Probe] = queue.SimpleQueue()
         self._threads = 0
-        self._names_from = time.monotonic() + _NO_NAMES_YET
+        self._names_from = reactor.now() + _NO_NAMES_YET
         self._filling = False
 
     def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
@@ -96,7 +95,7 @@ class Prober:
         self._filling = False
 
     def _look_up(self, probe: "_Probe") -> None:
-        if (early := self._names_from - time.monotonic()) > 0:
+        if (early := self._names_from - self._reactor.now()) > 0:
             self._reactor.call_later(early, lambda: self._look_up(probe))
             return
         self._names.put(probe)
@@ -200,7 +199,7 @@ class PeerWait:
         self._reasons = dict.fromkeys(peers, "not asked yet")
         self._waiting, self._complete, self._timed_out = waiting, complete, timed_out
         self._every = every
-        self._started = time.monotonic()
+        self._started = self._reactor.now()
         self._told: set[str] = set()
         self._next_report = self._started + first
         self._over = not peers
@@ -236,10 +235,10 @@ class PeerWait:
         del self._missing[name]
         if not self._missing:
             self.cancel()
-            self._complete(time.monotonic() - self._started)
+            self._complete(self._reactor.now() - self._started)
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now = self._reactor.now()
         changed = bool(self._told) and set(self._missing) != self._told
         if now >= self._next_report or changed:
             self._told = set(self._missing)
@@ -275,7 +274,7 @@ class Watch:
         self._timeout = timeout
         self._interval = min(5.0, timeout / 5)
         self._lost, self._back, self._gone = lost, back, gone
-        self._seen = time.monotonic()
+        self._seen = self._reactor.now()
         self._silent = False
         self._over = False
         self._ask()
@@ -319,7 +318,7 @@ class Watch:
     def _heard(self, reason: Answer) -> None:
         if self._over:
             return
-        now = time.monotonic()
+        now = self._reactor.now()
         silence = now - self._seen
         if reason is None:
             self._seen = now

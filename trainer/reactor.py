@@ -74,10 +74,14 @@ class Reactor:
         with contextlib.suppress(KeyError):
             self._selector.unregister(file)
 
+    def now(self) -> float:
+        """Return the time that timers go by, in seconds."""
+        return time.monotonic()
+
     def call_later(self, delay: float, callback: Callback) -> Timer:
         """Call `callback` once, `delay` seconds from now."""
         timer = Timer(callback)
-        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), timer))
+        heapq.heappush(self._timers, (self.now() + delay, next(self._order), timer))
         return timer
 
     def call_from_thread(self, callback: Callback) -> None:
@@ -105,10 +109,10 @@ class Reactor:
     def _until_next(self) -> float | None:
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        return max(0.0, self._timers[0][0] - self.now()) if self._timers else None
 
     def _run_due(self) -> None:
-        now = time.monotonic()
+        now = self.now()
         while self._running and self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             callback, timer.callback = timer.callback, None

@@ -3,6 +3,7 @@
 import signal
 from dataclasses import dataclass
 
+from trainer.error_file import FOR_GOOD
 from trainer.exit_codes import ExitCode, describe, final
 
 
@@ -81,7 +82,8 @@ def _with_code(code: int) -> str:
 def judge(code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", together: float = 0.0) -> Restart | End:
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
-    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py): a third would be too. That of a
+    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py): a third would be too. One that begins
+    with FOR_GOOD tells that the next would be. That of a
     lost peer (75) is the step from which the attempt had gone on, empty where it came to none. Where that is a later one than the last
     time, and the attempt had been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for
     as long as a run lasts.
@@ -93,6 +95,8 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
         same = history.fingerprint  # a peer that failed first, or a stop, says nothing of this task's own failure
+    elif fingerprint.startswith(FOR_GOOD):
+        return End(ExitCode.WRONG_CONFIGURATION, fingerprint.removeprefix(FOR_GOOD))
     elif fingerprint and fingerprint == history.fingerprint:
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
     else:

@@ -157,6 +157,10 @@ class Train(Settings):
     )
     jit_compile: bool = Field(False, description="Compile a replica's forward and backward pass with XLA.")
     deterministic: bool = Field(False, description="Take only operations that give the same bits each time; slower.")
+    on_nan: Literal["stop", "warn"] = Field(
+        "stop",
+        description="When a loss or a weight is not finite: `stop` fails the run, `warn` says so once. Weights that are not finite are never saved.",
+    )
     early_stopping: EarlyStopping | None = Field(None, description="End the run when an evaluation's metric gets no better.")
     max_seconds: float | None = Field(
         None, gt=0, description="End the run, as done, when it has trained for this many seconds, restarts included."

@@ -3,17 +3,15 @@
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import error_file
+from trainer import error_file, scratch
 from trainer.child import kill_group, reap, spawn
 from trainer.exit_codes import ExitCode
 from trainer.peers import PeerWait, Prober, Watch
@@ -66,15 +64,9 @@ def supervise(job: Job, report: Report) -> int:
     Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
     process and whatever that left in its process group are gone.
     """
-    scratch: str | None = None
-    with contextlib.suppress(OSError):  # nowhere to write: the last error line is then missing from events, no more
-        scratch = tempfile.mkdtemp(prefix="trainer-")
-    try:
-        with Reactor() as reactor:
-            return _Supervisor(job, _unbreakable(report), reactor, Path(scratch) / "error" if scratch else None).run()
-    finally:
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
+    # Without one the last error line is missing from events, no more.
+    with scratch.directory() as own, Reactor() as reactor:
+        return _Supervisor(job, _unbreakable(report), reactor, own / "error" if own else None).run()
 
 
 def _unbreakable(report: Report) -> Report:

@@ -96,7 +96,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report:
     with quiet.importing():
         from trainer import roles
         from trainer.engine.job import job
-        from trainer.engine.session import PeerLostError
+        from trainer.engine.session import DivergedError, PeerLostError
         from trainer.workloads.errors import WorkloadError
 
         roles.import_for(settings.strategy, task.role)
@@ -108,6 +108,9 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report:
     except PeerLostError as error:
         _tell(str(error), "" if report.start is None else str(report.start))
         return ExitCode.PEER_LOST
+    except DivergedError as error:
+        _tell(str(error), f"{error_file.FOR_GOOD}training has diverged")
+        return ExitCode.FAILURE
     except WorkloadError as error:
         if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
             print(user_errors.shown(error.__cause__, frames, task.name), file=sys.stderr)

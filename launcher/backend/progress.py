@@ -13,7 +13,7 @@ from trainer.events import Event
 
 @dataclass
 class Progress:
-    """How far training is. `metrics` are of the last evaluation, else of training."""
+    """How far training is. `metrics` are of the last evaluation, else of training; they and the loss are nan where they were not finite."""
 
     step: int | None = None
     steps: int | None = None
@@ -72,7 +72,7 @@ class Progress:
     def _advance(self, event: Event) -> None:
         self.step = whole(event, "step")
         self.steps = whole(event, "steps")
-        self.loss = number(event, "loss")
+        self.loss = _number(event["loss"]) if "loss" in event else None
         self.examples_per_second = number(event, "examples_per_second")
         self.seconds_per_step = number(event, "seconds_per_step")
         if not self.evaluated:
@@ -108,17 +108,21 @@ def number(event: Event, key: str) -> float | None:
 
 
 def numbers(event: Event, key: str) -> dict[str, float]:
-    """Return the finite numbers of an object field by name."""
+    """Return the numbers of an object field by name; null is one that was not finite, here nan."""
     value = event.get(key)
     if not isinstance(value, dict):
         return {}
-    return {name: kept for name, item in value.items() if (kept := _finite(item)) is not None}
+    return {name: kept for name, item in value.items() if (kept := _number(item)) is not None}
 
 
 def text(event: Event, key: str) -> str:
     """Return a text field; an empty one when it is no such thing."""
     value = event.get(key)
     return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float | None:
+    return math.nan if value is None else _finite(value)
 
 
 def _finite(value: object) -> float | None:

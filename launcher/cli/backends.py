@@ -1,12 +1,16 @@
 """The backends by name; one is imported only when it is used."""
 
 import importlib
+import sys
 from pathlib import Path
 from typing import cast, get_args
 
-from launcher.backend.model import Backend, Where
+from launcher.backend.local import leftovers
+from launcher.backend.local.layout import Layout
+from launcher.backend.model import ENDED, Backend, RunStatus, Where
 from launcher.cli.options import placed
-from launcher.errors import UsageError
+from launcher.cli.runs import find_run, homes, run_names
+from launcher.errors import LauncherError, UsageError
 from launcher.plan.models import Target
 
 # Each is called as the target of its plans.
@@ -33,6 +37,58 @@ def check_target(name: str) -> Target:
         if known == name:
             return cast("Target", known)
     raise UsageError(f"there is nothing called {name!r} to plan for", f"use one of: {', '.join(get_args(Target))}")
+
+
+def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one: bool = False) -> tuple[Backend, str]:
+    """Return the backend of the run that NAME means, and the run's name.
+
+    Where `on` is left out, and runs of that name are on several backends, a live run goes before one that has ended, and then the newest;
+    which it is goes to stderr. `one`: there must not be several live ones, as the verb ends a run or waits for its end.
+
+    Raises UsageError where it is not known which is meant, and what the backends raise.
+    """
+    if on is None and (where.context or where.namespace):
+        on = "kubernetes"
+    if on is not None:
+        backend = open_backend(on, runs, where)
+        return backend, find_run(name, backend, runs)
+    names = [name] if name else run_names(runs)
+    if len(names) > 1:
+        raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
+    run = find_run(names[0] if names else None, open_backend("local", runs), runs)
+    there = homes(runs, run)
+    if there and "local" not in there and leftovers.strays(Layout(runs.absolute() / run)):
+        there.insert(0, "local")  # its directory was removed while it ran
+    if len(there) < 2:
+        return open_backend(there[0] if there else "local", runs, where), run
+    return _choose(run, {target: open_backend(target, runs, where) for target in there}, one=one), run
+
+
+def _choose(run: str, backends: dict[str, Backend], *, one: bool) -> Backend:
+    known: dict[str, RunStatus] = {}
+    for target, backend in backends.items():
+        try:
+            known[target] = backend.status(run)
+        except UsageError:  # nothing of it is left there
+            continue
+        except LauncherError as error:
+            if one:
+                raise UsageError(
+                    f"{run} on {target} could not be asked about: {error.message}", "say with --on which one is meant"
+                ) from error
+            print(f"{run} on {target} could not be asked about: {error.message}", file=sys.stderr)
+    if not known:
+        return next(iter(backends.values()))
+    live = {target: status for target, status in known.items() if status.state not in ENDED}
+    if one and len(live) > 1:
+        raise UsageError(
+            f"{run} runs on {' and on '.join(live)}", f"say which one is meant: {' or '.join(f'--on {target}' for target in live)}"
+        )
+    chosen = max(live or known, key=lambda target: known[target].started or 0.0)
+    if len(known) > 1:
+        listed = ", ".join(f"on {target} ({status.state})" for target, status in known.items())
+        print(f"{run} is {listed}: this is the one on {chosen}; --on names another", file=sys.stderr, flush=True)
+    return backends[chosen]
 
 
 def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from launcher.backend.model import ENDED, Backend, Where
-from launcher.cli.options import Context, Name, Namespace, On, Runs
-from launcher.cli.runs import DEFAULT_RUNS, find_run
+from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
+from launcher.cli.runs import DEFAULT_RUNS
 from launcher.errors import UsageError
 
 EXAMPLES = (
@@ -24,16 +24,15 @@ def down(
     now: Annotated[bool, typer.Option("--now", help="Kill it without a last checkpoint.")] = False,
     delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the run directory too: checkpoints, logs, results.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    on: On = "local",
+    on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Stop a run after a last checkpoint."""
-    from launcher.cli.backends import open_backend
+    from launcher.cli.backends import open_run
 
-    backend = open_backend(on, runs, Where(context, namespace))
-    run = find_run(name, backend, runs)
+    backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
     status = backend.status(run)
     if delete_data and not yes:
         _confirm(run, Path(status.run_dir))

@@ -1,6 +1,8 @@
 """Times, sizes and counts as people read them."""
 
+import math
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from launcher.errors import UsageError
@@ -61,9 +63,14 @@ def seconds_each(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs"
 
 
-def metrics(values: dict[str, float], between: str = "  ") -> str:
-    """Write metrics by name: `accuracy 0.973  loss 0.09`."""
-    return between.join(f"{name} {value:.4g}" for name, value in values.items())
+def number(value: float | None) -> str:
+    """Write a loss or a metric. None is a value that was not finite, which JSON cannot hold."""
+    return f"{math.nan if value is None else value:.4g}"
+
+
+def metrics(values: Mapping[str, float | None], between: str = "  ") -> str:
+    """Write metrics by name: `accuracy 0.973  loss nan`."""
+    return between.join(f"{name} {number(value)}" for name, value in values.items())
 
 
 def moment(text: str, now: float | None = None) -> float:

@@ -107,11 +107,11 @@ class LiveView:
         return Group(line, self._facts(status, progress, f"{step:,}/{steps:,}", elapsed))
 
     def _facts(self, status: RunStatus, progress: Event, steps: str, elapsed: str) -> Text:
-        loss = progress.get("loss", status.loss)
         speed = progress.get("examples_per_second", status.examples_per_second)
         checkpoint = status.checkpoint_step if self._checkpoint is None else self._checkpoint
-        facts = {"step": steps, "loss": None if loss is None else f"{loss:.4g}"}
-        facts |= {name: f"{value:.4g}" for name, value in (progress.get("metrics") or status.metrics).items() if value is not None}
+        loss = progress.get("loss", status.loss)
+        facts = {"step": steps, "loss": formats.number(loss) if "loss" in progress or loss is not None else None}
+        facts |= {name: formats.number(value) for name, value in (progress.get("metrics") or status.metrics).items()}
         facts |= {"": None if speed is None else f"{speed:,.0f} examples/s"}
         facts |= {"checkpoint": None if checkpoint is None else f"{checkpoint:,}", "elapsed": elapsed}
         facts |= {"left": None if status.eta is None else formats.duration(status.eta)}

@@ -1,16 +1,18 @@
 """`launcher logs`: what the tasks write."""
 
 import json
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from launcher.backend.model import LogLine, TaskStatus, Where
-from launcher.cli.options import ROLES, Context, Json, Name, Namespace, On, Runs, complete_index, complete_role
-from launcher.cli.runs import DEFAULT_RUNS, find_run
+from launcher.cli.options import ROLES, Context, Json, Name, Namespace, OnRun, Runs, complete_index, complete_role
+from launcher.cli.runs import DEFAULT_RUNS
 from launcher.errors import UsageError
+from launcher.plan import rules
 
 EXAMPLES = (
     ("launcher logs", "everything the only run wrote"),
@@ -18,6 +20,8 @@ EXAMPLES = (
     ("launcher logs mnist --role worker --index 0 --since 10m", "one task, the last ten minutes"),
     ("launcher logs mnist --role ps --tail 20", "the last lines"),
 )
+# Lines of each task among which the last ones about a task are looked for.
+_READ_FOR_TAIL = 2000
 
 
 def logs(
@@ -37,7 +41,7 @@ def logs(
     tail: Annotated[int | None, typer.Option(help="Only so many lines of each task, the last.", min=0, show_default=False)] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Show progress events as they were written, not as readable lines.")] = False,
-    on: On = "local",
+    on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
@@ -45,15 +49,46 @@ def logs(
 ) -> None:
     """Show what the tasks write."""
     from launcher.cli import formats
-    from launcher.cli.backends import open_backend
+    from launcher.cli.backends import open_run
 
     started_after = formats.moment(since) if since else None
-    backend = open_backend(on, runs, Where(context, namespace))
-    run = find_run(name, backend, runs)
-    tasks = _chosen(run, backend.status(run).tasks, role or [], index or [])
+    backend, run = open_run(name, on, runs, Where(context, namespace))
+    known = backend.status(run).tasks
+    tasks = _chosen(run, known, role or [], index or [])
     write = _json if as_json else _writer(tasks, timestamps=timestamps, raw=raw)
-    for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
-        write(line)
+    if len(tasks) == len(known):
+        for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
+            write(line)
+        return
+    # The task that leads tells of others, too: of workers on parameter servers nobody else does.
+    read = list(dict.fromkeys([rules.leader(task.name for task in known), *tasks]))
+    last: LogLine | None = None
+    if tail is not None:
+        within = max(_READ_FOR_TAIL, tail)
+        for last in _last(backend.logs(run, tasks=read, follow=False, since=started_after, tail=within), tasks, tail):
+            write(last)
+        if not follow:
+            return
+    for line in backend.logs(run, tasks=read, follow=follow, since=last.time if last else started_after, tail=None):
+        if _task_of(line) in tasks and (last is None or line.time > last.time):
+            write(line)
+
+
+def _task_of(line: LogLine) -> str:
+    """Return the task that a line is about: an event's own, else the one that wrote the line."""
+    from launcher.cli.lines import event_in
+
+    event = event_in(line.text)
+    return event["task"] if event else line.task
+
+
+def _last(lines: Iterable[LogLine], tasks: list[str], count: int) -> list[LogLine]:
+    """Return the last lines about each of `tasks`, in order of time."""
+    kept = {task: deque[LogLine](maxlen=count) for task in tasks}
+    for line in lines:
+        if (task := _task_of(line)) in kept:
+            kept[task].append(line)
+    return sorted((line for of in kept.values() for line in of), key=lambda line: line.time)
 
 
 def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: list[int]) -> list[str]:

@@ -1,44 +1,65 @@
 """`launcher ls`: the runs under the runs directory."""
 
 import json
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from launcher.backend.model import ENDED, RunStatus, Where
-from launcher.cli.options import Context, Json, Namespace, On, Runs
-from launcher.cli.runs import DEFAULT_RUNS, command
+from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
+from launcher.cli.runs import DEFAULT_RUNS, command, home
+from launcher.errors import LauncherError
+from trainer.events import finite
 
 EXAMPLES = (
     ("launcher ls", "newest first"),
     ("launcher ls --json | jq -r '.[] | select(.state == \"running\") | .name'", "the names of those that run"),
 )
-_HEADERS = ("NAME", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK")
+_HEADERS = ("NAME", "ON", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK")
 
 
 def ls(
     *,
-    on: On = "local",
+    on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
     """List the runs."""
-    from launcher.cli.backends import open_backend
-
-    known = open_backend(on, runs, Where(context, namespace)).runs()
+    on = "kubernetes" if on is None and (context or namespace) else on
+    known = _known(on, runs, Where(context, namespace))
     if as_json:
-        print(json.dumps([asdict(status) for status in known]))
+        print(json.dumps(finite([asdict(status) for status in known])))
         return
     if not known:
         place = "in the namespace" if on == "kubernetes" else f"under {runs}"
-        print(f"there are no runs {place}; start one with `{command(runs, 'up', 'FILE', on=on)}`")
+        print(f"there are no runs {place}; start one with `{command(runs, 'up', 'FILE', on=on or 'local')}`")
         return
     from rich.console import Console
 
     from launcher.cli.tables import show
 
     console = Console(highlight=False)
-    show(console, _HEADERS, [_row(status, marked=console.is_terminal) for status in known], right=("TASKS", "STEP"))
+    rows = [_row(status, marked=console.is_terminal) for status in known]
+    show(console, _HEADERS, rows, right=("TASKS", "STEP"))
+    if on is None and any((runs / ".kubernetes").glob("*/*/*/place.json")):
+        print(f"of runs on clusters tells `{command(runs, 'ls', on='kubernetes')}`", file=sys.stderr)
+
+
+def _known(on: str | None, runs: Path, where: Where) -> list[RunStatus]:
+    """Return the runs on one backend, or those that this directory knows, here and in containers, newest first."""
+    from launcher.cli.backends import open_backend
+
+    if on is None:
+        known = open_backend("local", runs).runs()
+        if home(runs, "docker").is_dir():
+            try:
+                known += open_backend("docker", runs).runs()
+            except LauncherError as error:
+                print(f"runs in containers could not be asked about: {error.message}", file=sys.stderr)
+        return sorted(known, key=lambda status: status.started or 0.0, reverse=True)
+    return open_backend(on, runs, where).runs()
 
 
 def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...]:
@@ -53,4 +74,4 @@ def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...
     started = "" if status.started is None else formats.ago(status.started)
     name = (status.name, "bold")
     state = state_cell(status.state, marked=marked)
-    return (name, state, status.strategy, str(len(status.tasks)), step, formats.metrics(status.metrics), started, took)
+    return (name, status.backend, state, status.strategy, str(len(status.tasks)), step, formats.metrics(status.metrics), started, took)

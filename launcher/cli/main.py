@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 import launcher
 from launcher.cli.errors import INTERRUPTED, report
 from launcher.cli.verbs import VERBS
+from launcher.errors import UsageError, did_you_mean
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -32,6 +33,8 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the verb that the command line names, imported. Raises a usage error when it names none."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise UsageError(f"there is no verb {args[0]!r}", f"{did_you_mean(args[0], VERBS)}`launcher --help` shows what there is")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 

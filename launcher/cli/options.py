@@ -84,6 +84,17 @@ Name = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="LAUNCHER_RUNS", metavar="DIR", help="The directory that holds the runs.")]
 On = Annotated[str, typer.Option("--on", metavar="BACKEND", help="Where the run is.", autocompletion=complete_backend)]
+# Of a run that is there: it is found by its name.
+OnRun = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="BACKEND",
+        help="Where the run is; found by its name when left out: a live run first, then the newest.",
+        autocompletion=complete_backend,
+        show_default=False,
+    ),
+]
 Context = Annotated[
     str | None,
     typer.Option(

@@ -14,6 +14,7 @@ from launcher.cli.lines import LAUNCHER_NOTE, event_in
 from launcher.cli.runs import command, near
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
+from trainer.events import finite
 from trainer.exit_codes import ExitCode, describe
 
 # The exit codes of `up` and `wait`; docs/cli.md has the same table.
@@ -25,7 +26,7 @@ _LAST_LINES = 50
 
 def summary(status: RunStatus, code: int) -> dict[str, Any]:
     """Return the summary event: what `up --json` and `wait --json` write last."""
-    return {
+    told: dict[str, Any] = {
         "event": "summary",
         "name": status.name,
         "state": status.state,
@@ -43,6 +44,7 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
         "checkpoint_step": status.checkpoint_step,
         "run_dir": status.run_dir,
     }
+    return {key: finite(value) for key, value in told.items()}
 
 
 def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, started_by: Sequence[str] = ()) -> None:
@@ -80,7 +82,7 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
         speed.append(f"{formats.seconds_each(status.seconds_per_step)} a step")
     facts += [("speed", ", ".join(speed))] * bool(speed)
     if status.loss is not None:
-        facts.append(("training loss", f"{status.loss:.4g}"))
+        facts.append(("training loss", formats.number(status.loss)))
     facts += [("metrics", formats.metrics(status.metrics))] * bool(status.metrics)
     restarts = [f"{task.name} {len(task.restarts)} (last: {task.restarts[-1].cause})" for task in status.tasks if task.restarts]
     facts.append(("restarts", ", ".join(restarts) or "none"))

@@ -20,6 +20,17 @@ def looks_like_file(name: str) -> bool:
     return name.endswith(SPEC_FILES) or os.sep in name
 
 
+def home(runs: Path, on: str) -> Path:
+    """Return the directory that holds what this machine keeps of a backend's runs, one directory a run."""
+    return runs / ".docker" if on == "docker" else runs
+
+
+def homes(runs: Path, name: str) -> list[str]:
+    """Return the backends on which a run of that name was started from here, without asking any."""
+    found = [on for on in ("local", "docker") if (home(runs, on) / name / "launcher").is_dir()]
+    return found + ["kubernetes"] * any((runs / ".kubernetes").glob(f"*/*/{name}/place.json"))
+
+
 def find_run(name: str | None, backend: Backend, runs: Path) -> str:
     """Return the name of the run that NAME means: itself, the name in a spec file, or the only run when it is left out.
 
@@ -54,7 +65,7 @@ def near(path: str) -> str:
 def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
     """Return the command line a user types next, with --on and --runs where the run is not where a verb looks by itself."""
     words = ["launcher", verb, *rest]
-    if on != "local":
+    if on != "local" or any(len(homes(runs, word)) > 1 for word in rest if _RUN_NAME.match(word)):
         words += ["--on", on]
     if runs != Path(os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS):
         words += ["--runs", str(runs)]
@@ -62,14 +73,19 @@ def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
 
 
 def stored(runs: Path, name: str, document: str) -> dict[str, Any] | None:
-    """Return `spec` or `plan` as it was when the run was started last, or None when there is none that can be read."""
-    try:
-        content = json.loads((runs / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+    """Return `spec` or `plan` as it was when the run was started last, here or in containers, or None when there is none that can be read."""
+    for on in ("local", "docker"):
+        try:
+            content = json.loads((home(runs, on) / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            return content
+    return None
 
 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, without asking a backend: completion must be quick."""
-    return sorted(path.parent.name for path in runs.glob("*/launcher") if "." not in path.parent.name)
+    kept = [path.parent.name for on in ("local", "docker") for path in home(runs, on).glob("*/launcher")]
+    kept += [path.parent.name for path in (runs / ".kubernetes").glob("*/*/*/place.json")]
+    return sorted({name for name in kept if "." not in name})

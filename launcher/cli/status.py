@@ -11,10 +11,11 @@ from rich.text import Text
 
 from launcher.backend.model import ENDED, Backend, RunStatus, Where
 from launcher.cli import formats, task_rows
-from launcher.cli.options import Context, Json, Name, Namespace, On, Runs
+from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
-from launcher.cli.runs import DEFAULT_RUNS, find_run, near
+from launcher.cli.runs import DEFAULT_RUNS, near
 from launcher.cli.tables import grid, plain
+from trainer.events import finite
 
 EXAMPLES = (
     ("launcher status", "of the only run"),
@@ -28,17 +29,16 @@ def status(
     name: Name = None,
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second until the run has ended.")] = False,
-    on: On = "local",
+    on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
     """Show how a run and each of its tasks are."""
-    from launcher.cli.backends import open_backend
+    from launcher.cli.backends import open_run
 
-    backend = open_backend(on, runs, Where(context, namespace))
-    run = find_run(name, backend, runs)
+    backend, run = open_run(name, on, runs, Where(context, namespace))
     console = Console(highlight=False)
     if watch and console.is_terminal and not as_json:
         _watch(backend, run, console)
@@ -67,7 +67,7 @@ def _watch(backend: Backend, run: str, console: Console) -> None:
 
 def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(asdict(current)), flush=True)
+        print(json.dumps(finite(asdict(current))), flush=True)
     elif console.is_terminal:
         console.print(_rendered(current, None))
     else:
@@ -100,7 +100,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "state": f"{current.state}: {current.reason}" if current.reason else str(current.state),
         "started": _times(current),
         "step": _step(current),
-        "loss": "" if current.loss is None else f"{current.loss:.4g}",
+        "loss": "" if current.loss is None else formats.number(current.loss),
         "metrics": formats.metrics(current.metrics),
         "speed": _speed(current),
         "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),

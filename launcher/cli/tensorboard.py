@@ -2,16 +2,16 @@
 
 import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from launcher.backend.local import ports
 from launcher.backend.model import Where
-from launcher.cli.options import Context, Name, Namespace, On, Runs
-from launcher.cli.runs import DEFAULT_RUNS, find_run, stored
+from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
+from launcher.cli.runs import DEFAULT_RUNS, stored
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.machine import search_path, source_directory
 
@@ -19,8 +19,6 @@ EXAMPLES = (
     ("launcher tensorboard mnist", "on http://127.0.0.1:6006 unless the spec says otherwise; Ctrl-C ends it"),
     ("launcher tensorboard mnist --port 0", "on any free port"),
 )
-# As many ports after the spec's own are tried as TensorBoard itself would try.
-_PORTS_TRIED = 10
 
 
 def tensorboard(
@@ -32,23 +30,22 @@ def tensorboard(
     host: Annotated[
         str | None, typer.Option(help="The address to listen on; the spec's when left out: loopback.", show_default=False)
     ] = None,
-    on: On = "local",
+    on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Open TensorBoard on a run's logs."""
-    from launcher.cli.backends import open_backend
+    from launcher.cli.backends import open_run
 
-    if on == "local" and not _is_installed():
-        raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
-    backend = open_backend(on, runs, Where(context, namespace))
-    run = find_run(name, backend, runs)
+    backend, run = open_run(name, on, runs, Where(context, namespace))
     if (served := backend.tensorboard(run, host=host, port=port)) is not None:
         print(served.url, flush=True)
         if served.serve is not None:
             served.serve()
         return
+    if not _is_installed():
+        raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
     directory = Path(backend.status(run).run_dir) / "logs"
     if not directory.is_dir():
         raise UsageError(
@@ -72,22 +69,13 @@ def _is_installed() -> bool:
         return False
 
 
-def _is_free(host: str, port: int) -> bool:
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            return True
-    except OSError:
-        return False
-
-
 def _checked(host: str, port: int) -> int:
-    if not _is_free(host, port):
+    if not ports.is_free(host, port):
         raise UsageError(f"port {port} of {host} cannot be used", "give another one, or 0 for any that is free")
     return port
 
 
 def _free_port(host: str, first: int) -> int:
-    for port in range(first, min(first + _PORTS_TRIED, 65536)):
-        if _is_free(host, port):
-            return port
+    if (port := ports.next_free(host, first)) is not None:
+        return port
     raise UsageError(f"no port from {first} on is free on {host}", "give one with --port, or 0 for any that is free")

@@ -13,8 +13,8 @@ import typer
 
 from launcher.backend.model import Backend, RunStatus, State, Where
 from launcher.cli.errors import INTERRUPTED
-from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, SpecFile, placed
-from launcher.cli.runs import DEFAULT_RUNS, command
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
+from launcher.cli.runs import DEFAULT_RUNS, command, home
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
@@ -29,7 +29,7 @@ EXAMPLES = (
 
 
 def up(
-    file: SpecFile,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec.")] = Path("cluster.yaml"),
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running in the background.")] = False,
     overrides: Set = None,
@@ -60,12 +60,12 @@ def up(
         starting.enter_context(alone(runs, spec.name))
         old = before(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
-        elsewhere = plan.spec_digest if on == "docker" and not is_there(runs, spec.name) else ""
+        elsewhere = plan.spec_digest if on == "docker" and not is_there(home(runs, on), spec.name) else ""
         decision = decide(old, _changes(backend, spec), Asked(fresh, resume, may_prompt), runs, digest=elsewhere)
         if decision == "complete" and old is not None:
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
-        if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(runs, spec.name))):
+        if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(backend.reserve(plan, dump(spec)))
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from launcher.backend.model import ENDED, Where
-from launcher.cli.options import Context, Json, Name, Namespace, On, Runs
-from launcher.cli.runs import DEFAULT_RUNS, find_run
+from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
+from launcher.cli.runs import DEFAULT_RUNS
 from launcher.errors import LauncherError
 
 EXAMPLES = (
@@ -31,7 +31,7 @@ def wait(
     timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="How long to wait, such as 10m; for ever when left out.", show_default=False)
     ] = None,
-    on: On = "local",
+    on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
@@ -41,12 +41,11 @@ def wait(
     from rich.console import Console
 
     from launcher.cli import formats
-    from launcher.cli.backends import open_backend
+    from launcher.cli.backends import open_run
     from launcher.cli.results import EXIT_CODES, show_summary, summary
 
     seconds = formats.timeout(timeout) if timeout else None
-    backend = open_backend(on, runs, Where(context, namespace))
-    run = find_run(name, backend, runs)
+    backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     while (status := backend.status(run)).state not in ENDED:
         for note in backend.tend(run):

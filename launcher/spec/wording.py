@@ -26,6 +26,23 @@ _SHORTHANDS = {
     "tensorboard": "port",
 }
 
+# Keys that people bring from Keras and from other launchers -> what to do instead.
+_IN_THE_MODEL = "give it to the model's `compile`, in the code that `train.workload` names"
+_WRITE_WORKERS, _WRITE_GPUS = "write `roles: {worker: {replicas: 4}}`", "write `gpus` under each role: `roles: {worker: {gpus: 1}}`"
+_WRITE_STEPS = "write `train.steps`: an epoch has as many steps as there are examples, divided by batch_size and by the replicas"
+_BROUGHT = {
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), _WRITE_STEPS),
+    **dict.fromkeys(("lr", "base_lr"), "write `train.learning_rate: {initial: 0.001}`"),
+    **dict.fromkeys(("optimizer", "loss", "metrics"), _IN_THE_MODEL),
+    "callbacks": "write what they do: `train.early_stopping`, `train.learning_rate`, `train.checkpoint`, `train.summaries`, `train.export`",
+    **dict.fromkeys(("class_weight", "sample_weight"), "let `train_data` return (inputs, targets, sample_weights)"),
+    **dict.fromkeys(("validation_data", "validation_split"), "give the module of `train.workload` an `eval_data`"),
+    **dict.fromkeys(("num_workers", "workers"), _WRITE_WORKERS),
+    **dict.fromkeys(("num_ps", "parameter_servers"), "write `roles: {ps: {replicas: 2}}`"),
+    **dict.fromkeys(("gpu", "num_gpus"), _WRITE_GPUS),
+    "model": "write `train.workload`: package.module:name of the model, or of a function that returns it",
+}
+
 # What a missing field could be.
 _SAMPLES = {"version": "1", "name": "my-run", "workload": "mnist_mlp", "replicas_to_aggregate": "2"}
 
@@ -128,6 +145,8 @@ def _unknown_key(path: Path, model: sections.Model, prefix: Path) -> Finding:
     expected = f"one of {', '.join(known)}" if known else "no keys"
     if meant := nearest(key, known):
         return Finding(path, f"unknown key {named(key)}", expected, f"write `{meant}`", on="key")
+    if brought := _BROUGHT.get(key.lower().replace("-", "_")):
+        return Finding(path, f"unknown key {named(key)}", expected, brought, on="key")
     elsewhere = [(*prefix, *place) for place in sections.places_of(model, key)]
     if elsewhere:
         places = any_of(f"`{path_text(place)}`" for place in elsewhere[:4])

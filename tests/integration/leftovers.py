@@ -18,7 +18,7 @@ def running(directory: Path) -> list[int]:
     return sorted(found - {os.getpid()})
 
 
-def assert_none(directory: Path, timeout: float = 10) -> None:
+def assert_none(directory: Path, timeout: float = 30) -> None:
     """Fail if processes of the run stay; those that are just ending get `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (left := running(directory)) and time.monotonic() < deadline:

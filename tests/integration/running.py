@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +13,13 @@ from typing import Any
 
 import yaml
 
+from tests import forked_launcher
+from tests.integration import leftovers
 from trainer.events import Event, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+NEVER = 1_000_000  # steps that no test waits for
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class Run:
         """The run directory."""
         return self.runs / self.name
 
-    def launcher(self, *arguments: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def launcher(self, *arguments: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run the launcher on this runs directory."""
-        command = [sys.executable, "-m", "launcher", arguments[0], "--runs", str(self.runs), *arguments[1:]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-        assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        command = [arguments[0], "--runs", str(self.runs), *arguments[1:]]
+        done = forked_launcher.run(*command, timeout=timeout)
+        assert not check or done.returncode == 0, f"launcher {command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done
 
     def status(self) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class Run:
         while time.monotonic() < deadline:
             if result := condition():
                 return result
-            time.sleep(0.05)
+            time.sleep(0.1)
         logs = "\n".join(
             f"--- {p.name}\n" + "\n".join(p.read_text().splitlines()[-15:]) for p in self.directory.glob("launcher/tasks/*.log")
         )
@@ -78,6 +80,67 @@ class Run:
         now = time.time()
         os.kill(pid, signal.SIGKILL)
         return now
+
+
+def paced(steps: int = NEVER, seconds: float = 0.02, **train: Any) -> dict[str, Any]:
+    """Return the sections `code` and `train` of a spec that trains a small model and sleeps between steps, in every task that trains.
+
+    Real sessions, servers and checkpoints, whose steps cost next to nothing while a test waits for something.
+    """
+    params = {"seconds": seconds, "slower": 1}
+    watched = {"checkpoint": {"every_steps": NEVER}, "evaluate": {"every_steps": 0}, "summaries": {"every_steps": 0}}
+    model = {"workload": "small:Delayed", "params": params, "steps": steps, "batch_size": 16}
+    return {"code": str(ROOT / "tests" / "trainer" / "engine"), "train": {**model, **watched, **train}}
+
+
+def checkpoints(directory: Path) -> list[int]:
+    """Return the steps of the checkpoints in a run directory."""
+    return sorted(int(path.stem.removeprefix("ckpt-")) for path in directory.glob("checkpoints/ckpt-*.index"))
+
+
+def updates(run: Run, step: int) -> int:
+    """Return how many updates the checkpoint of a step has seen."""
+    import tensorflow as tf
+
+    saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
+    return int(saved.get_tensor("optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"))
+
+
+def assert_saved(run: Run) -> int:
+    """Check that a run has stopped, of which nothing is left but what it has saved; return the step of that."""
+    leftovers.assert_none(run.directory)
+    status = run.status()
+    assert status["state"] == "stopped"
+    step = status["step"]
+    assert isinstance(step, int)
+    assert status["checkpoint_step"] == step
+    assert checkpoints(run.directory)[-1] == step
+    record = json.loads((run.directory / "run.json").read_text())
+    assert (record["state"], record["step"]) == ("stopped", step)
+    return step
+
+
+def stop(run: Run) -> int:
+    """Stop the run gracefully; return the step of the checkpoint that it says it saved."""
+    run.launcher("down", run.name)
+    step = assert_saved(run)
+    assert updates(run, step) == step
+    return step
+
+
+def pid_of(run: Run, task: str) -> Any:
+    """Return the process id of a task's parent process; None while there is none."""
+    return next(status["pid"] for status in run.status()["tasks"] if status["name"] == task)
+
+
+def kill_with_parent(run: Run, task: str) -> int:
+    """Kill the parent process of a task and its training process at once; return the parent's process id."""
+    parent = pid_of(run, task)
+    for group in (parent, run.events(task, "started")[-1]["pid"]):
+        with contextlib.suppress(ProcessLookupError):  # it may just be dying with its parent
+            os.killpg(group, signal.SIGKILL)
+    assert isinstance(parent, int)
+    return parent
 
 
 @contextlib.contextmanager

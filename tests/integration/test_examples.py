@@ -6,8 +6,6 @@ user would.
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import forked_launcher
 from tests.integration import leftovers
-from tests.integration.running import EXAMPLES, ROOT
+from tests.integration.running import EXAMPLES
 from tests.trainer.exported import assert_export_is_what_it_says
 from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads.mnist_mlp import MnistMlp
@@ -28,7 +27,8 @@ OWN_PROGRAM = re.compile(r"test accuracy (\d\.\d+)")
 DIGITS = {"accuracy": (ACCURACY, 1.0)}
 PICTURES = {"accuracy": (0.9, 1.0)}
 LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
-SMALL = ("train.steps=600", "train.batch_size=32", "train.params.filters=16", "train.params.learning_rate=0.05")
+# At a higher rate training falls back for some steps now and then, and where depends on the last bits of this machine's sums.
+SMALL = ("train.steps=800", "train.batch_size=32", "train.params.filters=16", "train.params.learning_rate=0.03")
 SHORT = ("train.steps=6000",)
 PLAYED = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
 TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
@@ -39,7 +39,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "cifar10-single": (SMALL, PICTURES),
     "cifar10-mirrored": (SMALL, PICTURES),
     "cifar10-multiworker": (SMALL, PICTURES),
-    # At the rate above, training falls back to its beginning now and then, on one task as on servers, if it only takes more steps; old
+    # At the rate above, training on servers falls back to its beginning now and then, if it only takes more steps; old
     # gradients need those, the more the busier the machine.
     "cifar10-ps": ((*SMALL, "train.steps=2000", "train.params.learning_rate=0.02"), PICTURES),
     "linear-regression-single": (("train.steps=20000",), LINE),
@@ -86,10 +86,9 @@ class Done:
 def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> Done:
     """Run an example, with `changes` set, from the repository's root to its end."""
     file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
-    command = [sys.executable, "-m", "launcher", "up", str(file), "--json", "--runs", str(runs)]
-    command += [word for change in changes for word in ("--set", change)]
+    settings = [word for change in changes for word in ("--set", change)]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        done = forked_launcher.run("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300)
     finally:
         leftovers.assert_none(runs / name)
     assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr}"
@@ -212,7 +211,8 @@ def test_programs_placed_by_hand(name: str, tmp_path: Path) -> None:
     if name == "life":
         assert read_events(done.directory / "logs" / "train").tags("images") == {"board"}
     if name == "matmul":
-        assert [line["message"] for line in done.of("notice")] == [
+        told = [line["message"] for line in done.of("notice")]
+        assert [message for message in told if not message.startswith("every peer was reached")] == [  # which took long on a busy machine
             "worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU"
         ]
 

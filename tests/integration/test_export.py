@@ -1,14 +1,13 @@
 """A chief without an evaluator exports the best model, whatever the strategy its variables live under."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.integration.running import ROOT, Run
+from tests import forked_launcher
+from tests.integration.running import Run
 from tests.trainer.exported import assert_export_is_what_it_says
 from trainer.workloads.mnist_mlp import MnistMlp
 
@@ -34,8 +33,7 @@ TRAIN = {
 def test_a_chief_exports_what_it_found_best(strategy: str, roles: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "best.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": "best", "strategy": strategy, "roles": roles, "train": TRAIN}))
-    command = [sys.executable, "-m", "launcher", "up", str(file), "--runs", str(tmp_path / "runs")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    done = forked_launcher.run("up", str(file), "--runs", str(tmp_path / "runs"), timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run("best", tmp_path / "runs")
     chief = "worker-0" if strategy == "multi_worker_mirrored" else "chief"

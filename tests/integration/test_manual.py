@@ -4,18 +4,18 @@ import json
 import os
 import re
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.running import Run, started
-from tests.integration.test_stop_and_resume import pid_of
+from tests.integration.running import Run, pid_of, started
 from tests.trainer.tensorboard_reader import read_events
 from trainer.engine.watching import unreachable
+from trainer.events import Event
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +55,7 @@ def deaf(cluster):
 def leaving(cluster):
     with tf.device(cluster.tasks[1].device):
         tf.function(lambda: tf.while_loop(lambda i: i < 2**62, lambda i: i + 1, [tf.constant(0, tf.int64)]))()
+    print("the program has left", flush=True)
 """
 
 
@@ -73,35 +74,42 @@ def assert_succeeded(run: Run) -> None:
 
 
 def assert_stops(run: Run) -> None:
-    began = time.monotonic()
     run.launcher("down", run.name)
-    assert time.monotonic() - began < 25
     assert run.status()["state"] == "stopped"
     assert json.loads((run.directory / "run.json").read_text())["state"] == "stopped"
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("victim", ["worker-1", "chief"])
-def test_a_task_lost_is_named_and_the_program_runs_again(victim: str, tmp_path: Path) -> None:
-    with started(spec(tmp_path, "slow", rounds=60), tmp_path) as run:
-        run.until("progress", lambda: run.events("chief", "progress"))
-        killed = run.kill_training_process(victim)
-        restarted = run.until(
-            "the chief to start again", lambda: [e for e in run.events("chief", "restarting") if e["time"] > killed - 0.01]
-        )
-        if victim == "worker-1":
-            assert restarted[0]["exit_code"] == 75
-            assert re.match(r"worker-1 \(127\.0\.0\.1:\d+\) (was lost|is gone)", restarted[0]["detail"]), restarted[0]["detail"]
-            print(f"\nworker-1 killed, named after {restarted[0]['time'] - killed:.1f} s")
+@pytest.mark.timeout(300)
+def test_a_task_lost_is_named_and_the_program_runs_again(tmp_path: Path) -> None:
+    rounds = 400  # twenty seconds: more than pass between a report and a kill
+    with started(spec(tmp_path, "slow", rounds=rounds), tmp_path) as run:
+        for attempt, victim in enumerate(("worker-1", "chief"), 1):
+            run.until(f"progress of attempt {attempt}", partial(progressed, run, attempt))
+            killed = run.kill_training_process(victim)
+            restarted = run.until(f"the chief to start again, {victim} killed", partial(restarting_after, run, killed - 0.01))
+            if victim == "worker-1":
+                assert restarted[0]["exit_code"] == 75
+                assert re.match(r"worker-1 \(127\.0\.0\.1:\d+\) (was lost|is gone)", restarted[0]["detail"]), restarted[0]["detail"]
+                print(f"\nworker-1 killed, named after {restarted[0]['time'] - killed:.1f} s")
         assert_succeeded(run)
-        assert (tmp_path / "code" / "attempts").read_text() == "xx"
+        assert (tmp_path / "code" / "attempts").read_text() == "xxx"
         status = run.status()
-        assert status["metrics"] == {"total": 2 * 3 * 60}
-        assert (status["step"], status["steps"]) == (60, 60)
+        assert status["metrics"] == {"total": 2 * 3 * rounds}
+        assert (status["step"], status["steps"]) == (rounds, rounds)
         record = json.loads((run.directory / "run.json").read_text())
-        assert (record["state"], record["step"], record["metrics"]) == ("succeeded", 60, {"total": 360})
+        assert (record["state"], record["step"], record["metrics"]) == ("succeeded", rounds, {"total": 2 * 3 * rounds})
         assert "worker-1  cpu:0" in (run.directory / "results" / "devices.txt").read_text()
         assert read_events(run.directory / "logs" / "train").tags("scalars") >= {"total"}
+
+
+def progressed(run: Run, attempt: int) -> bool:
+    """Return whether the chief has told of progress in an attempt."""
+    begun = run.events("chief", "started")[attempt - 1 :]
+    return bool(begun) and any(event["time"] > begun[0]["time"] for event in run.events("chief", "progress"))
+
+
+def restarting_after(run: Run, when: float) -> list[Event]:
+    return [event for event in run.events("chief", "restarting") if event["time"] > when]
 
 
 @pytest.mark.timeout(120)
@@ -115,8 +123,7 @@ def test_a_stop_ends_a_program_that_does_not_listen(program: str, tmp_path: Path
 @pytest.mark.timeout(240)
 def test_a_program_that_leaves_a_call_under_way_is_watched_until_that_has_ended(tmp_path: Path) -> None:
     with started(spec(tmp_path, "leaving"), tmp_path) as run:
-        run.until("it to run", lambda: run.events("chief", "ready"))
-        time.sleep(3)  # the program has returned
+        run.until("the program to leave", lambda: "the program has left" in run.log("chief"))
         killed = run.kill_training_process("worker-1")
         (restarted,) = run.until("the chief to start again", lambda: run.events("chief", "restarting"))
         assert re.match(r"worker-1 \(127\.0\.0\.1:\d+\) (was lost|is gone)", restarted["detail"]), restarted["detail"]
@@ -124,7 +131,17 @@ def test_a_program_that_leaves_a_call_under_way_is_watched_until_that_has_ended(
         assert_stops(run)
 
 
-@pytest.mark.timeout(120)
+def unanswered(port: int) -> bool:
+    """Return whether a connection to a port is open whose words nobody has read: probes say none, gRPC greets. See proc(5), net/tcp."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return any(
+        int(local.rpartition(":")[2], 16) == port and state == "01" and int(queues.rpartition(":")[2], 16) > 0
+        for _, local, _, state, queues, *_ in rows
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="/proc alone tells that words wait to be read")
+@pytest.mark.timeout(300)
 def test_a_stop_is_heard_while_the_chief_connects(tmp_path: Path) -> None:
     with started(spec(tmp_path, "never"), tmp_path) as run:
         plan = json.loads((run.directory / "launcher" / "plan.json").read_text())
@@ -133,15 +150,14 @@ def test_a_stop_is_heard_while_the_chief_connects(tmp_path: Path) -> None:
         pid = run.events("worker-1", "started")[-1]["pid"]
         os.kill(pid, signal.SIGSTOP)  # it gives connections, and no answers
         try:
-            time.sleep(10)  # the chief has reached everybody, and waits inside TensorFlow
+            port = int(address.rpartition(":")[2])
+            run.until("the chief to wait inside TensorFlow for worker-1", lambda: unanswered(port), timeout=180)
             assert not run.events("chief", "ready")
-            began = time.monotonic()
             with ThreadPoolExecutor(1) as pool:
                 down = pool.submit(run.launcher, "down", run.name)
                 run.until("the chief to stop", lambda: pid_of(run, "chief") is None, timeout=20)
                 os.kill(pid, signal.SIGCONT)
                 down.result()
-            assert time.monotonic() - began < 25
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

@@ -19,17 +19,25 @@ from trainer.events import Event, parse
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("drive_supervisor.py")
-DEADLINE = 20.0  # seconds for whatever a test waits for
+DEADLINE = 60.0  # seconds for whatever a test waits for
 
 
-def wait_until(what: str, check: Callable[[], Any], deadline: float = DEADLINE) -> Any:
-    """Return check()'s first true result; fail, saying what was waited for, at the deadline."""
+def wait_until(what: str, check: Callable[[], Any], deadline: float = DEADLINE, *, told: Callable[[], object]) -> Any:
+    """Return check()'s first true result; fail at the deadline, saying what was waited for and what `told` returns then."""
     end = time.monotonic() + deadline
     while time.monotonic() < end:
         if result := check():
             return result
         time.sleep(0.02)
-    pytest.fail(f"not within {deadline:g} s: {what}")
+    pytest.fail(f"not within {deadline:g} s: {what}; last: {told()}")
+
+
+@pytest.fixture(autouse=True)
+def float32_afterwards() -> Iterator[None]:
+    """Put Keras's precision back, which is one for the whole process, and which a job with another one sets."""
+    yield
+    if keras := sys.modules.get("keras"):
+        keras.config.set_dtype_policy("float32")
 
 
 def is_alive(pid: int) -> bool:
@@ -64,12 +72,16 @@ class Running:
 
     def event(self, kind: str, number: int = 1) -> Event:
         """Wait for the `number`-th event of a kind."""
-        found: list[Event] = wait_until(f"{number} x {kind} in {self.lines}", lambda: len(e := self.events(kind)) >= number and e)
+        found: list[Event] = wait_until(f"{number} x {kind}", lambda: len(e := self.events(kind)) >= number and e, told=lambda: self.lines)
         return found[number - 1]
 
     def line(self, start: str) -> str:
         """Wait for a line of output that starts so; return the rest of it."""
-        text: str = wait_until(f"{start!r} in {self.lines}", lambda: next((x for x in list(self.lines) if x.startswith(start)), ""))
+
+        def found() -> str:
+            return next((line for line in list(self.lines) if line.startswith(start)), "")
+
+        text: str = wait_until(f"a line that starts with {start!r}", found, told=lambda: self.lines)
         return text.removeprefix(start).strip()
 
     def send(self, number: signal.Signals) -> None:

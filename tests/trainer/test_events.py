@@ -38,7 +38,7 @@ def test_what_is_not_a_finite_number_is_null_and_still_json(monkeypatch: pytest.
     event = json.loads(line, parse_constant=pytest.fail)
     assert event["loss"] is None
     assert event["metrics"] == {"accuracy": None}
-    assert events.render(event) == "step 5/10  accuracy not finite  1,234 examples/s  0.1 s/step"
+    assert events.render(event) == "step 5/10  loss nan  accuracy nan  1,234 examples/s  0.1 s/step"
 
 
 @pytest.mark.parametrize(

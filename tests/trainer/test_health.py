@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.conftest import wait_until
 from trainer.health import examine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,18 +34,28 @@ def health(tf_config: str) -> tuple[int, str]:
     return asked.returncode, asked.stdout
 
 
+def begun(run: Any, program: str) -> int:
+    """Wait until a task's process has become `program`, and return its id: while it does, its environment cannot be read."""
+    pid: int = run.event("started")["pid"]
+
+    def words() -> list[str]:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+    wait_until(f"{program} to be process {pid}", lambda: words()[0] == program, told=words)
+    return pid
+
+
 def test_a_program_that_runs_is_well_and_names_its_attempt(trainers: Any) -> None:
     tf_config = alone()
     run = trainers.trainer("--", "sh", "-c", "sleep 30 & wait", env={"TF_CONFIG": tf_config})
-    pid = run.event("started")["pid"]
+    pid = begun(run, "sh")
     assert health(tf_config) == (0, f"chief: process {pid}, attempt 1, runs\n")
 
 
 def test_a_stopped_process_is_not_well(trainers: Any) -> None:
     tf_config = alone()
     run = trainers.trainer("--", "sleep", "30", env={"TF_CONFIG": tf_config})
-    pid = run.event("started")["pid"]
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(begun(run, "sleep"), signal.SIGSTOP)
     code, line = health(tf_config)
     assert code == 1
     assert "stopped by a signal" in line
@@ -76,7 +87,7 @@ def test_a_server_is_well_once_its_port_answers(trainers: Any, monkeypatch: pyte
         tf_config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
         settings = json.dumps({"strategy": "parameter_server", "train": {"workload": "mnist"}})
         run = trainers.supervise("sleep", "30", built_in=False, env={"TF_CONFIG": tf_config, "TRAINER_SETTINGS": settings})
-        run.event("started")
+        begun(run, "sleep")
         monkeypatch.setenv("TF_CONFIG", tf_config)
         before = examine()
         assert not before.well

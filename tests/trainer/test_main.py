@@ -125,7 +125,7 @@ def test_a_users_program_waits_for_its_peers_by_name(trainers: Any, ports: Any) 
     waiting = run.event("waiting")
     assert waiting["task"] == "worker-0"
     assert waiting["missing"] == [{"task": "worker-1", "address": address, "reason": "connection refused"}]
-    assert 4.5 < waiting["seconds"] < 8
+    assert waiting["seconds"] > 4.5
 
 
 def test_the_parent_is_small_and_quick() -> None:

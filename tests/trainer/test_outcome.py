@@ -39,7 +39,7 @@ def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -
 @pytest.mark.timeout(240)
 def test_a_run_that_gives_up_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path, eventually: Any) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)})
-    saved = eventually("a checkpoint", lambda: run.events("checkpoint"), 90)[0]
+    saved = eventually("a checkpoint", lambda: run.events("checkpoint"), 90, told=lambda: run.lines)[0]
     assert record.read(tmp_path)["state"] == "running"
     os.kill(run.event("started")["pid"], signal.SIGKILL)
     assert run.code() == 1
@@ -52,7 +52,7 @@ def test_a_run_that_gives_up_says_so_and_one_that_goes_on_says_that(trainers: An
     assert found["versions"]["tensorflow"]
 
     again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)})
-    eventually("a checkpoint", lambda: again.events("checkpoint"), 90)
+    eventually("a checkpoint", lambda: again.events("checkpoint"), 90, told=lambda: again.lines)
     assert again.events("restored")
     assert (record.read(tmp_path)["state"], record.read(tmp_path).get("reason")) == ("running", None)
     again.send(signal.SIGTERM)

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from trainer.error_file import FOR_GOOD
 from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of, judge
 
 POLICY = Policy(max_restarts=3)
@@ -93,6 +94,10 @@ def test_the_same_failure_twice_in_a_row_ends_it() -> None:
     assert judge(1, 10, first.history, POLICY, "from step 0: model.py:3: KeyError") == End(2, SAME_AGAIN)
     # With a checkpoint between, or another error, it is another failure.
     assert isinstance(judge(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), Restart)
+
+
+def test_a_failure_for_good_ends_it_at_once_with_its_own_cause() -> None:
+    assert judge(1, 10, History(), POLICY, f"{FOR_GOOD}training has diverged") == End(2, "training has diverged")
 
 
 def test_a_lost_peer_between_two_failures_does_not_make_them_two() -> None:

@@ -30,6 +30,18 @@ class TestEnds:
         assert directory.name.startswith("trainer-")
         assert not directory.exists()
 
+    def test_the_next_start_removes_leftovers_of_a_killed_task_and_nothing_else(self, trainers: Any, tmp_path: Path) -> None:
+        users = tmp_path / "trainer-data"
+        users.mkdir()
+        here = {"TMPDIR": str(tmp_path)}
+        alive, killed = (trainers.supervise(*shell("echo in $TMPDIR; sleep 60"), env=here) for _ in range(2))
+        kept, left = (Path(run.line("in").split()[-1]) for run in (alive, killed))
+        killed.send(signal.SIGKILL)
+        killed.code()
+        assert left.is_dir()
+        assert trainers.supervise(*shell("true"), env=here).code() == 0
+        assert sorted(tmp_path.iterdir()) == sorted([users, kept])
+
     def test_started_names_the_process_that_runs(self, trainers: Any) -> None:
         run = trainers.supervise(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", built_in=False)
         assert run.code() == 0
@@ -112,7 +124,7 @@ class TestEnds:
         run = trainers.supervise(*shell("sleep 60 & echo left $!; exit 0"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
-        eventually("the grandchild is gone", lambda: not alive(grandchild), 10)
+        eventually("the grandchild is gone", lambda: not alive(grandchild), told=lambda: run.lines)
 
     def test_nothing_is_left_in_the_temporary_directory(self, trainers: Any, tmp_path: Path) -> None:
         run = trainers.supervise(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})
@@ -247,7 +259,7 @@ class TestLifelines:
         child = int(run.line("ready"))
         assert alive(child)
         run.process.kill()
-        eventually("the child is gone", lambda: not alive(child), 2)
+        eventually("the child is gone", lambda: not alive(child), told=lambda: run.lines)
 
     def test_output_that_nobody_reads_does_not_keep_it_from_stopping_well(self, tmp_path: Path) -> None:
         saved = tmp_path / "saved"

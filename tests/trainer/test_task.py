@@ -108,7 +108,9 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(
         }
         with subprocess.Popen([sys.executable, "-P", "-m", "trainer.task"], env=environment, cwd=ROOT) as process:
             try:
-                eventually("its port to answer", lambda: unreachable(own, 1) is None, 60)
+                eventually(
+                    "its port to answer", lambda: unreachable(own, 1) is None, 60, told=lambda: (unreachable(own, 1), process.poll())
+                )
                 gate.touch()
                 if role == "chief":
                     worker.accept()[0].close()

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.engine import compute
 from trainer.engine.job import Job
-from trainer.engine.session import Progress, WorkerProgress
+from trainer.engine.session import NotFinite, Progress, WorkerProgress
 from trainer.workloads.protocol import Agent
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
@@ -100,6 +100,7 @@ class AgentSession(ABC):
             stop=stop or self._stopped(),
             finish=finish,
             next_steps=next_steps or None,
+            not_finite=None if self._loss is None or math.isfinite(self._loss) else NotFinite(self._step),
             workers=self._workers_progress(),
         )
 

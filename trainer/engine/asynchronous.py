@@ -11,8 +11,8 @@ from trainer.engine import compute
 from trainer.engine.job import Job
 from trainer.engine.ps_session import ServerSession
 from trainer.engine.ps_state import device
-from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, watching
-from trainer.engine.session import Progress
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, not_finite, watching
+from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
 
 
@@ -32,11 +32,12 @@ class AsynchronousSession(ServerSession):
         super().push(step)
         self._scheduled = self._told = step
 
-    def settle(self) -> None:
+    def settle(self) -> NotFinite | None:
         """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
         began = time.perf_counter()
         self._settled += self._take_all()
         self._settling += time.perf_counter() - began
+        return not_finite(self._settled)
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Return when at least `steps` more global steps are done than the last call told of; see Session.run.
@@ -69,6 +70,7 @@ class AsynchronousSession(ServerSession):
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,
+            not_finite=not_finite(results),
             workers=workers,
         )
 
@@ -94,8 +96,9 @@ class AsynchronousSession(ServerSession):
         return self._step // self._workers.count
 
     def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
-        *totals, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
-        return Done(totals=np.array(totals, np.float32), steps=round(done), global_step=round(global_step))
+        *totals, finite, start, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
+        spoilt = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
+        return Done(totals=np.array(totals, np.float32), steps=round(done), global_step=round(global_step), spoilt=spoilt)
 
     def _make_call(self) -> Any:
         state, replica, target, wire = self._state, self._replica, self._target, self._wire
@@ -117,7 +120,7 @@ class AsynchronousSession(ServerSession):
                 return measured
 
             totals = compute.repeat(steps, step, replica.width)
-            after = tf.stack([tf.cast(steps, tf.float64), tf.cast(state.step.read_value(), tf.float64)])
+            after = tf.stack([tf.cast(number, tf.float64) for number in (start, steps, state.step.read_value())])
             return tf.concat([tf.cast(totals, tf.float64), after], 0)
 
         return call

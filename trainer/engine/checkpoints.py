@@ -1,20 +1,30 @@
 """Saves and restores the chief's model, optimizer and global step, as plain TensorFlow checkpoints.
 
-The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...])`. A
-checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before.
+The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=...)`.
+A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before.
+
+`learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The optimizer's own, in
+the checkpoint as well, may be lower by now. A resume with another rate is known by the first and takes nothing of the second.
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer.engine import schedules
 from trainer.engine.compute import seeds
 from trainer.engine.record import write_atomically
 from trainer.workloads.errors import WorkloadError
+
+# Where a checkpoint has the value of a variable.
+_VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
+_BUILT_WITH = _VALUE.format("learning_rate")
+_ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
 
 class CheckpointError(WorkloadError):
@@ -47,9 +57,12 @@ class Checkpoints:
     """The checkpoints of one run, in `<run_dir>/checkpoints`."""
 
     def __init__(self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int) -> None:
+        self._model, self._optimizer = model, optimizer
         self._step = tf.Variable(0, dtype=tf.int64)
+        self._rate, self._constant = schedules.described(optimizer), schedules.constant(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
-        self._saved = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step, seeds=seeds(model))
+        self._parts = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
+        self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate))
         self._recovered = _recover(directory)
         self._manager = tf.train.CheckpointManager(self._saved, str(directory), max_to_keep=keep, checkpoint_name="ckpt")
 
@@ -62,7 +75,8 @@ class Checkpoints:
     def restore(self, notice: Callable[[str], None]) -> Restored | None:
         """Load the newest checkpoint that can be read, or return None where there is none.
 
-        Each that cannot be read is told to `notice` and left in place.
+        Each that cannot be read is told to `notice` and left in place. So is a learning rate other than the checkpoint's optimizer was
+        built with: the new one holds.
 
         Raises:
             CheckpointError: a checkpoint is there and fits another model, or none of them can be read; going on would lose them.
@@ -72,22 +86,53 @@ class Checkpoints:
         paths = list(reversed(self._manager.checkpoints))
         for path in paths:
             try:
-                status = self._saved.restore(path)
+                reader = tf.train.load_checkpoint(path)
+            except Exception as error:  # noqa: BLE001 - see below
+                notice(_passed_over(path, error))
+                continue
+            optimizer = self._optimizer_like_that_in(reader)
+            try:
+                status = tf.train.Checkpoint(**{**self._parts, "optimizer": optimizer}).restore(path)
             except ValueError as error:  # shapes differ
                 raise self._other_model(path, error) from error
             except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
-                notice(f"the checkpoint {path} cannot be read and is passed over: {next(iter(str(error).splitlines()), repr(error))}")
+                notice(_passed_over(path, error))
                 continue
             try:
-                status.assert_existing_objects_matched()
+                status.assert_existing_objects_matched().expect_partial()
             except AssertionError as error:
                 raise self._other_model(path, error) from error
-            return Restored(int(self._step.numpy()), path)
+            if optimizer is not self._optimizer:
+                _copy_all_but_rate(optimizer, self._optimizer)
+            step = int(self._step.numpy())
+            before = reader.get_tensor(_BUILT_WITH).decode() if reader.has_tensor(_BUILT_WITH) else self._rate
+            if before != self._rate:
+                schedules.set_rate(self._optimizer, self._constant)
+                notice(f"learning rate {before} -> {self._rate} from step {step}")
+            return Restored(step, path)
         if paths:
             raise CheckpointError(
                 f"none of the {len(paths)} checkpoints can be read: {', '.join(paths)}; start afresh, or put a copy in their place"
             )
         return None
+
+    def _optimizer_like_that_in(self, reader: Any) -> keras.optimizers.Optimizer:
+        """Return this optimizer; where the checkpoint's has a schedule and this one a constant rate, or the reverse, another to load it into."""
+        part = "inner_optimizer/" if schedules.inner(self._optimizer) is not self._optimizer else ""
+        constant = reader.has_tensor(_VALUE.format(f"optimizer/{part}_learning_rate"))
+        if constant == (self._constant is not None):
+            return self._optimizer
+        own = schedules.inner(self._optimizer)
+        try:
+            other = type(own).from_config({**own.get_config(), "learning_rate": 1.0 if constant else _ANY_SCHEDULE})
+        except Exception as error:
+            raise CheckpointError(
+                f"the run was trained with {'a constant learning rate' if constant else 'a schedule'} before, and {type(own).__name__} cannot be "
+                f"made again with such a one to load its state ({error}); let its get_config return all that its constructor takes"
+            ) from error
+        other = keras.optimizers.LossScaleOptimizer(other) if part else other
+        other.build(self._model.trainable_variables)
+        return other
 
     @staticmethod
     def _other_model(path: str, error: Exception) -> CheckpointError:
@@ -100,6 +145,17 @@ class Checkpoints:
         self._step.assign(step)
         path: str = self._manager.save(checkpoint_number=step)
         return path
+
+
+def _passed_over(path: str, error: Exception) -> str:
+    return f"the checkpoint {path} cannot be read and is passed over: {next(iter(str(error).splitlines()), repr(error))}"
+
+
+def _copy_all_but_rate(source: keras.optimizers.Optimizer, target: keras.optimizers.Optimizer) -> None:
+    rates = [schedules.inner(optimizer)._learning_rate for optimizer in (source, target)]  # noqa: SLF001 - see schedules
+    left, right = ([v for v in optimizer.variables if all(v is not rate for rate in rates)] for optimizer in (source, target))
+    for one, other in zip(left, right, strict=True):
+        other.value.assign(one.value)
 
 
 def _recover(directory: Path) -> str:

@@ -36,6 +36,8 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
         raise WorkloadError(message)
     optimizer = tuning.optimizer(workload, job, job.batch_size * job.train.gradients.accumulate * replicas)
     optimizer.build(model.trainable_variables)
+    # A compiled model has an optimizer of its own, perhaps another one by now: checkpoints have the one that trains, beside the model.
+    model._delete_tracking("optimizer")  # noqa: SLF001 - tf.train.Checkpoint has no public way to leave a part out
     return Built(model, optimizer)
 
 
@@ -59,7 +61,7 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
     @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:
         # Traced again where the workload makes variables.
-        names[:] = workload.metrics(targets, in_float32(model(inputs, training=False)))
+        names[:] = workload.metrics(targets, in_float32(model(inputs, **training_argument(model, training=False))))
 
     trace.get_concrete_function(*spec)
     return tuple(names)
@@ -68,6 +70,11 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
 def batch_size_of(inputs: Any) -> tf.Tensor:
     """Return the number of examples of a batch as a float32 scalar."""
     return tf.cast(tf.shape(tf.nest.flatten(inputs)[0])[0], tf.float32)
+
+
+def training_argument(model: keras.Model, *, training: bool) -> dict[str, bool]:
+    """Return `training` as the keyword argument of a model's call; empty where its `call` takes none, as Keras's own trainer has it."""
+    return {"training": training} if model._call_has_training_arg else {}  # noqa: SLF001 - Keras has no public name for it
 
 
 def in_float32(outputs: Any) -> Any:
@@ -91,14 +98,21 @@ def total_loss(workload: Workload, targets: Any, outputs: Any, regularisation: S
 def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int) -> tf.Tensor:
     """Run `step` `steps` times in one TensorFlow loop, each told how many were before; return the sum of its float32 vectors [width].
 
+    The last element, of width + 1, counts the steps before the first whose loss, the vector's first element, was not finite.
     Written out rather than left to AutoGraph, which takes half a second to read this and Keras's code at every start.
     """
 
-    def body(done: tf.Tensor, totals: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return done + 1, totals + step(done)
+    def body(done: tf.Tensor, totals: tf.Tensor, finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        measured = step(done)
+        return done + 1, totals + measured, finite_until(finite, done, measured[0])
 
-    _, totals = tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), tf.zeros([width])))
-    return totals
+    _, totals, finite = tf.while_loop(lambda done, *_: done < steps, body, (tf.constant(0), tf.zeros([width]), tf.constant(0)))
+    return tf.concat([totals, [tf.cast(finite, tf.float32)]], 0)
+
+
+def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+    """Return how many steps in a row had a finite loss from the start: `before`, of `done` steps, and one of this loss. int32 scalars."""
+    return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
 
 
 def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator | AgentEvaluator":
@@ -133,7 +147,7 @@ class Evaluator:
 
         @tf.function(reduce_retracing=True, autograph=False)
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            outputs = in_float32(model(inputs, training=False))
+            outputs = in_float32(model(inputs, **training_argument(model, training=False)))
             size = batch_size_of(inputs)
             if whole is not None:
                 whole.update(targets, outputs)

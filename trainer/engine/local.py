@@ -12,7 +12,7 @@ from trainer.engine import clock, compute, endless, updates
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica
 from trainer.engine.ring import Ring
-from trainer.engine.session import PeerLostError, Progress
+from trainer.engine.session import NotFinite, PeerLostError, Progress
 from trainer.workloads.protocol import Shard, Workload
 
 # Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
@@ -83,7 +83,13 @@ class LocalSession:
             next_steps=int(told[2]) or None,
             input_wait=input_wait,
             peer_wait=peer_wait if self._ring.size > 1 else None,
+            not_finite=self._not_finite(told[3:]),
         )
+
+    def _not_finite(self, spoilt: Any) -> NotFinite | None:
+        """Tell of the task whose loss was the first not to be finite, of the numbers of steps since then."""
+        first = int(np.argmax(spoilt))
+        return NotFinite(self._step - int(spoilt[first]) + 1, self._ring.names[first]) if spoilt[first] else None
 
     def close(self) -> None:
         """See Session.close."""
@@ -110,7 +116,9 @@ class LocalSession:
                 return tf.concat([measured, [waited]], 0)
 
             totals = compute.repeat(steps, step, width + 1)
-            together = ring.total(tf.concat([totals[:width], control], 0))
-            return together[:width], together[width:], totals[width - 1 :]
+            *_, finite = tf.unstack(totals)
+            spoilt = tf.one_hot(ring.index, ring.size) * (tf.cast(steps, tf.float32) - finite)  # steps of this task, the last ones
+            together = ring.total(tf.concat([totals[:width], control, spoilt], 0))
+            return together[:width], together[width:], totals[width - 1 : width + 1]
 
         return call

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.engine import averages, compute, endless, evaluations, pace
 from trainer.engine.checkpoints import Checkpoints
+from trainer.engine.divergence import Divergence
 from trainer.engine.enough import Enough, check_metric
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
@@ -15,7 +16,7 @@ from trainer.engine.logs import Logs
 from trainer.engine.pace import REPORT_EVERY, Due, Rate
 from trainer.engine.record import Record, RunState
 from trainer.engine.session import Progress, Session
-from trainer.engine.speaker import Speaker, waits
+from trainer.engine.speaker import Speaker, loss_of, waits
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 
@@ -39,8 +40,10 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         PeerLostError: from the session; what was saved last is what training resumes from.
         WorkloadError: the training data ends before the last step.
         CheckpointError: the checkpoints in the run directory are of another model.
+        DivergedError: a loss or a weight is not finite, and `train.on_nan` is `stop`.
     """
-    chief = _Chief(session, workload, job, report) if session.is_chief else None
+    divergence = Divergence(session, job, report)
+    chief = _Chief(session, workload, job, report, divergence) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
     report.start = session.step
     speaker = Speaker(job, report)
@@ -56,6 +59,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         steps = 1 if profiling else pace.to_boundary(step, wanted, job.steps, *every)
         with endless.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.enough()), next_steps=proposal)
+        divergence.look(progress.not_finite)
         step = progress.step
         finish = progress.finish and step < job.steps
         stop = progress.stop and step < job.steps and not finish
@@ -69,8 +73,9 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
 class _Chief:
     """What the chief alone does between calls: it reports, saves, evaluates and writes."""
 
-    def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
+    def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter, divergence: Divergence) -> None:
         self._session, self._workload, self._job, self._report = session, workload, job, report
+        self._divergence = divergence
         self.logs = Logs(job.run_dir)
         self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep)
         self._record = Record(
@@ -142,11 +147,12 @@ class _Chief:
         if self._save_due(step) and not last:
             self._settle()
             self._session.pull()
-            self._save(self._session.step)
+            if self._saved_step != self._session.step:  # the save before had waited for these very steps
+                self._save(self._session.step)
 
     def _settle(self) -> None:
         with endless.watched(self._job):  # others may still compute
-            self._session.settle()
+            self._divergence.look(self._session.settle())
 
     def finish(self, *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
@@ -172,7 +178,7 @@ class _Chief:
             "progress",
             step=progress.step,
             steps=self._job.steps,
-            loss=progress.loss,
+            **loss_of(progress),
             metrics=progress.metrics,
             examples_per_second=examples_per_second,
             seconds_per_step=seconds_per_step,
@@ -186,7 +192,7 @@ class _Chief:
                 step=progress.step,
                 steps=self._job.steps,
                 local_step=worker.local_step,
-                loss=worker.loss,
+                **loss_of(worker),
                 metrics=worker.metrics,
                 examples_per_second=worker.examples_per_second,
                 seconds_per_step=worker.seconds_per_step,
@@ -207,7 +213,7 @@ class _Chief:
             self._evaluator = compute.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
         with averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._evaluator()
-            if self._best:
+            if self._best and self._divergence.may_save(step):
                 self._best.offer(step, self._metrics, self._session.model.weights)
         self._evaluated_step = step
         if not self._job.has_evaluator:  # it writes these, by itself
@@ -217,6 +223,8 @@ class _Chief:
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
 
     def _save(self, step: int) -> None:
+        if not self._divergence.may_save(step):
+            return
         began = time.monotonic()
         path = self._checkpoints.save(step)
         self._saved_step = step

@@ -9,7 +9,7 @@ import tensorflow as tf
 from trainer.engine import clock, compute, endless
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import Progress
+from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Shard, Workload
 
 
@@ -74,19 +74,21 @@ class MirroredSession:
         began = time.perf_counter()
         totals = self._call(self._iterator, tf.constant(steps)).numpy()
         seconds = time.perf_counter() - began
-        loss, *metrics = totals[:-1] / steps
-        self._step += steps
+        *sums, waited, finite = totals
+        loss, *metrics = (total / steps for total in sums)
+        before, self._step = self._step, self._step + steps
         return Progress(
             step=self._step,
             steps=steps,
             loss=float(loss),
+            not_finite=NotFinite(before + int(finite) + 1) if finite < steps else None,
             metrics=compute.named(self._replica.metrics, metrics),
             examples=steps * self._replica.examples * self.replicas,
             seconds=seconds,
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,
-            input_wait=clock.part(totals[-1], seconds),
+            input_wait=clock.part(waited, seconds),
         )
 
     def close(self) -> None:

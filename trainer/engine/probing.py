@@ -5,7 +5,7 @@ One that computes, or evaluates for an hour, has threads that answer at once.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 import tensorflow as tf
@@ -22,18 +22,19 @@ _SAME_SILENCE = 5.0
 class Probe:
     """Asks tasks whether they live, and remembers for how many times in a row one did not answer."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], monotonic: Callable[[], float] = time.monotonic) -> None:
         """Ask tasks of these `names`, such as chief and worker-1. TensorFlow's collective runtime must have been started."""
         self._tasks = [_in_tensorflow(name) for name in names]
         self._unanswered = 0
-        self._looked = time.monotonic()
+        self._monotonic = monotonic
+        self._looked = monotonic()
 
     def __call__(self, waiting: AbstractSet[int]) -> bool:
         """Ask the tasks at these places of `names`; return whether there is hope. To be called after a second of silence."""
-        if time.monotonic() - self._looked > _SAME_SILENCE:
+        if self._monotonic() - self._looked > _SAME_SILENCE:
             self._unanswered = 0
         self._unanswered = 0 if all(_answers(self._tasks[place]) for place in sorted(waiting)) else self._unanswered + 1
-        self._looked = time.monotonic()
+        self._looked = self._monotonic()
         return self._unanswered < _MOST_UNANSWERED
 
 

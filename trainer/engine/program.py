@@ -218,5 +218,5 @@ class _Told:
         done = self.step - (self._said_step or 0)
         seconds = (now - self._said) / done if done > 0 else math.nan
         metrics = {name: float(value) for name, value in self._metrics.items()}
-        self._report("progress", step=self.step, steps=self.steps, loss=None, metrics=metrics, seconds_per_step=seconds)
+        self._report("progress", step=self.step, steps=self.steps, metrics=metrics, seconds_per_step=seconds)
         self._said, self._said_step = now, self.step

@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 
 from trainer.engine import compute
 from trainer.engine.servers import let_go_on
-from trainer.engine.session import PeerLostError, WorkerProgress, cause
+from trainer.engine.session import NotFinite, PeerLostError, WorkerProgress, cause
 from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
 
@@ -23,6 +23,12 @@ CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
 _SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone, or it was asked to stop
 _PATIENCE = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
+
+# What TensorFlow says of a call on a worker that came back and is not connected again yet, or does not have what the one before had.
+_NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant tensor remote_handle")
+
+# Of Python numbers, as tf.constant has them.
+_NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
 
 # A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -70,9 +76,12 @@ def constant(value: Any, dtype: Any = None) -> tf.Tensor:
     """Return a tensor on the chief, for a call on a worker.
 
     Made under the worker's device it would be sent there at once, while no other Python runs: a worker that hangs would stop the chief.
+    And of a Python number TensorFlow keeps one tensor for good, with the error of a copy that a worker's death has cut off: no call with
+    that number could run on the process that comes in its place. So it is made of an array, each time.
     """
+    kind = _NUMBERS.get(type(value)) if dtype is None else tf.as_dtype(dtype).as_numpy_dtype
     with tf.device(CHIEF):
-        return tf.constant(value, dtype)
+        return tf.constant(np.asarray(value, kind))
 
 
 @contextmanager
@@ -113,14 +122,15 @@ class _Call:
 class Done:
     """What a call returned: `totals`, float32 [Measures.width], are sums over its `steps`.
 
-    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells;
-    `brought` is whatever else it has for the chief.
+    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells; `spoilt` the
+    first global step whose loss was not finite, `brought` whatever else it has for the chief.
     """
 
     totals: np.ndarray[Any, np.dtype[np.float32]]
     steps: int
     global_step: int = 0
     waited: float | None = None
+    spoilt: int | None = None
     brought: Any = None
 
 
@@ -130,6 +140,11 @@ class Result(Done):
 
     worker: int
     seconds: float
+
+
+def not_finite(results: Iterable[Result]) -> NotFinite | None:
+    """Tell of the worker whose loss was the first that was not finite, by the global step; None where all were."""
+    return min((NotFinite(result.spoilt, f"worker-{result.worker}") for result in results if result.spoilt is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -290,12 +305,16 @@ class Workers:
                 self._iterators[worker] = self._make_iterator(worker)
             self._lost.discard(worker)
             done = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done
-        except tf.errors.OpError:
+        except tf.errors.OpError as error:
             self._iterators.pop(worker, None)  # it lived on that worker
             self._greeted.discard(worker)
             self._lost.add(worker)
             with self._lock:
                 self._end(call, self._nothing(worker))
+            if any(words in str(error.message) for words in _NOT_CONNECTED):
+                # The coordinator knows a lost worker by its name in an error that tells of a connection.
+                where = f"/job:worker/replica:0/task:{worker}"
+                raise tf.errors.UnavailableError(None, None, f"{where} is not connected: {error.message}") from error
             raise
         with self._lock:
             self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))

@@ -75,7 +75,7 @@ class Replica:
 
     def _own(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            outputs = compute.in_float32(self._model(inputs, training=True))
+            outputs = compute.in_float32(self._model(inputs, **compute.training_argument(self._model, training=True)))
             loss = compute.total_loss(self._workload, targets, outputs, self._model.losses)
             # A mixed_float16 optimizer scales the loss up, and gradients down again when it applies them.
             scaled = self._optimizer.scale_loss(loss)
@@ -160,7 +160,8 @@ def _stateless(
             fixed.append(tf.constant(constant))
         else:
             fixed.append(tf.cast(next(drawn), variable.value.dtype))
-    outputs, after, losses = model.stateless_call(values, fixed, inputs, training=True, return_losses=True)
+    mode = compute.training_argument(model, training=True)
+    outputs, after, losses = model.stateless_call(values, fixed, inputs, **mode, return_losses=True)
     floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]
     return outputs, [*floating, own + tf.constant([0, 0, 1], tf.int64)], list(losses)
 

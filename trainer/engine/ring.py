@@ -36,6 +36,7 @@ class Ring:
     def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
         self.size = size
         self.index = index
+        self.names: tuple[str, ...] = ("",) * size
         self._wire = tf.as_dtype(wire)  # what float32 gradients travel as
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else None
         self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
@@ -53,6 +54,7 @@ class Ring:
         """
         if self.size == 1:
             return ""
+        self.names = tuple(names)
         self._check_alike(names)
         if self._hint == "nccl":
             return ""

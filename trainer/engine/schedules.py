@@ -1,6 +1,7 @@
-"""Learning rates over the steps, as `train.learning_rate` describes them."""
+"""Learning rates: over the steps, as `train.learning_rate` describes them, and which one an optimizer has."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -47,13 +48,64 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
             return tf.gather(factors, tf.reduce_sum(tf.cast(step >= boundaries, tf.int32)))
         return tf.ones_like(step)
 
+    def described(self) -> str:
+        """Return the schedule in the words of `train.learning_rate`: `cosine(decay_steps=900, initial=0.1)`."""
+        settings = self._settings.model_dump(exclude_none=True, exclude_defaults=True) | {"initial": self._initial}
+        return _call(settings.pop("schedule", "constant"), settings)
+
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` makes the same schedule of."""
         return {"initial": self._initial, "settings": self._settings.model_dump(exclude_none=True)}
 
 
-def schedule(settings: LearningRate, own_rate: float, steps: int) -> Schedule:
-    """Return the schedule for a run of `steps` steps; `own_rate` is the workload's, taken where `initial` is left out."""
+def schedule(settings: LearningRate, own_rate: float, steps: int) -> Schedule | float:
+    """Return the schedule for a run of `steps` steps, or the rate where it never changes.
+
+    `own_rate` is the workload's, taken where `initial` is left out.
+    """
+    if settings.schedule == "constant" and not settings.warmup_steps:
+        return settings.initial or own_rate
     if settings.schedule in ("cosine", "linear") and settings.decay_steps is None:
         settings = settings.model_copy(update={"decay_steps": max(1, steps - settings.warmup_steps)})
     return Schedule(settings.initial or own_rate, settings.model_dump(exclude_none=True))
+
+
+def inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer whose rate counts: the one that a LossScaleOptimizer wraps, or the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def constant(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """Return the learning rate where it is a variable; None where it is a schedule or a function."""
+    # `learning_rate` is the value of a schedule; Keras has no public name for the schedule itself.
+    rate = inner(optimizer)._learning_rate  # noqa: SLF001
+    return float(str(rate.numpy())) if isinstance(rate, keras.Variable) else None  # 0.01, where float() has 0.009999999776482582
+
+
+def set_rate(optimizer: keras.optimizers.Optimizer, rate: float | None) -> None:
+    """Set the learning rate where it is a variable; None leaves a schedule as it is."""
+    if rate is not None:
+        inner(optimizer)._learning_rate.assign(rate)  # noqa: SLF001
+
+
+def described(optimizer: keras.optimizers.Optimizer) -> str:
+    """Return the learning rate that an optimizer has now, in a form to be read and compared: `0.001`, `ExponentialDecay(decay_rate=0.9, ...)`."""
+    if (rate := constant(optimizer)) is not None:
+        return str(rate)
+    return _described(inner(optimizer)._learning_rate)  # noqa: SLF001
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Schedule):
+        return value.described()
+    if not callable(value):
+        return repr(value)
+    try:
+        config = value.get_config()
+    except (AttributeError, NotImplementedError):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return _call(type(value).__name__, {key: one for key, one in config.items() if key != "name"})
+
+
+def _call(name: str, arguments: Mapping[str, object]) -> str:
+    return f"{name}({', '.join(f'{key}={_described(value)}' for key, value in sorted(arguments.items()))})"

@@ -5,7 +5,7 @@ servers after each call's worth of updates. Workers read them once a call.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -80,7 +80,8 @@ class ServedAgentSession(AgentSession):
         if self._stopped():
             self._results += self._workers.take_all()
         results, self._results = self._results, []
-        return self._workers.summarise(results)[2]
+        # Who plays has no loss.
+        return [replace(progress, loss=None) for progress in self._workers.summarise(results)[2]]
 
     def _player(self, worker: int) -> Player:
         del worker  # each player is another one, also the second of a worker

@@ -12,11 +12,23 @@ class PeerLostError(Exception):
     """Another task of the cluster went away; the training process ends with exit code 75 and is started again."""
 
 
+class DivergedError(Exception):
+    """A loss or a weight is not finite, and the run is to fail: it would do so again."""
+
+
 def cause(error: Any) -> str:
     """Return the line of a TensorFlow error that says what happened and to whom."""
     lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
     telling = [line for line in lines if "UNAVAILABLE" in line or "Unavailable" in line or "/job:" in line]
     return (telling or lines or [type(error).__name__])[0]
+
+
+@dataclass(frozen=True, order=True)
+class NotFinite:
+    """The first step, of several, whose loss was not finite, and the task that computed it: empty where that is the one that tells."""
+
+    step: int
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,7 +37,7 @@ class WorkerProgress:
 
     task: str
     local_step: int
-    loss: float
+    loss: float | None
     metrics: dict[str, float]
     examples_per_second: float
     seconds_per_step: float
@@ -41,7 +53,7 @@ class Progress:
     `metrics` means over those, `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
     task of the cluster was asked to stop, `finish` when the chief said that it is enough. `input_wait` and
     `peer_wait` are the parts of this task's time, 0 to 1, that it waited for input and for gradients of others;
-    `dropped` counts the gradients that came too late for their step, since the session began.
+    `dropped` counts the gradients that came too late for their step, since the session began. `not_finite` tells where a loss was not.
     """
 
     step: int
@@ -56,6 +68,7 @@ class Progress:
     input_wait: float | None = None
     peer_wait: float | None = None
     dropped: int | None = None
+    not_finite: NotFinite | None = None
     workers: Sequence[WorkerProgress] = field(default=())
 
 
@@ -76,8 +89,11 @@ class Session(Protocol):
         Every task calls it once before the first `run`; what the others hold is replaced. Sets `step` on all of them.
         """
 
-    def settle(self) -> None:
-        """Finish what is under way, so that state and `step` agree; called before a checkpoint. The next `run` tells of it."""
+    def settle(self) -> NotFinite | None:
+        """Finish what is under way, so that state and `step` agree; called before a checkpoint. The next `run` tells of it.
+
+        Returns where a loss was not finite meanwhile.
+        """
 
     def pull(self) -> None:
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""

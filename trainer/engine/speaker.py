@@ -15,6 +15,11 @@ def waits(progress: Progress | WorkerProgress) -> dict[str, Any]:
     return {name: value for name in _WAITS if (value := getattr(progress, name, None)) is not None}
 
 
+def loss_of(progress: Progress | WorkerProgress) -> dict[str, Any]:
+    """Return the field of a progress event that has the loss; none where it is not known, since null is one that is not finite."""
+    return {} if progress.loss is None else {"loss": progress.loss}
+
+
 class Speaker:
     """Tells of a worker's own part in steps that all take together; see loop.py for what the chief tells."""
 
@@ -33,7 +38,7 @@ class Speaker:
             step=progress.step,
             steps=self._job.steps,
             local_step=self._local_step,
-            loss=progress.loss,
+            **loss_of(progress),
             metrics=progress.metrics,
             examples_per_second=progress.steps * self._job.examples_per_step / progress.seconds,
             seconds_per_step=progress.seconds / progress.steps,

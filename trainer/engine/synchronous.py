@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.engine import clock
 from trainer.engine.job import Job
 from trainer.engine.ps_session import ServerSession
-from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, watching
+from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, constant, not_finite, watching
 from trainer.engine.rounds import LAST, Server
 from trainer.engine.servers import let_go_on
 from trainer.engine.session import PeerLostError, Progress
@@ -74,6 +74,7 @@ class SynchronousSession(ServerSession):
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,
+            not_finite=not_finite(results),
             dropped=self._dropped,
             workers=workers,
         )
@@ -170,8 +171,9 @@ class SynchronousSession(ServerSession):
         return self._step  # each worker takes about one batch a round
 
     def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
-        *totals, waited, done = self._call(iterator, constant(steps), constant(seat.worker), constant(seat.first)).numpy()
-        return Done(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited))
+        *totals, waited, done, spoilt = self._call(iterator, constant(steps), constant(seat.worker), constant(seat.first)).numpy()
+        first = None if spoilt < 0 else round(float(spoilt)) + 1
+        return Done(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited), spoilt=first)
 
     def _make_call(self) -> Any:
         state, servers, replica = self._state, self._servers, self._replica
@@ -186,7 +188,7 @@ class SynchronousSession(ServerSession):
             tf.cond(first, greet, lambda: tf.constant(0))
             queues = [server.replies_to(worker) for server in servers]
 
-            def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor, spoilt: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way
                     began = clock.now()
                 received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
@@ -202,12 +204,14 @@ class SynchronousSession(ServerSession):
                 for server, (step, _), packs, extra in zip(servers, received, joined, changes, strict=True):
                     server.send(worker, tf.where(ended, LAST, step), [*packs, *extra])
                 with tf.control_dependencies([pack for packs in joined for pack in packs]):
-                    counts = tf.cast(~ended, tf.float32)
-                return done + tf.cast(~ended, tf.int32), ended, totals + counts * tf.concat([measured, [waited]], 0)
+                    # Not times 0: what is computed after the end may be no number.
+                    added = tf.where(ended, 0.0, tf.concat([measured, [waited]], 0))
+                spoilt = tf.where((spoilt < 0) & ~ended & ~tf.math.is_finite(measured[0]), received[0][0], spoilt)
+                return done + tf.cast(~ended, tf.int32), ended, totals + added, spoilt
 
-            start = (tf.constant(0), tf.constant(False), tf.zeros([replica.width + 1]))
-            done, _, totals = tf.while_loop(lambda done, ended, _: (done < steps) & ~ended, body, start)
-            return tf.concat([totals, [tf.cast(done, tf.float32)]], 0)
+            start = (tf.constant(0), tf.constant(False), tf.zeros([replica.width + 1]), tf.constant(-1))
+            done, _, totals, spoilt = tf.while_loop(lambda done, ended, *_: (done < steps) & ~ended, body, start)
+            return tf.concat([totals, [tf.cast(number, tf.float32) for number in (done, spoilt)]], 0)
 
         return call
 

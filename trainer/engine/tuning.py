@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from trainer.engine.job import Job
-from trainer.engine.schedules import schedule
+from trainer.engine.schedules import constant, described, schedule
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Workload
 
@@ -50,11 +50,10 @@ def _own_rate(made: keras.optimizers.Optimizer, job: Job) -> float:
     settings = job.train.learning_rate
     if settings is not None and settings.initial is not None:
         return settings.initial
-    own = made._learning_rate  # noqa: SLF001 - `learning_rate` is the value of a schedule, not the schedule
-    if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+    if (own := constant(made)) is None:
         message = (
             f"train.learning_rate gives no `initial`, and the optimizer of {job.train.workload} has a schedule of its own "
-            f"({type(own).__name__}), no rate to start from; add `initial`"
+            f"({described(made)}), no rate to start from; add `initial`"
         )
         raise WorkloadError(message)
-    return float(keras.ops.convert_to_numpy(made.learning_rate))
+    return own

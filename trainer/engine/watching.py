@@ -16,8 +16,6 @@ from trainer.peers import RESET_ON_CLOSE, outcome
 from trainer.tf_config import split_address
 
 _LOOK_EVERY = 0.1  # seconds between looks whether a stop was asked for
-_ASK_EVERY = 2.0  # seconds between rounds of asking every server for a connection
-_SAY_EVERY = 5.0  # seconds after which run.json says anew that the run is alive
 _CONNECT_TIMEOUT = 1.0
 
 # Ends this process; the text says why.
@@ -36,6 +34,8 @@ class Watch:
     alive: Callable[[], None]  # called every few seconds, once all are there
     leave: Leave
     patience: float = 20.0
+    ask_every: float = 2.0  # seconds between rounds of asking every server for a connection
+    say_every: float = 5.0  # seconds after which run.json says again that the run is alive
     _seen: set[str] = field(default_factory=set)
     _begun: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
@@ -65,11 +65,11 @@ class Watch:
             if self.stopped():
                 self.leave(ExitCode.STOPPED, "")
                 return
-            if self._begun and now - said >= _SAY_EVERY:
+            if self._begun and now - said >= self.say_every:
                 with suppress(OSError):  # a full disk must not end the watching: a stop would not be heard any more
                     self.alive()
                 said = now
-            if now - asked >= _ASK_EVERY:
+            if now - asked >= self.ask_every:
                 if gone := self._gone(silent):
                     self.leave(ExitCode.PEER_LOST, gone)
                     return

@@ -29,6 +29,14 @@ THREADS = 4
 
 ENDLESS = 2**62
 
+# What is done last to a dataset, by its kind, and the trainer does itself; nothing that would change its examples.
+_BATCH, _ORDER, _NOTHING = "batch", "order", "nothing"
+_LAST = {
+    **dict.fromkeys(("BatchDataset", "ParallelBatchDataset"), _BATCH),
+    **dict.fromkeys(("ShuffleDataset", "RepeatDataset"), _ORDER),
+    **dict.fromkeys(("PrefetchDataset", "OptionsDataset", "CacheDataset"), _NOTHING),
+}
+
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _RANDOM = (
     "Random",
@@ -67,21 +75,38 @@ class Facts:
         return max(1, min(SHUFFLED, fitting, self.count or SHUFFLED))
 
 
+def gives_batches(dataset: tf.data.Dataset) -> bool:
+    """Return whether a dataset gives batches, as `fit` takes them: it was made by `.batch(...)` and not taken apart since."""
+    for part in _chain(dataset):
+        kind = _kind(part)
+        if "Unbatch" in kind or "FlatMap" in kind or "Interleave" in kind:
+            return False
+        if "Batch" in kind:
+            return True
+    return False
+
+
+def examples_of(dataset: Any) -> tf.data.Dataset:
+    """Return the single examples of a dataset that may give batches.
+
+    What `fit` is given is often `.shuffle(n).repeat().batch(n).prefetch(n)` of examples whose number is known: those are taken where that is
+    all that was done to them last, since readers that shuffle apart from each other would not see every example.
+    """
+    examples = below = dataset
+    wanted = {_BATCH} if gives_batches(dataset) else set()
+    while (done := _LAST.get(_kind(below))) is not None and (done != _BATCH or wanted):
+        (below,) = below._inputs()  # noqa: SLF001 - as in _chain
+        wanted.discard(done)
+        examples = examples if done == _NOTHING else below
+    return dataset.unbatch() if wanted else examples
+
+
 def look_at(examples: tf.data.Dataset, name: str) -> Facts:
     """Return what is known of `examples`; `name` is what messages call them.
 
     Raises:
-        WorkloadError: they are batches, not examples, or there are none.
+        WorkloadError: there are none.
     """
-    for dataset in _chain(examples):
-        kind = type(dataset).__name__
-        if "Unbatch" in kind or "FlatMap" in kind or "Interleave" in kind:
-            break
-        if "Batch" in kind:
-            raise WorkloadError(
-                f"{name} gives batches ({kind.strip('_')}); expected single examples. Remove .batch(...): "
-                "the trainer shards, shuffles and batches them, train.batch_size examples each."
-            )
     count = int(examples.cardinality().numpy())
     if count == 0:
         raise WorkloadError(f"{name} has no examples; expected at least one")
@@ -122,7 +147,7 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
         mine = (facts.count - index + count - 1) // count
         drawn = start * shard.batch_size
         row = tf.data.Dataset.range(drawn // mine, ENDLESS).flat_map(epoch).skip(drawn % mine)
-    return row.batch(shard.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(_options())
+    return batched(row, shard.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(_options())
 
 
 def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Dataset:
@@ -133,8 +158,16 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
     """
     if facts.endless:
         raise WorkloadError("the examples to evaluate on never end; add .take(n) to them")
-    batched = examples.batch(batch_size)
-    return (batched.cache() if facts.fits_in_memory else batched).prefetch(tf.data.AUTOTUNE).with_options(_options())
+    once = batched(examples, batch_size)
+    return (once.cache() if facts.fits_in_memory else once).prefetch(tf.data.AUTOTUNE).with_options(_options())
+
+
+def batched(examples: tf.data.Dataset, size: int, *, drop_remainder: bool = False) -> tf.data.Dataset:
+    """Return batches of so many examples; those of different lengths are padded with zeros to the longest of their batch."""
+    shapes = [spec.shape for spec in tf.nest.flatten(examples.element_spec) if isinstance(spec, tf.TensorSpec)]
+    ragged = any(shape.rank is not None and not shape.is_fully_defined() for shape in shapes)
+    batch = examples.padded_batch if ragged else examples.batch
+    return batch(size, drop_remainder=drop_remainder)
 
 
 def _shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
@@ -155,6 +188,10 @@ def _chain(dataset: Any) -> Iterator[Any]:
     yield dataset
     for below in dataset._inputs():  # noqa: SLF001 - tf.data has no public way to look into a dataset
         yield from _chain(below)
+
+
+def _kind(dataset: Any) -> str:
+    return type(dataset).__name__.strip("_")
 
 
 def _operations(dataset: Any) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The examples that a user's module gives, as `train_data` and `eval_data`: arrays, or a tf.data.Dataset of examples.
 
 Each is a value or a function that returns one: `(inputs, targets)` or `(inputs, targets, sample_weights)`. Inputs and
-targets are arrays or nests (dict, tuple) of arrays with as many rows each; a Dataset gives single examples of that form.
+targets are arrays or nests (dict, tuple) of arrays with as many rows each; a Dataset gives single examples of that form, or batches
+of them, which are taken apart.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class UserData:
         with tf.init_scope():
             few = self._made(
                 lambda inputs, targets: in_memory.once(inputs, targets, size),
-                lambda examples, _facts: examples.batch(size),  # not cached: the rest is not read
+                lambda examples, _facts: pipeline.batched(examples, size),  # not cached: the rest is not read
             )
             batch: tuple[Any, Any] = next(iter(few))
         return batch
@@ -85,7 +86,13 @@ class UserData:
             if not isinstance(spec, tuple) or len(spec) not in _PARTS:
                 raise WorkloadError(f"{self._name} gives a Dataset of {spec}; {_EXPECTED}")
             self.weighted = len(spec) == max(_PARTS)
-            self._facts = pipeline.look_at(value, self._name)
+            if pipeline.gives_batches(value) and self._name.startswith("train_data"):  # of the others nobody cares how they are batched
+                print(
+                    f"{self._name} gives batches: their examples are taken, and batches of train.batch_size made of them, for each replica. "
+                    "Where a batch is one example to you, add .batch(1)",
+                    flush=True,
+                )
+            self._facts = pipeline.look_at(pipeline.examples_of(value), self._name)
         elif isinstance(value, tuple | list) and len(value) in _PARTS:
             self.weighted = len(value) == max(_PARTS)
             self._arrays = tuple(tf.nest.map_structure(self._array, _nest(part)) for part in value)
@@ -116,7 +123,7 @@ class UserData:
                     "it is a Dataset that exists in the chief's memory alone, but the workers of parameter_server read for themselves. "
                     "Make it a function that returns the Dataset."
                 )
-        examples = self._value()
+        examples = pipeline.examples_of(self._value())
         if not self.weighted:
             return examples
         return examples.map(lambda inputs, targets, weights: (inputs, {"targets": targets, "weights": weights}))

@@ -24,12 +24,12 @@ from launcher.backend.docker.engine import Engine, asking, compose, endpoint
 from launcher.backend.docker.keeper import COMPOSE_FILE
 from launcher.backend.docker.stopping import stop_running
 from launcher.backend.docker.task import moment
-from launcher.backend.local import home, locks, processes, starting, state
+from launcher.backend.local import locks, ports, processes, starting, state
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.trouble import explain
 from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, always
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
 from launcher.render import labels
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
 
 BACKEND = "docker"
+ROOT = ".docker"  # below the runs directory; a local run of the same name is another one
 _KEEPER = "launcher.backend.docker"
 _START_WAIT = 900.0  # containers whose volume is made first, on a slow engine
 _LOCK_WAIT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
 class DockerBackend:
-    """Runs plans as containers; what it knows of them is below `runs`/<name>. See launcher.backend.model.Backend."""
+    """Runs plans as containers; what it knows of them is below `runs`/.docker/<name>. See launcher.backend.model.Backend."""
 
     def __init__(self, runs: Path) -> None:
-        self._runs = runs.absolute()
-        self._kept = LocalBackend(runs, BACKEND)
+        self._kept = LocalBackend(runs / ROOT, BACKEND)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -74,13 +74,23 @@ class DockerBackend:
         try:
             lock_fd = starting.lock(layout)
             try:
-                self._write(layout, plan, spec)
+                self._write(layout, plan, self._with_free_port(plan.name, spec))
                 lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=_START_WAIT)
             finally:
                 os.close(lock_fd)
         except OSError as error:
             raise explain(error, f"starting the run {plan.name}") from error
         self._kept.hold(plan.name, lifeline)
+
+    def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the spec with the next free port for TensorBoard where another has its own on this machine, as far as that can be seen."""
+        wanted = spec.get("tensorboard")
+        if not wanted or not self._engine.place.is_local:
+            return spec
+        with asking(f"looking for TensorBoard of {name}"):
+            if look.board(self._engine.containers(name)).endswith(f":{wanted['port']}"):
+                return spec
+        return {**spec, "tensorboard": {**wanted, "port": ports.next_free(wanted["host"], wanted["port"]) or wanted["port"]}}
 
     def _write(self, layout: Layout, plan: Plan, spec: dict[str, Any]) -> None:
         from launcher.render.compose import render
@@ -107,7 +117,7 @@ class DockerBackend:
                 return look.of_volume(volume, name)
         known = sorted(status.name for status in self.runs())
         there = f"the runs on this engine are {', '.join(known)}" if known else "there are no runs on this engine"
-        raise UsageError(f"there is no run {name}", f"{there}; start one with `launcher up --on docker`")
+        raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{there}; start one with `launcher up --on docker`")
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, or None."""
@@ -189,7 +199,7 @@ class DockerBackend:
         with asking(f"moving the run {name} aside"):
             self._engine.remove(name)
             kept = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
-        directory = str(home.rename(layout, aside)) if layout.run_dir.exists() else ""
+        directory = str(layout.set_aside(aside)) if layout.run_dir.exists() else ""
         return " and ".join(filter(None, [kept, directory])) or "gone"
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
@@ -211,6 +221,9 @@ class DockerBackend:
             raise UsageError(f"the run {name} has no logs: it has never been on its way", "start it with `launcher up --on docker`")
         if host is not None or port is not None:
             spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+        else:
+            spec = self._with_free_port(name, spec)
+        if layout.plan.is_file():
             self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
         from launcher.render.compose import TENSORBOARD
 
@@ -222,9 +235,7 @@ class DockerBackend:
         return Board(where)
 
     def _layout(self, name: str) -> Layout:
-        layout = self._kept.layout(name)
-        home.check(layout, BACKEND)
-        return layout
+        return self._kept.layout(name)
 
     def _note(self, layout: Layout, before: RunStatus, *, stopped: bool) -> None:
         """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was, `stopped` whether tasks ran."""

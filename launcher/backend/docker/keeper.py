@@ -22,7 +22,7 @@ from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.backend.docker.kept import Ending, Kept
 from launcher.backend.docker.task import OVER, is_final
 from launcher.backend.docker.watch import Asked, Ended, Heard, Inbox, Watch, Wrote
-from launcher.backend.local import endings, processes, restarts
+from launcher.backend.local import endings, locks, processes, restarts
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.record import Record, say
 from launcher.backend.local.restarts import Verdict
@@ -65,6 +65,8 @@ class Keeper:
         self._ready_by = began + plan.start_timeout if self._trains else None
         self._done_by = began + plan.deadline if plan.deadline else None
         self._record = Record(layout.state, self._snapshot)
+        self._home = locks.Hold(layout.lock)
+        self._lost = False
         self._self = processes.identify(os.getpid())
 
     @property
@@ -114,6 +116,10 @@ class Keeper:
                 self._follow_up()
             self._meet_deadlines()
             self._next_wave()
+            if not self._lost and self._home.lost():
+                self._lost = True
+                self._record.lose()
+                self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", now=False)
             self._record.save_if_due()
         if self._watch is not None:
             self._watch.close(_LAST_LINES)

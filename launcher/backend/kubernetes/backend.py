@@ -33,7 +33,7 @@ from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.kubernetes.vanished import BACKEND
 from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where, always
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
 from launcher.plan import places, planner
 from launcher.plan.models import Plan
@@ -135,10 +135,12 @@ class KubernetesBackend:
     def _without_jobs(self, cluster: Cluster, name: str) -> RunStatus:
         status = vanished.status(cluster, name, self._kept(cluster, name), self._ended.get(name))
         if status is None:
-            known = ", ".join(self._names(cluster))
+            known = self._names(cluster)
             raise UsageError(
                 f"there is no run {name} in {cluster.words()}",
-                f"the runs there are {known}" if known else "start one with `launcher up FILE --on kubernetes`",
+                f"{did_you_mean(name, known)}the runs there are {', '.join(known)}"
+                if known
+                else "start one with `launcher up FILE --on kubernetes`",
             )
         return status
 

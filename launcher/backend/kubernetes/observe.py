@@ -6,6 +6,7 @@ has failed names the task, the attempt, the exit code and the last error line.
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,6 +30,8 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 _AFTER_OTHERS = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
 # What to do about it is to read the log, whose end the launcher shows with such a failure.
 _SAID_ELSEWHERE = {"exit", "crash"}
+# How a Job says which pod its failure policy ended it for. Once kubernetes.ttl has passed, nothing else is left to tell.
+_ENDED_FOR = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -104,7 +107,10 @@ def why_failed(seen: Seen, tasks: Iterable[TaskStatus]) -> str:
     if failed:
         task = min(failed, key=_blame)
         return _with(f"{task.name}, attempt {len(task.restarts) + 1}: {task.reason}", task.remedy)
-    return f"{_label(job, COMPONENT) or maker(seen.jobs)}: {found.get('message') or found.get('reason', '')}"
+    message = str(found.get("message") or found.get("reason", ""))
+    if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
+        return f"{rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}"  # type: ignore[arg-type]  # a label is one of the roles
+    return f"{role_of(job) or maker(seen.jobs)}: {message}"
 
 
 def _failed_at(job: Object) -> float:

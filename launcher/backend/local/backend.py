@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.local import home, leftovers, locks, processes, starting, state
+from launcher.backend.local import leftovers, locks, processes, starting, state
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.logs import merged
 from launcher.backend.local.state import Snapshot
 from launcher.backend.local.trouble import explain
 from launcher.backend.model import ENDED, LogLine, RunStatus, State, always
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Plan
 
 # How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
@@ -51,11 +51,11 @@ class LocalBackend:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
         del wanted  # it waits for nothing that was there before
         layout = self.layout(plan.name)
-        home.check(layout, self._backend)
         try:
             leftovers.clear(layout, now=False)
             lock_fd = starting.lock(layout)
             try:
+                leftovers.await_none(layout, _KILL_WAIT)
                 lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach)
             finally:
                 os.close(lock_fd)
@@ -71,7 +71,22 @@ class LocalBackend:
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
+        layout = self.layout(name)
+        if not layout.directory.is_dir() and (lost := self._lost(layout)):
+            return lost
         return self._status(self._known(name))
+
+    def _lost(self, layout: Layout) -> RunStatus | None:
+        """Tell how a run is whose directory was removed while it ran; None where nothing of it is left, nor was it this process's."""
+        status = RunStatus(layout.name, self._backend, State.FAILED, run_dir=str(layout.run_dir), ended=time.time())
+        removed = f"{layout.run_dir} was removed while the run ran"
+        if layout.name in self._lifelines:
+            leftovers.await_none(layout, _KILL_WAIT)
+            return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
+        if left := leftovers.strays(layout):
+            reason = f"{removed}; still running: {left}; `launcher down {layout.name}` ends that"
+            return dataclasses.replace(status, state=State.INTERRUPTED, reason=reason)
+        return None
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, or None."""
@@ -91,7 +106,7 @@ class LocalBackend:
             return []
         except OSError as error:
             raise explain(error, "listing the runs") from error
-        known = [self._status(layout) for layout in found if home.backend_of(layout) == self._backend]
+        known = [self._status(layout) for layout in found if self._keeps(layout)]
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
@@ -110,7 +125,16 @@ class LocalBackend:
 
     def stop(self, name: str, *, now: bool = False) -> None:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
-        layout = self._known(name)
+        layout = self.layout(name)
+        if not layout.directory.is_dir() and leftovers.strays(layout):
+            leftovers.end_strays(layout)
+            return
+        self._stop(self._known(name), now=now)
+        leftovers.end_strays(layout)
+        self._let_go(name)
+
+    def _stop(self, layout: Layout, *, now: bool) -> None:
+        name = layout.name
         if not locks.held(layout.lock):
             leftovers.clear(layout, now=now)
             return
@@ -130,23 +154,24 @@ class LocalBackend:
             processes.send(supervisor.pid, signal.SIGKILL)
             locks.wait_released(layout.lock, timeout=_KILL_WAIT)
             leftovers.clear(layout, now=True)
-        self._let_go(name)
 
     def delete(self, name: str) -> None:
         """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""
-        layout = self._known(name)
+        layout = self.layout(name)
+        if layout.directory.is_dir():
+            self._known(name)
         if locks.held(layout.lock):
             raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name}")
         leftovers.clear(layout, now=True)
         try:
-            shutil.rmtree(layout.run_dir)
+            if layout.run_dir.exists():
+                shutil.rmtree(layout.run_dir)
         except OSError as error:
             raise explain(error, f"deleting the data of {name}") from error
 
     def set_aside(self, name: str, aside: str) -> str:
         """Rename the run's directory."""
-        home.check(self.layout(name), self._backend)
-        return str(home.rename(self.layout(name), aside))
+        return str(self.layout(name).set_aside(aside))
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> None:
         """Serve nothing: the logs are in a directory of this machine."""
@@ -158,13 +183,17 @@ class LocalBackend:
             raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
         return Layout(self._runs / name)
 
+    def _keeps(self, layout: Layout) -> bool:
+        """Return whether a directory has a run of this backend: those of containers were below `runs`/<name> once."""
+        snapshot = state.read(layout.state)
+        return snapshot is not None and snapshot.status.backend == self._backend
+
     def _known(self, name: str) -> Layout:
         layout = self.layout(name)
-        home.check(layout, self._backend)
-        if state.read(layout.state) is None and not locks.held(layout.lock):
+        if not self._keeps(layout) and not locks.held(layout.lock):
             known = sorted(status.name for status in self.runs())
             there = f"the runs in {self._runs} are {', '.join(known)}" if known else f"there are no runs in {self._runs}"
-            raise UsageError(f"there is no run {name}", f"{there}; start one with `launcher up`")
+            raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{there}; start one with `launcher up`")
         return layout
 
     def _status(self, layout: Layout) -> RunStatus:

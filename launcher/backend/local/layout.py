@@ -1,7 +1,9 @@
-"""Where a local run keeps what: the files below `runs/<name>/`."""
+"""Where a run keeps what on this machine: the files below `runs/<name>/`, or `runs/.docker/<name>/` for one of containers."""
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from launcher.errors import LauncherError
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,13 @@ class Layout:
     def tasks(self) -> Path:
         """The directory of the tasks' logs."""
         return self.directory / "tasks"
+
+    def set_aside(self, aside: str) -> Path:
+        """Rename the run's directory to `aside`, beside it, and return it. Raises LauncherError when that cannot be done."""
+        try:
+            return self.run_dir.rename(self.run_dir.with_name(aside))
+        except OSError as error:
+            raise LauncherError(f"{self.run_dir} cannot be moved aside: {error.strerror}", "see who owns it and who uses it") from error
 
     def log(self, task: str) -> Path:
         """Return the log file of one task."""

@@ -12,7 +12,7 @@ from launcher.backend.local import locks, processes, state
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.state import Snapshot
 from launcher.backend.model import ENDED, RunStatus, State
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 
 _STEP = 0.1
 # A verb that only looks whether somebody keeps the run holds its lock for a moment.
@@ -75,6 +75,36 @@ def clear(layout: Layout, *, now: bool) -> None:
         state.write(layout.state, dataclasses.replace(snapshot, status=interrupted(layout, snapshot)))
     finally:
         os.close(lock_fd)
+
+
+def strays(layout: Layout) -> str:
+    """Return in words which tasks of this run still run though nobody keeps it and nothing in its directory tells of them; empty for none.
+
+    Their directory was removed while they ran.
+    """
+    found = [] if locks.held(layout.lock) else processes.tasks_of(str(layout.run_dir))
+    return f"process {', '.join(map(str, found))}" if found else ""
+
+
+def end_strays(layout: Layout) -> None:
+    """Kill what `strays` finds. Raises LauncherError when some of it stays."""
+    for pid in [] if locks.held(layout.lock) else processes.tasks_of(str(layout.run_dir)):
+        processes.kill_session(processes.session_of(pid) or pid)
+    if stayed := strays(layout):
+        raise LauncherError(f"tasks of the run {layout.name} cannot be ended: {stayed}", "end these processes yourself, then try again")
+
+
+def await_none(layout: Layout, within: float) -> None:
+    """Wait until no stray task is left: a supervisor whose directory is gone ends them. Raises UsageError when some stay."""
+    deadline = time.monotonic() + within
+    while processes.tasks_of(str(layout.run_dir)):
+        if time.monotonic() >= deadline:
+            there = ", ".join(map(str, processes.tasks_of(str(layout.run_dir))))
+            raise UsageError(
+                f"tasks of an earlier run {layout.name} in {layout.run_dir} still run: process {there}",
+                f"end them with `launcher down {layout.name}`, then try again",
+            )
+        time.sleep(_STEP)
 
 
 def _written(layout: Layout) -> float | None:

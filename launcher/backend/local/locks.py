@@ -60,6 +60,23 @@ def _names(path: Path, fd: int) -> bool:
         return False
 
 
+class Hold:
+    """A lock of this process, as its file was at first: who removes the directory of a run takes the file away, too."""
+
+    def __init__(self, path: Path) -> None:
+        """Remember the file. Raises OSError."""
+        self._path, self._mine = path, path.stat()
+
+    def lost(self) -> bool:
+        """Return whether the file is gone or another one is in its place. One that cannot be asked about is not lost."""
+        try:
+            return not os.path.samestat(self._path.stat(), self._mine)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+
+
 def held(path: Path) -> bool:
     """Tell whether a process holds the lock now. A file that is not there or cannot be read is not locked."""
     try:

@@ -29,6 +29,24 @@ _QUIET_RANGE = range(20_000, 32_000)
 _OWN_PLACE = "remove it, or set TMPDIR to a directory of your own"
 
 
+# As many ports after a wanted one are tried as TensorBoard itself would try.
+_PORTS_TRIED = 10
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return whether somebody could listen at this port now; 0 is any that is free."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return True
+    except OSError:
+        return False
+
+
+def next_free(host: str, first: int) -> int | None:
+    """Return the first of some ports from `first` on at which somebody could listen; None where there is none."""
+    return next((port for port in range(first, min(first + _PORTS_TRIED, 65536)) if is_free(host, port)), None)
+
+
 class HeldPorts:
     """Ports that nobody else gets. Close it, or leave its `with` block, to give them back."""
 

@@ -72,7 +72,7 @@ def alive(identity: Identity) -> bool:
 
 def session(leader: int) -> list[int]:
     """Return the processes of the session that `leader` made, itself included; those that only wait to be reaped are not."""
-    return [pid for pid in _running() if _session_of(pid) == leader]
+    return [pid for pid in _running() if session_of(pid) == leader]
 
 
 def belongs(pid: int, *, run_dir: str) -> bool:
@@ -82,6 +82,18 @@ def belongs(pid: int, *, run_dir: str) -> bool:
     except OSError:
         return not _LINUX
     return b"RUN_DIR=" + os.fsencode(run_dir) in environment.split(b"\0")
+
+
+def tasks_of(run_dir: str) -> list[int]:
+    """Return the processes that a launcher has started as tasks of the run in `run_dir`, whoever keeps them; none off Linux."""
+    place, started = b"RUN_DIR=" + os.fsencode(run_dir), b"TRAINER_LIFELINE="
+    found = []
+    for pid in _running() if _LINUX else ():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if place in environment and any(entry.startswith(started) for entry in environment):
+                found.append(pid)
+    return found
 
 
 def send(pid: int, number: int) -> bool:
@@ -108,7 +120,8 @@ def kill_session(leader: int, *, timeout: float = 2.0) -> bool:
         time.sleep(0.005)
 
 
-def _session_of(pid: int) -> int | None:
+def session_of(pid: int) -> int | None:
+    """Return the session of a process, by its leader's id; None when there is no such process."""
     if _LINUX:
         fields = _stat(pid)
         return None if fields is None or fields[0] in "ZX" else int(fields[3])

@@ -20,14 +20,20 @@ _RESERVE = 256 * 1024
 
 
 class Record:
-    """The state file of a run. `due` is when it is to be written next, of time.monotonic; None when it is up to date."""
+    """The state file of a run. `due` is when it is to be written next, of `monotonic`; None when it is up to date."""
 
-    def __init__(self, path: Path, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, path: Path, snapshot: Callable[[], Snapshot], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self.due: float | None = None
         self._path = path
         self._snapshot = snapshot
         self._written = 0.0
         self._reserve = path.with_name("reserve")
+        self._lost = False
+
+    def lose(self) -> None:
+        """Write no more: the directory was removed, and what is in its place is another run's."""
+        self._lost, self.due = True, None
 
     def reserve(self) -> None:
         """Keep space for the last state. Raises OSError when there is none."""
@@ -36,17 +42,17 @@ class Record:
 
     def changed(self, *, at_once: bool = True) -> None:
         """Note that there is something to write."""
-        due = max(time.monotonic(), self._written + (_CHANGE if at_once else _PROGRESS))
+        due = max(self._monotonic(), self._written + (_CHANGE if at_once else _PROGRESS))
         self.due = due if self.due is None else min(self.due, due)
 
     def save_if_due(self) -> None:
         """Write what has changed, when it is time."""
-        if self.due is not None and time.monotonic() >= self.due:
+        if self.due is not None and not self._lost and self._monotonic() >= self.due:
             self.save()
 
     def save(self) -> bool:
         """Write now; False, and another try later, when the disk does not take it."""
-        self._written = time.monotonic()
+        self._written = self._monotonic()
         try:
             state.write(self._path, self._snapshot())
         except OSError as error:
@@ -58,10 +64,12 @@ class Record:
 
     def save_at_last(self) -> None:
         """Write now, into the space kept for it, and try for some seconds: nobody writes it later."""
+        if self._lost:
+            return
         with contextlib.suppress(OSError):
             self._reserve.unlink()
-        give_up_at = time.monotonic() + _LAST_TRIES
-        while not self.save() and time.monotonic() < give_up_at:
+        give_up_at = self._monotonic() + _LAST_TRIES
+        while not self.save() and self._monotonic() < give_up_at:
             time.sleep(_PROGRESS)
 
 

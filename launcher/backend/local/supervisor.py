@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.backend.local import endings, ports, processes, state, summary
+from launcher.backend.local import endings, locks, ports, processes, state, summary
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.lifelines import Lifelines
 from launcher.backend.local.record import Record, say
@@ -71,6 +71,8 @@ class Supervisor:
         self._ready_by: float | None = began + plan.start_timeout if self._trains else None
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
         self._record = Record(layout.state, self._snapshot)
+        self._home = locks.Hold(layout.lock)
+        self._lost = False
         self._host = socket.gethostname()
         self._self = processes.identify(os.getpid())
         self._lifelines = Lifelines(endings.waves(self.plan))
@@ -99,6 +101,7 @@ class Supervisor:
             self._reap()
             self._meet_deadlines()
             self._next_wave()
+            self._look_for_the_directory()
             self._record.save_if_due()
         self._settle_run()
 
@@ -191,6 +194,13 @@ class Supervisor:
                 task.terminate()
             if task.kill_at is not None and now >= task.kill_at:
                 task.kill()
+
+    def _look_for_the_directory(self) -> None:
+        """Kill every task where the run's directory was removed: what they would save would come back in its place."""
+        if not self._lost and self._home.lost():
+            self._lost = True
+            self._record.lose()
+            self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", now=True)
 
     # What follows
 
@@ -298,9 +308,10 @@ class Supervisor:
         self._ended = time.time()
         for task in self._tasks.values():
             task.close()
-        if self._trains:
-            summary.settle(self._layout, ending.state, ending.reason)
-        shutil.rmtree(self._layout.scratch, ignore_errors=True)
+        if not self._lost:
+            if self._trains:
+                summary.settle(self._layout, ending.state, ending.reason)
+            shutil.rmtree(self._layout.scratch, ignore_errors=True)
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()
         self._ports.close()

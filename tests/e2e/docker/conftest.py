@@ -93,7 +93,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def relay() -> Iterator["subprocess.Popen[str]"]:
-    """Start a relay to the engine, DOCKER_HOST's for whoever asks."""
+    """Start a relay to the engine, which `by_relay` names."""
     engine = docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip()
     if not engine.startswith("unix://"):
         pytest.skip(f"the engine is at {engine}, not at a socket to forward")

@@ -53,8 +53,9 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     file = directory / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": name, **spec}))
     read, plan = planned(file, [], "docker", directory / "runs")
-    layout = Layout(directory / "runs" / name)
+    layout = Layout(directory / "runs" / ".docker" / name)
     layout.tasks.mkdir(parents=True)
+    layout.lock.touch()
     found = Prepared(Run(name, directory / "runs"), plan, layout, Engine(endpoint()))
     found.file.write_text(render(Source(read, plan, layout.directory, "a test")))
     found.write(lambda document: document["services"].pop(TENSORBOARD))

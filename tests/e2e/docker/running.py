@@ -26,21 +26,14 @@ from trainer.events import Event, parse
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 
-# What a run trains that has to go on for as long as a test needs it, and saves often.
-PACED: dict[str, Any] = {
-    "code": str(ROOT / "tests" / "e2e" / "code"),
-    "train": {"workload": "paced:Paced", "steps": 1_000_000, "steps_per_execution": 10, "checkpoint": {"every_seconds": 3}},
-}
 
-# Says whether TensorFlow's port answers at an address: its server is the first to speak. That somebody takes the connection says
-# nothing: on its way out of a machine a proxy may.
-PROBE = (
-    "import socket, sys\n"
-    "try:\n"
-    "    with socket.create_connection((sys.argv[1], 2222), timeout=3) as connection:\n"
-    "        print('answers' if connection.recv(1) else 'refused: it ends')\n"
-    "except OSError as error:\n    print('refused:', error)"
-)
+def until(what: str, condition: Callable[[], Any], timeout: float = 60, *, told: Callable[[], object]) -> Any:
+    """Wait for `condition` to give something true, and return that; fail with what was waited for, and what `told` says it was at last."""
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}; seen last: {told()}"
+        time.sleep(0.5)
+    return result
 
 
 def unique(name: str) -> str:
@@ -59,15 +52,17 @@ def launch(
 
 def get(url: str, within: float = 60) -> Any:
     """Return the JSON that an address answers, once it does."""
-    deadline = time.monotonic() + within
-    while True:
+    seen: list[OSError] = []
+
+    def answer() -> list[Any]:
         try:
-            with urlopen(url, timeout=5) as answer:
-                return json.load(answer)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
+            with urlopen(url, timeout=20) as answered:
+                return [json.load(answered)]
+        except OSError as error:
+            seen.append(error)
+            return []
+
+    return until(f"an answer of {url}", answer, within, told=lambda: seen[-1:])[0]
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class Keeper:
         os.kill(self.pid, signal.SIGKILL)
 
     def is_running(self) -> bool:
-        """Tell whether it runs; a zombie does not."""
+        """Return whether it runs; a zombie does not."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -114,7 +109,7 @@ class Run:
 
     def keeper(self) -> Keeper:
         """Return the process that keeps the run."""
-        state = json.loads((self.runs / self.name / "launcher" / "state.json").read_text())
+        state = json.loads((self.runs / ".docker" / self.name / "launcher" / "state.json").read_text())
         return Keeper(int(state["supervisor"]["pid"]))
 
     def container(self, task: str) -> str:
@@ -137,20 +132,18 @@ class Run:
         told = [event["step"] for event in self.events(leader, "progress") if event["task"] == leader]
         return told[-1] if told else 0
 
-    def until(self, what: str, condition: Callable[[], Any], timeout: float = 120) -> Any:
-        """Wait for `condition` to give something true, and return that."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if result := condition():
-                return result
-            time.sleep(0.5)
-        last = {task: docker("logs", "--tail", "12", self.container(task)) for task in self.tasks()}
-        raise AssertionError(f"waited {timeout} s for {what}\n" + "\n".join(f"--- {task}\n{text}" for task, text in last.items()))
+    def until(self, what: str, condition: Callable[[], Any], timeout: float = 120, told: Callable[[], object] | None = None) -> Any:
+        """Wait for `condition` to give something true, and return that; fail with what `told` says, or with the tasks' last lines."""
+        return until(what, condition, timeout, told=told or self.last_lines)
+
+    def last_lines(self) -> str:
+        """Return what each task has written last, by the engine's logs."""
+        return "".join(f"\n--- {task}\n{docker('logs', '--tail', '12', self.container(task))}" for task in self.tasks())
 
     def shown(self, port: int, plugin: str, *parts: str) -> None:
         """Wait until TensorBoard shows parts of the run: it looks for what is new every few seconds."""
         tags = f"http://127.0.0.1:{port}/data/plugin/{plugin}/tags"
-        self.until(f"TensorBoard to show {', '.join(parts)}", lambda: all(map(get(tags).get, parts)), timeout=30)
+        self.until(f"TensorBoard to show {', '.join(parts)}", lambda: all(map(get(tags).get, parts)), told=lambda: get(tags))
 
     def tasks(self) -> list[str]:
         """Return the tasks that have a container."""
@@ -174,7 +167,10 @@ class Run:
             self._until_computed(task, leader, times + 2, timeout)
 
     def _until_computed(self, task: str, leader: str, times: int, timeout: float) -> None:
-        self.until(f"{task} of {self.name} to go on", lambda: self.computed(task, leader) >= times, timeout)
+        def told() -> str:
+            return f"{self.computed(task, leader)} of {times} times{self.last_lines()}"
+
+        self.until(f"{task} of {self.name} to go on", lambda: self.computed(task, leader) >= times, timeout, told)
 
     def python(self, task: str, program: str) -> None:
         """Run a program in a task's container, beside its trainer."""
@@ -201,7 +197,7 @@ def cleaned(name: str, runs: Path) -> Iterator[Run]:
     try:
         yield run
     finally:
-        if left(name) != NOTHING or locks.held(Layout(runs / name).lock):  # not where the test has removed it by itself
+        if left(name) != NOTHING or locks.held(Layout(runs / ".docker" / name).lock):  # not where the test has removed it by itself
             launch("down", name, "--now", "--delete-data", "--yes", runs=runs)
         for container in left(name)["containers"]:
             docker("rm", "--force", container)
@@ -222,3 +218,20 @@ def started(spec: dict[str, Any], directory: Path) -> Iterator[Run]:
     with cleaned(str(spec["name"]), directory / "runs") as run:
         run.launcher("up", str(file), "--detach")
         yield run
+
+
+# Of the two clusters below, by name, the task that tells of steps.
+LEADERS = {"servers": "chief", "peers": "worker-0"}
+
+
+@contextlib.contextmanager
+def two_clusters(training: dict[str, Any], directory: Path) -> Iterator[dict[str, Run]]:
+    """Run parameter servers with an evaluator, and peers in step, at the same time; yield both, by name, once they make steps."""
+    roles = {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 2}, "evaluator": {}}
+    servers = {"name": "servers", "strategy": "parameter_server", "roles": roles, **training}
+    peers = {"name": "peers", "strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}, **training}
+    with contextlib.ExitStack() as both:
+        found = {str(spec["name"]): both.enter_context(started(spec, directory)) for spec in (servers, peers)}
+        for name, run in found.items():
+            run.until(f"{name} to make steps", lambda run=run, name=name: run.step(LEADERS[name]) > 20, 300)  # type: ignore[misc]
+        yield found

@@ -49,7 +49,7 @@ def test_one_that_cannot_be_started_takes_the_others_along_but_no_data(tmp_path:
                 there.write(too_many_cores)
 
 
-def test_a_run_that_nobody_keeps_saves_before_it_is_started_anew(tmp_path: Path, image: Built) -> None:
+def test_a_run_that_nobody_keeps_saves_before_it_is_started_again(tmp_path: Path, image: Built) -> None:
     with prepared(tmp_path, command=["python", "-c", SAVES]) as there:
         name = there.run.name
         first = started(there)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from launcher.docker_cli import docker
-from tests.e2e.docker.running import ROOT
+from tests.e2e.docker.running import EXAMPLES, ROOT
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(60)]
 
@@ -18,6 +18,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(60)]
 def as_compose_reads_it(file: Path) -> dict[str, Any]:
     read: dict[str, Any] = json.loads(docker("compose", "--file", str(file), "config", "--format", "json"))
     return read
+
+
+def test_every_example_has_a_committed_file() -> None:
+    assert {file.stem for file in (ROOT / "compose").glob("*.yaml")} == {file.stem for file in EXAMPLES.glob("*.yaml")}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "compose").glob("*.yaml")), ids=lambda file: file.stem)

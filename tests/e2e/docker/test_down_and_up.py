@@ -34,7 +34,7 @@ def file_of(run: Run) -> str:
 
 
 def is_locked(run: Run) -> bool:
-    return locks.held(Layout(run.runs / run.name).lock)
+    return locks.held(Layout(run.runs / ".docker" / run.name).lock)
 
 
 def in_background(run: Run, *arguments: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
@@ -65,7 +65,7 @@ def test_a_down_does_not_take_the_run_that_follows_for_the_one_that_it_stopped(t
 
         def stop_and_be_overtaken(name: str, *, now: bool) -> None:
             stop(name, now=now)
-            # The old keeper is gone, and whoever stopped it has not looked yet at what it left: the worst moment.
+            # The old keeper is gone, and the stop has not looked yet at what that left: the worst moment.
             run.launcher("up", file_of(run), "--detach")
 
         monkeypatch.setattr(backend._kept, "stop", stop_and_be_overtaken)

@@ -1,5 +1,6 @@
 """An engine at the other end of a network, which cannot see directories of this machine, and whose network may go silent."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.backend.docker import keeper, watch
 from launcher.docker_cli import docker
-from tests.e2e.docker.running import Run, cleaned, launch, unique
+from tests.e2e.docker.keeping import kept
+from tests.e2e.docker.running import cleaned, launch, unique
 from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240), pytest.mark.usefixtures("image")]
@@ -21,17 +24,16 @@ def spec(directory: Path, name: str, **more: object) -> Path:
     return file
 
 
-def test_a_directory_is_refused_and_a_run_without_one_trains(by_relay: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
+def test_a_directory_is_refused_and_a_run_without_one_runs(by_relay: dict[str, str], tmp_path: Path) -> None:
     train = {"workload": "mnist_mlp", "steps": 5}
-    refused = launch("up", str(spec(tmp_path, "refused", code="./src", train=train)), runs=tmp_path / "runs", environment=by_relay)
+    refused = launch("up", str(spec(tmp_path, "refused", code=str(tmp_path), train=train)), runs=tmp_path / "runs", environment=by_relay)
     assert refused.returncode == 2
     assert re.search(r"^error: the Docker engine is on another machine", refused.stderr, re.MULTILINE)
     assert re.search(r"^remedy: .*launcher image build --code", refused.stderr, re.MULTILINE)
-    file = spec(tmp_path, "elsewhere", train=train)
+    file = spec(tmp_path, "elsewhere", command=["sh", "-c", "echo it runs elsewhere"])
     with cleaned(file.stem, tmp_path / "runs"):
         done = launch("up", str(file), runs=tmp_path / "runs", environment=by_relay)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode, "it runs elsewhere" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def test_the_engine_is_that_of_the_context_in_use(by_relay: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,36 +52,31 @@ def test_the_engine_is_that_of_the_context_in_use(by_relay: dict[str, str], tmp_
     assert listed.returncode == 0, listed.stderr
 
 
-def test_a_network_that_goes_silent_is_noticed(lose: Callable[[], None], by_relay: dict[str, str], tmp_path: Path) -> None:
-    # It says nothing by itself for longer than an answer may be silent.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # the lost connections
+def test_a_network_that_goes_silent_is_noticed(
+    lose: Callable[[], None], by_relay: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is silent for longer than an answer may be.
+    monkeypatch.setattr(keeper, "_ANSWERS_WITHIN", 4)
+    monkeypatch.setattr(watch, "_SILENT", 3.0)
     program = "import time\nfor second in range(600):\n    print(f'second {second}', flush=True)\n    time.sleep(1)"
-    file = spec(tmp_path, "silent", command=["python", "-c", program])
-    with cleaned(file.stem, tmp_path / "runs"):
-        started = launch("up", str(file), "--detach", runs=tmp_path / "runs", environment=by_relay)
-        assert started.returncode == 0, started.stderr
-        run = Run(file.stem, tmp_path / "runs")
-        run.until("output", lambda: last_second(run) is not None, 60)
+    with contextlib.ExitStack() as until_cleaned:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
+            there = until_cleaned.enter_context(kept(tmp_path, command=["python", "-c", program]))
+        log = there.of.layout.log("chief")
+
+        def seconds() -> list[int]:
+            return [int(second) for second in re.findall(r"second (\d+)\n", log.read_text())] if log.exists() else []
+
+        there.run.until("output", seconds, 60)
         lose()
-        lost = last_second(run)
-        assert lost is not None
+        lost = seconds()[-1]
         # The log goes on, and has every line.
-        run.until("the log to go on", lambda: (last_second(run) or 0) > lost + 40, 120)
-        seconds = [int(second) for second in re.findall(r"second (\d+)$", log(run), re.MULTILINE)]
-        assert seconds == list(range(len(seconds)))
+        there.run.until("the log to go on", lambda: seconds()[-1] > lost + 10, told=seconds)
+        found = seconds()
+        assert found == list(range(len(found)))
         # And the end is heard of.
-        docker("kill", "--signal", "KILL", run.container("chief"))
-        run.until("the keeper to start it again", lambda: seconds_since_start(run) < len(seconds), 60)
-
-
-def log(run: Run) -> str:
-    path = run.runs / run.name / "launcher" / "tasks" / "chief.log"
-    return path.read_text() if path.exists() else ""
-
-
-def last_second(run: Run) -> int | None:
-    found = re.findall(r"second (\d+)$", log(run), re.MULTILINE)
-    return int(found[-1]) if found else None
-
-
-def seconds_since_start(run: Run) -> int:
-    return last_second(run) or 0
+        docker("kill", "--signal", "KILL", there.run.container("chief"))
+        there.run.until("the keeper to start it again", lambda: there.status().tasks[0].restarts, told=there.status)
+        there.run.until("it to begin again", lambda: seconds().count(0) == 2, told=seconds)

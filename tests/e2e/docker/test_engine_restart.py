@@ -1,9 +1,8 @@
-"""An engine that is stopped and started while it trains: on an engine of the test's own, which nobody else uses."""
+"""An engine that is stopped and started while a run is on its way: on an engine of the test's own, which nobody else uses."""
 
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, PACED, left, started
+from tests.e2e.docker.running import NOTHING, left, started, until
+from tests.stand_in import stand_in
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(500)]
 
@@ -19,8 +19,20 @@ SPEC = {
     "name": "restarted",
     "strategy": "parameter_server",
     "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}},
-    **PACED,
+    **stand_in.spec(checkpoint={"every_seconds": 1}),
 }
+
+# The trainer's image as it is, but for TensorFlow, of which only the name is there: a third as much to take to another engine.
+SMALL = """
+FROM {image} AS whole
+USER root
+RUN cd /opt/venv/lib/python3*/site-packages && rm -rf tensorflow keras h5py h5py.libs && install -D /dev/null tensorflow/__init__.py
+
+FROM {base}
+RUN install -d -m 775 -o 1000 -g 0 /runs && install -d -m 755 /code
+COPY --from=whole /opt /opt
+ENV PATH=/opt/venv/bin:${{PATH}} HOME=/tmp USER=trainer PYTHONPATH=/code PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+"""
 
 
 class Engine:
@@ -41,17 +53,17 @@ class Engine:
         command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "engine", *engine]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + within
-        while True:
-            try:
-                docker("--host", f"unix://{self.socket}", "info", deadline=20)
-            except DockerError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    # Where one engine runs as root another can: this is no reason to leave the test out.
-                    pytest.fail(f"the engine did not start: {(self.directory / 'log').read_text()[-2000:]} {error.message}")
-                time.sleep(0.3)
-            else:
-                return
+        # Where one engine runs as root another can: that it does not start is no reason to leave the test out.
+        until("the engine to answer", self._answers, within, told=lambda: (self.directory / "log").read_text()[-2000:])
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the engine has ended: {(self.directory / 'log').read_text()[-2000:]}"
+        try:
+            docker("--host", f"unix://{self.socket}", "info", deadline=20)
+        except DockerError:
+            return False
+        return True
 
     def stop(self, within: float = 120) -> None:
         """Stop it as a service manager does: its containers are asked to end first."""
@@ -61,23 +73,32 @@ class Engine:
 
 
 @pytest.fixture
-def engine_of_its_own(image: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def small(image: Built, tag: str) -> str:
+    base = image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]
+    docker("build", "--tag", tag, "-", stdin=SMALL.format(image=image.name, base=base), deadline=300)
+    return tag
+
+
+@pytest.fixture
+def engine_of_its_own(image: Built, small: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "unshare", "ip"))):
         pytest.skip("an engine of the test's own can only be started by root, where dockerd, unshare and ip are installed")
     engine = Engine(tmp_path_factory.mktemp("engine"))
     try:
         engine.start()
-        with subprocess.Popen(["docker", "save", image.name], stdout=subprocess.PIPE) as saved:
+        with subprocess.Popen(["docker", "save", small], stdout=subprocess.PIPE) as saved:
             load = ["docker", "--host", f"unix://{engine.socket}", "load", "--quiet"]
             subprocess.run(load, stdin=saved.stdout, check=True, timeout=240, capture_output=True)
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
-        yield engine
+        docker("--host", f"unix://{engine.socket}", "tag", small, image.name)
+        with pytest.MonkeyPatch.context() as elsewhere:
+            elsewhere.setenv("DOCKER_HOST", f"unix://{engine.socket}")
+            yield engine
     finally:
         engine.stop()
         shutil.rmtree(engine.directory, ignore_errors=True)
 
 
-# One that fails while the other waits for ever: it is asked to stop.
+# One that fails while the other waits and waits: it is asked to stop.
 FAILING = {
     "name": "failing",
     "strategy": "multi_worker_mirrored",
@@ -89,8 +110,8 @@ FAILING = {
 
 def test_a_run_goes_on_when_its_engine_is_started_again_and_one_that_failed_does_not(engine_of_its_own: Engine, tmp_path: Path) -> None:
     with started(FAILING, tmp_path) as failed, started(SPEC, tmp_path) as run:
-        run.until("training", lambda: run.step() > 20, 180)
-        failed.until("it to fail", lambda: failed.status()["state"] == "failed", 60)
+        run.until("it to be on its way", lambda: run.step() > 20)
+        failed.until("it to fail", lambda: failed.status()["state"] == "failed", told=failed.status)
         ends = {task: failed.inspect(task)["State"]["FinishedAt"] for task in failed.tasks()}
         assert min(failed.inspect(task)["State"]["ExitCode"] for task in ends) == 2
         assert all(failed.inspect(task)["State"]["ExitCode"] for task in ends)  # none ended well

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,56 +24,44 @@ def test_plain_docker_build_makes_the_same_image(image: Built, tag: str) -> None
     assert layers(inspected(tag)) == layers(image.facts)
 
 
-def test_a_change_of_the_source_makes_one_small_layer_in_seconds(image: Built, build: Build, project: Path, tag: str) -> None:
+def test_a_change_of_the_source_makes_one_small_layer(image: Built, build: Build, project: Path, tag: str) -> None:
     with (project / "trainer" / "health.py").open("a") as stream:
         stream.write("# changed\n")
-    began = time.monotonic()
     done = build("--tag", tag, project=project)
-    seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     before, after = layers(image.facts), layers(inspected(tag))
     assert len(before) == len(after)
     assert [old for old, new in zip(before, after, strict=True) if old != new] == before[-1:]
-    assert seconds < 60  # three, on a quiet machine
     assert output(tag, "-c", "cat /opt/trainer/trainer/health.py", options=("--entrypoint", "sh")).endswith("# changed\n")
 
 
-def test_up_builds_an_image_of_other_sources_anew_and_says_so(image: Built, tmp_path: Path) -> None:
+def test_up_builds_an_image_that_is_not_there_and_one_of_other_sources_and_says_so(image: Built, project: Path, tmp_path: Path) -> None:
     assert image.facts["Config"]["Labels"][images.SOURCES] == sources()
-    name = unique("stale")
-    file = tmp_path / "stale.yaml"
-    file.write_text(f"version: 1\nname: {name}\ntensorboard: {{port: {free_port()}}}\ncommand: ['true']\n")
-    said = ""
-    with cleaned(name, tmp_path / "runs"):
-        for _ in range(3):  # another test's `up` may be the one that builds it anew
-            # The same layers under a label that tells of others, so that nothing that starts meanwhile is another.
-            docker("build", "--tag", image.name, "-", stdin=f"FROM {image.name}\nLABEL {images.SOURCES}=other\n", deadline=300)
-            done = launch("up", str(file), "--fresh", runs=tmp_path / "runs")
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert inspected(image.name)["Config"]["Labels"][images.SOURCES] == sources()
-            said += done.stdout + done.stderr
-            if "built anew" in said:
-                break
-    assert f"{image.name} is there, of other sources than this launcher's: it is built anew" in said
-    assert layers(inspected(image.name)) == layers(image.facts)
-
-
-def test_up_builds_an_image_that_is_not_there_and_says_so(image: Built, project: Path, tmp_path: Path) -> None:
+    # A launcher of another version has an image of its own, which no other test uses.
     version = project / "launcher" / "__init__.py"
     name = unique("first")
     other = image.name.replace(images.DEFAULT_IMAGE.partition(":")[2], f"0.0.{name}")
     version.write_text(version.read_text().replace(f'"{__version__}"', f'"0.0.{name}"'))
     file = tmp_path / "first.yaml"
     file.write_text(f"version: 1\nname: {name}\ntensorboard: {{port: {free_port()}}}\ncommand: ['true']\n")
-    command = [sys.executable, "-m", "launcher", "up", str(file), "--on", "docker", "--runs", str(tmp_path / "runs")]
+
+    def up(*more: str) -> str:
+        command = [sys.executable, "-m", "launcher", "up", str(file), "--on", "docker", "--runs", str(tmp_path / "runs"), *more]
+        environment = os.environ | {"PYTHONPATH": str(project)}
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
     with cleaned(name, tmp_path / "runs"):
         try:
-            environment = os.environ | {"PYTHONPATH": str(project)}
-            done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=600, check=False)
-            said = done.stdout + done.stderr
-            assert done.returncode == 0, said
-            assert f"image {other} is not there yet: it is built now, as `launcher image build` does" in said
-            assert inspected(other)["Config"]["Labels"]["org.opencontainers.image.version"] == f"0.0.{name}"
+            assert f"image {other} is not there yet: it is built now, as `launcher image build` does" in up()
+            built = inspected(other)
+            assert built["Config"]["Labels"]["org.opencontainers.image.version"] == f"0.0.{name}"
+            # The same layers under a label that tells of other sources.
+            docker("build", "--tag", other, "-", stdin=f"FROM {other}\nLABEL {images.SOURCES}=other\n", deadline=300)
+            assert f"{other} is there, of other sources than this launcher's: it is built anew" in up("--fresh")
+            assert inspected(other)["Config"]["Labels"][images.SOURCES] == sources()
+            assert layers(inspected(other)) == layers(built)
         finally:
             launch("down", name, runs=tmp_path / "runs")
             docker("image", "rm", "--force", other)

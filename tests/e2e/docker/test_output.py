@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from docker.errors import NotFound
 
-from launcher.backend.docker import look, output
+from launcher.backend.docker import engine, look, output
 from launcher.backend.docker.engine import ERRORS, Endpoint, Engine, endpoint
 from launcher.backend.model import State
 from launcher.docker_cli import docker
 from launcher.render import labels
 from tests.e2e.docker.conftest import Built
+from tests.e2e.docker.running import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
 
@@ -73,24 +74,24 @@ def test_following_ends_when_the_answer_is_closed_from_elsewhere(client: Engine,
     following = output.follow(client.client, container, "chief", opened=answers.append)
     assert next(following)[1].text == "up"
     threading.Timer(0.5, answers[0].close).start()
-    began = time.monotonic()
     assert list(following) == []
-    assert time.monotonic() - began < 30
 
 
-def test_an_engine_that_goes_silent_is_not_waited_for(lose: Callable[[], None], by_relay: dict[str, str], start: Any) -> None:
+def test_an_engine_that_goes_silent_is_not_waited_for(
+    lose: Callable[[], None], by_relay: dict[str, str], start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
+    monkeypatch.setattr(engine, "TIMEOUT", 1_000)  # longer than this test may take
     far = Engine(Endpoint(by_relay["DOCKER_HOST"]))
     far.hurry(2)
-    deadline = time.monotonic() + 30
-    while not (lines := list(output.read(far.client, container, "chief"))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert [line.text for _, line in lines] == ["up"]
+
+    def written() -> list[str]:
+        return [line.text for _, line in output.read(far.client, container, "chief")]
+
+    until("its line", lambda: written() == ["up"], told=written)
     lose()
-    began = time.monotonic()
     with pytest.raises(ERRORS):
         list(output.read(far.client, container, "chief"))
-    assert time.monotonic() - began < 30
 
 
 def test_a_container_that_is_gone_is_the_engine_s_own_error(client: Engine) -> None:

@@ -1,8 +1,11 @@
 """The README's Docker section works as it stands."""
 
+import contextlib
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.docker.running import NOTHING, ROOT, cleaned, left
+from tests.processes import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(200), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(500), pytest.mark.usefixtures("image")]
 
 
 def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> None:
@@ -21,11 +25,34 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> 
         pytest.skip("this engine has a run called mnist-ps, which is somebody's")
     for directory in ("examples", "compose"):
         shutil.copytree(ROOT / directory, tmp_path / directory)
+    # As they are committed, but for the port, which somebody else may have.
+    port, example, composed = free_port(), tmp_path / "examples" / "mnist-ps.yaml", tmp_path / "compose" / "mnist-ps.yaml"
+    example.write_text(f"{example.read_text()}\ntensorboard: {{port: {port}}}\n")
+    composed.write_text(composed.read_text().replace("published: '6006'", f"published: '{port}'"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with cleaned("mnist-ps", tmp_path / "runs"):
-        done = subprocess.run(
-            ["bash", "-exc", "\n".join(blocks)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "mnist-ps succeeded" in done.stdout
-        assert left("mnist-ps") == {"containers": [], "networks": [], "volumes": ["mnist-ps_run"]}
+    # The README's first run is of the same spec, on this machine and from this directory.
+    first = ["bash", "-ec", "launcher up examples/mnist-ps.yaml --set train.steps=50"]
+    subprocess.run(first, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=True)
+    with cleaned("mnist-ps", tmp_path / "runs") as run, contextlib.ExitStack() as taken:
+        said = []
+        for block in blocks:
+            if block is blocks[0]:
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))  # TensorBoard's
+            else:
+                taken.close()
+            done = subprocess.run(
+                ["bash", "-exc", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            said.append(done.stdout)
+            if block is blocks[0]:
+                status = run.status()
+                assert status["state"] == "succeeded"
+                assert status["metrics"]["accuracy"] >= 0.97  # of the held-out digits
+                chosen = subprocess.run(
+                    ["launcher", "status", "mnist-ps", "--json"], cwd=tmp_path, env=environment, capture_output=True, check=True
+                )
+                assert json.loads(chosen.stdout)["backend"] == "docker"
+                assert b"mnist-ps is on local (succeeded), on docker (succeeded): this is the one on docker; --on" in chosen.stderr
+        assert "mnist-ps succeeded" in said[0]
+        assert left("mnist-ps") == NOTHING | {"volumes": ["mnist-ps_run"]}

@@ -1,11 +1,14 @@
-"""What happens to containers, done to two clusters that run side by side: each role is killed, paused and cut off."""
+"""A run survives the loss of trainers, of containers and of its keeper, as two clusters side by side show, and `down` ends it.
+
+The engine and the launcher are the subject here, so the tasks are those of tests/stand_in; test_faults_in_training.py has TensorFlow's.
+"""
 
 import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +16,47 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, PACED, PROBE, Run, launch, left, started
+from tests.e2e.docker.running import LEADERS, NOTHING, Run, launch, left, two_clusters
+from tests.stand_in import stand_in
 
 # One after the other, on the same two clusters.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.xdist_group("two clusters")]
 
-SERVERS: dict[str, Any] = {
-    "name": "servers",
-    "strategy": "parameter_server",
-    "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 2}, "evaluator": {}},
-    **PACED,
-}
-PEERS: dict[str, Any] = {"name": "peers", "strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}, **PACED}
-LEADERS = {"servers": "chief", "peers": "worker-0"}
+SAVES_OFTEN = stand_in.spec(checkpoint={"every_seconds": 1})
 
+# Says whether a task answers at an address. That somebody takes the connection and says something else says nothing: on its way out of
+# a machine a proxy may.
+PROBE = (
+    "import socket, sys\n"
+    "try:\n"
+    "    with socket.create_connection((sys.argv[1], 2222), timeout=3) as connection:\n"
+    "        connection.sendall(b'ask\\n')\n"
+    "        print('answers' if connection.recv(5) == b'here\\n' else 'refused: somebody else answers')\n"
+    "except OSError as error:\n    print('refused:', error)"
+)
 # The trainer itself: what is pid 1 only forwards its signals.
 KILL_THE_TRAINER = (
     "import os, pathlib, signal\n"
     "[os.kill(int(p.parent.name), signal.SIGKILL) for p in pathlib.Path('/proc').glob('[0-9]*/cmdline')\n"
     " if p.read_bytes().rstrip(b'\\0').endswith(b'-m\\0trainer')]"
 )
-# Every role once, those of one group at the same time.
-GROUPS = [
-    [("servers", "worker-1"), ("servers", "evaluator"), ("peers", "worker-1")],
-    [("servers", "ps-0")],
-    [("servers", "chief"), ("peers", "worker-0")],
-]
+# Those of one group at the same time.
+TRAINERS = [[("servers", "worker-0"), ("servers", "evaluator"), ("peers", "worker-1")], [("servers", "chief")]]
+
+
+def named(group: list[tuple[str, str]]) -> str:
+    return "+".join(f"{kind}-{task}" for kind, task in group)
+
+
+def until_its_container(run: Run, task: str, what: str, condition: Callable[[dict[str, Any]], bool]) -> None:
+    run.until(f"{task}, whose container {what}", lambda: condition(run.inspect(task)), 60, lambda: run.inspect(task)["State"])
 
 
 @pytest.fixture(scope="module")
 def runs(image: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """Return two clusters that train at the same time on one engine."""
+    """Return two clusters that are on their way at the same time on one engine."""
     del image
-    with contextlib.ExitStack() as both:
-        directory = tmp_path_factory.mktemp("two")
-        found = {str(spec["name"]): both.enter_context(started(spec, directory)) for spec in (SERVERS, PEERS)}
-        for name, run in found.items():
-            run.until(f"{name} to train", lambda run=run, name=name: run.step(LEADERS[name]) > 20, 300)  # type: ignore[misc]
+    with two_clusters(SAVES_OFTEN, tmp_path_factory.mktemp("two")) as found:
         yield found
 
 
@@ -64,7 +71,7 @@ def test_both_are_listed_and_each_has_its_own_logs(runs: dict[str, Run]) -> None
         assert {line.split()[0] for line in lines} <= set(run.tasks())
 
 
-def test_nobody_else_reaches_tensorflow_s_port(runs: dict[str, Run], image: Built) -> None:
+def test_nobody_else_reaches_the_port_of_a_task(runs: dict[str, Run], image: Built) -> None:
     run = runs["servers"]
     networks = run.inspect("ps-0")["NetworkSettings"]["Networks"]
     assert list(networks) == [f"{run.name}_cluster"]
@@ -80,54 +87,46 @@ def test_nobody_else_reaches_tensorflow_s_port(runs: dict[str, Run], image: Buil
     assert run.inspect("chief")["HostConfig"]["PortBindings"] in ({}, None)
 
 
-@pytest.mark.parametrize("kind, task", [("servers", "worker-0"), ("servers", "evaluator"), ("servers", "chief"), ("peers", "worker-1")])
-def test_a_trainer_that_is_killed_comes_back_with_its_container(runs: dict[str, Run], kind: str, task: str) -> None:
-    run = runs[kind]
-    before = run.inspect(task)
-    with contextlib.suppress(DockerError):  # the program is killed with its container, at times before it has ended
-        run.python(task, KILL_THE_TRAINER)
-    run.until(f"the engine to start {task} again", lambda: run.inspect(task)["RestartCount"] > before["RestartCount"], 60)
-    run.until(f"{task} to run", lambda: run.inspect(task)["State"]["Running"], 60)
-    run.goes_on(task, LEADERS[kind], leader=LEADERS[kind])
-    assert [restart["exit_code"] for restart in run.tasks_status()[task]["restarts"]][-1:] == [137]
-
-
-@pytest.mark.parametrize("kind, task", [("servers", "ps-0"), ("peers", "worker-0")])
-def test_a_container_that_is_killed_outright_is_started_again_by_the_launcher(runs: dict[str, Run], kind: str, task: str) -> None:
-    run = runs[kind]
-    before = run.inspect(task)["State"]["StartedAt"]
-    docker("kill", run.container(task))  # to the engine that is a wish to stop it: it does not start it again
-    run.until(f"{task} to run again", lambda: run.inspect(task)["State"]["StartedAt"] != before, 60)
-    run.goes_on(task, LEADERS[kind], leader=LEADERS[kind])
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
-def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], group: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("group", TRAINERS, ids=named)
+def test_trainers_that_are_killed_come_back_with_their_containers(runs: dict[str, Run], group: list[tuple[str, str]]) -> None:
+    before = {it: runs[it[0]].inspect(it[1]) for it in group}
+    earlier = {(kind, task): len(runs[kind].tasks_status()[task]["restarts"]) for kind, task in group}
     for kind, task in group:
-        docker("pause", runs[kind].container(task))
+        with contextlib.suppress(DockerError):  # the program is killed with its container, at times before it has ended
+            runs[kind].python(task, KILL_THE_TRAINER)
+    for kind, task in group:
+        run, count = runs[kind], before[kind, task]["RestartCount"]
+        until_its_container(run, task, "is started again by the engine", lambda facts: facts["RestartCount"] > count)  # noqa: B023
+        until_its_container(run, task, "runs", lambda facts: facts["State"]["Running"])
+    for kind, task in group:
+        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
+        told = runs[kind].tasks_status()[task]["restarts"][earlier[kind, task] :]
+        assert 137 in [restart["exit_code"] for restart in told]  # a peer that is not back yet may cost one more
+
+
+def test_containers_that_are_killed_outright_are_started_again_by_the_launcher(runs: dict[str, Run]) -> None:
+    group = [("servers", "ps-0"), ("peers", "worker-0")]
+    before = {it: runs[it[0]].inspect(it[1])["State"]["StartedAt"] for it in group}
+    for kind, task in group:
+        docker("kill", runs[kind].container(task))  # to the engine that is a wish to stop it: it does not start it again
+    for kind, task in group:
+        run, began = runs[kind], before[kind, task]
+        until_its_container(run, task, "runs again", lambda facts: facts["State"]["StartedAt"] != began)  # noqa: B023
+    for kind, task in group:
+        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
+
+
+def test_an_evaluator_that_is_paused_or_cut_off_goes_on(runs: dict[str, Run]) -> None:
+    run = runs["servers"]
+    network, container = f"{run.name}_cluster", run.container("evaluator")
+    docker("network", "disconnect", network, container)
+    docker("pause", container)
     try:
-        until = time.monotonic() + 20
-        for kind, task in group:
-            runs[kind].until(f"{task} to be seen paused", lambda: "paused" in runs[kind].tasks_status()[task]["reason"], 15)  # noqa: B023
-        time.sleep(until - time.monotonic())
+        run.until("it to be seen paused", lambda: "paused" in run.tasks_status()["evaluator"]["reason"], 60)
     finally:
-        for kind, task in group:
-            docker("unpause", runs[kind].container(task))
-    for kind, task in group:
-        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: "+".join(task for _, task in group))
-def test_a_task_that_was_cut_off_from_the_network_takes_part_again(runs: dict[str, Run], group: list[tuple[str, str]]) -> None:
-    for kind, task in group:
-        docker("network", "disconnect", f"{runs[kind].name}_cluster", runs[kind].container(task))
-    time.sleep(10)
-    for kind, task in group:
-        network, container = f"{runs[kind].name}_cluster", runs[kind].container(task)
-        with contextlib.suppress(DockerError):  # a container that was started again meanwhile is connected
-            docker("network", "connect", "--alias", task, network, container)
-    for kind, task in group:
-        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
+        docker("unpause", container)
+    docker("network", "connect", "--alias", "evaluator", network, container)
+    run.goes_on("evaluator", "chief")
 
 
 def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
@@ -161,7 +160,7 @@ def test_without_its_keeper_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run
     assert any(line.startswith("chief") for line in other.launcher("logs", run.name, "--tail", "3").splitlines())
     run.goes_on()
     # As a keeper leaves it that the engine did not answer for long: it does not know that the run goes on.
-    file = run.runs / run.name / "launcher" / "state.json"
+    file = run.runs / ".docker" / run.name / "launcher" / "state.json"
     told = json.loads(file.read_text())
     told["status"] |= {"state": "interrupted", "reason": "the engine has not answered for 600 s", "ended": time.time()}
     file.write_text(json.dumps(told))

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, ROOT, cleaned, launch, left, unique
 from tests.processes import free_port
+from tests.stand_in import stand_in
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(200), pytest.mark.usefixtures("image")]
 
@@ -45,10 +45,10 @@ def refused(file: Path, message: str, remedy: str, *, environment: dict[str, str
         assert left(file.stem) == NOTHING
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_where_none_is_next(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        file = spec(tmp_path, tensorboard={"port": server.getsockname()[1]})
+    with socket.create_server(("127.0.0.1", 65535)):
+        file = spec(tmp_path, tensorboard={"port": 65535})
         refused(file, "TensorBoard's port is taken", "--set tensorboard.port")
         with cleaned(file.stem, runs) as run:
             assert launch("up", str(file), runs=runs).returncode == 1
@@ -134,16 +134,16 @@ def test_no_compose_plugin(tmp_path: Path) -> None:
 
 
 def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "wrong.py").write_text("class Net:\n    pass\n")
     roles: dict[str, Any] = {"chief": {}, "ps": {}, "worker": {}}
-    file = spec(tmp_path, strategy="parameter_server", roles=roles, code="./src", train={"workload": "wrong:Net", "steps": 5})
+    sections = stand_in.spec(params={"wrong": "nobody can train it"})
+    file = spec(tmp_path, strategy="parameter_server", roles=roles, **sections)
     name = file.stem
     with cleaned(name, tmp_path / "runs") as run:
         done = launch("up", str(file), "--json", runs=tmp_path / "runs")
         summary = json.loads(done.stdout.splitlines()[-1])
         assert (done.returncode, summary["state"], summary["restarts"]) == (1, "failed", {}), done.stdout[-4000:]
         assert "the configuration is wrong" in summary["reason"]
+        assert "nobody can train it" in summary["reason"]
         failed = [task for task, told in run.tasks_status().items() if told["state"] == "failed"]
         assert failed
         for task in failed:
@@ -152,7 +152,6 @@ def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path:
         assert not any(run.inspect(task)["State"]["Running"] for task in run.tasks())
         # Nor do they come back with the engine, when it is next started.
         assert {run.inspect(task)["HostConfig"]["RestartPolicy"]["Name"] for task in run.tasks()} == {"no"}
-        assert summary["seconds"] < 90
 
 
 def test_none_of_several_that_give_up_is_tried_again(tmp_path: Path) -> None:
@@ -164,8 +163,8 @@ def test_none_of_several_that_give_up_is_tried_again(tmp_path: Path) -> None:
         told = {task: run.inspect(task) for task in run.tasks()}
         assert len(told) == 3
         assert {facts["HostConfig"]["RestartPolicy"]["Name"] for facts in told.values()} == {"no"}
-        time.sleep(2)  # as long as the engine's own waits for a start are by then
-        assert not any(run.inspect(task)["State"]["Running"] for task in told)
+        # Nor is one about to be started by the engine.
+        assert not any(facts["State"]["Running"] or facts["State"]["Restarting"] for facts in told.values())
 
 
 def test_volumes_of_the_user_s_image_go_with_its_containers(image: Built, tmp_path: Path) -> None:

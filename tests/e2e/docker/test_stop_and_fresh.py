@@ -1,4 +1,4 @@
-"""A run is stopped in the foreground, goes on, and starts anew beside what it was."""
+"""A run is stopped in the foreground, goes on, and starts again beside what it was."""
 
 import json
 import re
@@ -12,10 +12,11 @@ import yaml
 
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import cleaned, launch, left, unique
+from tests.e2e.docker.running import NOTHING, cleaned, launch, left, unique
 from tests.processes import free_port
+from tests.stand_in import stand_in
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(330)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(200)]
 
 
 def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built, tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built
         "version": 1,
         "name": unique("stop"),
         "tensorboard": {"port": free_port()},
-        "train": {"workload": "mnist_mlp", "steps": 1_000_000, "steps_per_execution": 50},
+        **stand_in.spec(),
     }
     file, runs = tmp_path / "stop.yaml", tmp_path / "runs"
     file.write_text(yaml.safe_dump(spec))
@@ -41,7 +42,7 @@ def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built
         summary = rest[-1]
         assert summary["state"] == "stopped"
         assert summary["checkpoint_step"]
-        assert left(name) == {"containers": [], "networks": [], "volumes": [f"{name}_run"]}
+        assert left(name) == NOTHING | {"volumes": [f"{name}_run"]}
         more = ("--set", f"train.steps={summary['checkpoint_step'] + 50}")
         done = launch("up", str(file), "--resume", "--json", *more, runs=runs)
         events = [json.loads(line) for line in done.stdout.splitlines()]

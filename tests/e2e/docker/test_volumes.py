@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from launcher.errors import LauncherError
 from launcher.render import labels
 from launcher.spec.models import ClusterSpec
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import unique
+from tests.e2e.docker.running import unique, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
 
@@ -113,12 +112,12 @@ def test_a_copy_that_is_cut_short_leaves_the_old_one(client: Engine, stored: Sto
     def copies() -> str:
         return docker("ps", "--all", "--quiet", "--filter", f"ancestor={slow}")
 
+    def seen() -> str:
+        return docker("ps", "--all", "--filter", f"ancestor={slow}") + f"the process that copies: {copying.poll()}"
+
     try:
         with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as copying:
-            deadline = time.monotonic() + 60
-            while not docker("ps", "--quiet", "--filter", f"ancestor={slow}"):
-                assert time.monotonic() < deadline, "no copy began"
-                time.sleep(0.2)
+            until("a copy to begin", lambda: docker("ps", "--quiet", "--filter", f"ancestor={slow}"), told=seen)
             copying.send_signal(by)
         if by == signal.SIGKILL:
             assert stored.volumes == {f"{stored.name}_run", f"{stored.aside}_run"}

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from launcher.backend.kubernetes import look
 from launcher.backend.kubernetes.api import Cluster, status_of
 from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.model import RunStatus
 from launcher.errors import LauncherError
+from tests.stand_in import stand_in
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
@@ -22,10 +27,10 @@ _RESTRICTED = {
     "restartPolicy": "Never",
     "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
 }
-# For ten seconds: a network learns of a new pod, and of what it may reach, a moment after the pod has started.
+# Again and again: a network learns of a new pod, and of what it may reach, a moment after the pod has started.
 _CONNECT = """
 import socket, sys, time
-for _ in range(10):
+for _ in range(int(sys.argv[3])):
     try:
         socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1).close()
         sys.exit("connected")
@@ -36,17 +41,26 @@ sys.exit(f"{type(last).__name__}: {last}")
 """
 
 
-def kubectl(*arguments: str, check: bool = True, text: str | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def kubectl(*arguments: str, check: bool = True, text: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run kubectl; `text` is its stdin. With `check` a failure fails the test, with what kubectl said."""
     done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, input=text, timeout=timeout, check=False, cwd=ROOT)
     assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
     return done
 
 
-def paced(every_seconds: float) -> str:
-    """Return the lines of a spec that trains for as long as a test needs it, and leaves the cores to those who come back meanwhile.
+def standing_in(steps: int = 1_000_000, step_seconds: float = 0.2, **train: Any) -> str:
+    """Return the lines of a spec whose tasks do all but train (tests/stand_in), for what concerns the launcher and the cluster.
 
-    `every_seconds` it saves a checkpoint.
+    They start in a fifth of a second and leave the cores to others. `train` is what else that section has, such as `checkpoint`.
+    """
+    params = {"step_seconds": step_seconds, "silent_seconds": 15}
+    return yaml.safe_dump(stand_in.spec(steps, params=params, report_every_steps=2, **train))
+
+
+def paced(every_seconds: float) -> str:
+    """Return the lines of a spec by which TensorFlow trains for as long as a test needs it, at a pace that leaves the cores to others.
+
+    For tests of what TensorFlow does, no others: it takes seconds to start. `every_seconds` it saves a checkpoint.
     """
     settings = f"steps: 100000000, steps_per_execution: 1, report_every_steps: 5, checkpoint: {{every_seconds: {every_seconds}}}"
     return f"code: {ROOT / 'tests' / 'e2e' / 'code'}\ntrain: {{workload: 'paced:Slow', {settings}}}\n"
@@ -62,9 +76,23 @@ class Namespace:
     def _cluster(self) -> Cluster:
         return Cluster(namespace=self.name)
 
-    def kubectl(self, *arguments: str, check: bool = True, text: str | None = None, timeout: float = 60) -> str:
+    def kubectl(self, *arguments: str, check: bool = True, text: str | None = None, timeout: float = 120) -> str:
         """Run kubectl in the namespace and return what it wrote to stdout."""
         return kubectl("-n", self.name, *arguments, check=check, text=text, timeout=timeout).stdout
+
+    def status(self, run: str) -> RunStatus | None:
+        """Return how a run is, as `launcher status` finds it, without a process for each look; None where it has no Jobs."""
+        return look.Watcher(self._cluster, run).status()
+
+    def runs(self, run: str) -> bool:
+        """Return whether the status of a run is `running`."""
+        found = self.status(run)
+        return found is not None and found.state == "running"
+
+    def step(self, run: str) -> int:
+        """Return the last step that a run has told of, 0 before the first."""
+        found = self.status(run)
+        return (found.step if found else None) or 0
 
     def objects(self, kind: str, run: str) -> list[dict[str, Any]]:
         """Return the objects of a kind, such as Job, that belong to a run."""
@@ -98,19 +126,19 @@ class Namespace:
                 return []
             raise
 
-    def try_to_reach(self, host: str, port: int, image: str, labels: dict[str, str] | None = None) -> str:
-        """Return what a pod of its own sees when it connects: `connected`, or the error."""
+    def try_to_reach(self, host: str, port: int, image: str, labels: dict[str, str], tries: int) -> str:
+        """Return what a pod of its own sees when it connects, once in so many tries: `connected`, or the last error."""
         name = f"stranger-{time.monotonic_ns()}"
         container = {
             "name": "stranger",
             "image": image,
-            "command": ["python", "-c", _CONNECT, host, str(port)],
+            "command": ["python", "-c", _CONNECT, host, str(port), str(tries)],
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         }
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": labels or {}},
+            "metadata": {"name": name, "labels": labels},
             "spec": {**_RESTRICTED, "containers": [container]},
         }
         self.kubectl("apply", "-f", "-", text=json.dumps(pod))
@@ -119,14 +147,14 @@ class Namespace:
             return self.kubectl("get", "pod", name, "-o", "jsonpath={.status.phase}") in {"Succeeded", "Failed"}
 
         try:
-            until(ended, 90, f"{name} to end")
+            until(ended, 180, f"{name} to end", lambda: self.kubectl("get", "pod", name, "-o", "wide", check=False))
             return self.kubectl("logs", name).strip()
         finally:
             self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=1")
 
 
-def until(true: Callable[[], bool], seconds: float, what: str, told: Callable[[], str] = str) -> None:
-    """Wait until something is true; fail after `seconds` with what was waited for and what `told` returns."""
+def until(true: Callable[[], bool], seconds: float, what: str, told: Callable[[], object]) -> None:
+    """Wait until something is true; fail after `seconds` with what was waited for, and with what `told` returns: what is there instead."""
     began = time.monotonic()
     while not true():
         waited = time.monotonic() - began

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -19,14 +20,15 @@ from tests.e2e.kubernetes.nodes import apart
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put those first that take minutes: the short ones fill what is left where several processes share them.
 
-    Those that change nodes come after them, where nodes are set apart, and else last: whoever runs them waits for the others to be done.
+    Modules that change nodes wait for each other: one that takes minutes comes first of all, a short one last. Where no nodes are set apart,
+    all of them come last: the process that runs them waits for the others to be done.
     """
     items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> tuple[bool, bool, bool]:
-    changes = _changes_nodes(item)
-    return changes and not apart(), item.get_closest_marker("takes_minutes") is None, not changes
+    changes, minutes = _changes_nodes(item), item.get_closest_marker("takes_minutes") is not None
+    return changes and not apart(), not minutes, changes != minutes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,10 +93,10 @@ def launcher(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> 
 @contextlib.contextmanager
 def _namespace() -> Iterator[Namespace]:
     name = f"e2e-{uuid.uuid4().hex[:8]}"
-    kubectl("create", "namespace", name)
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    kubectl("create", "-f", "-", text=json.dumps(made))
     try:
-        for mode in ("enforce", "warn"):
-            kubectl("label", "namespace", name, f"pod-security.kubernetes.io/{mode}=restricted")
         yield Namespace(name)
     finally:
         kubectl("-n", name, "delete", "jobs", "--all", "--wait=false")  # first: docs/kubernetes.md, Deleting a run

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.kubernetes.cluster import kubectl, paced, until
+from tests.e2e.kubernetes.cluster import kubectl, until
 from tests.e2e.kubernetes.launching import Launcher
 
 ALIVE = 180.0  # seconds for steps to flow again, on a machine that does much else
 INDEX = "batch.kubernetes.io/job-completion-index"
 # Kills the process that trains, the trainer's one child.
 KILL = "import os, signal, pathlib; os.kill(int(pathlib.Path('/proc/1/task/1/children').read_text().split()[0]), signal.SIGKILL)"
+
+# Two tasks in step, as lines of a spec.
+ALIKE = """\
+strategy: multi_worker_mirrored
+roles: {chief: {}, worker: {replicas: 1}}
+kubernetes: {tensorboard: false}
+"""
 
 Pod = dict[str, Any]
 
@@ -31,8 +38,12 @@ class Run:
         """Start it, detached; `options` is its spec but for what all of them have."""
         directory.mkdir()
         head = f"version: 1\nname: {self.name}\nlimits: {{node_lost: 5s}}\n"
-        (directory / "spec.yaml").write_text(head + paced(every_seconds=3) + options)
+        (directory / "spec.yaml").write_text(head + options)
         self.launcher("up", str(directory / "spec.yaml"), "--detach")
+
+    def rests(self) -> None:
+        """Wait until all its pods run and it has saved a checkpoint."""
+        until(lambda: self.at_rest() and self.saved() > 0, ALIVE, f"{self.name} to save a checkpoint", self.describe)
 
     def describe(self) -> str:
         """Return what a person would look at first."""
@@ -66,11 +77,11 @@ class Run:
         return max((event["step"] for event in self.events("chief") if event["event"] == "checkpoint"), default=0)
 
     def replaced(self, task: str, old: Pod) -> bool:
-        """Tell whether a task has another pod; between the two there may be none."""
+        """Return whether a task has another pod; between the two there may be none."""
         return bool({one["metadata"]["uid"] for one in self.pods(task)} - {old["metadata"]["uid"]})
 
     def at_rest(self) -> bool:
-        """Tell whether all its pods run, and none is about to go or to come."""
+        """Return whether all its pods run, and none is about to go or to come."""
         pods = self.launcher.namespace.pods(self.name)
         going = [one for one in pods if one["metadata"].get("deletionTimestamp")]
         return not going and sum(one["status"]["phase"] == "Running" for one in pods) == len(self.tasks)
@@ -80,7 +91,8 @@ class Run:
         pod = self.pod(task)
         self.launcher.namespace.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", KILL)
         events = self.launcher.namespace.events_of
-        until(lambda: any(e["event"] == "restarting" and e["exit_code"] == 137 for e in events(pod)), 30, "the trainer to tell of it")
+        killed = "the trainer to tell that its process was killed"
+        until(lambda: any(e["event"] == "restarting" and e["exit_code"] == 137 for e in events(pod)), 60, killed, self.describe)
 
     def evict(self, task: str) -> None:
         """Evict a task's pod as `kubectl drain` does."""

@@ -5,9 +5,11 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +33,45 @@ def module(version: str, directory: Path) -> Path:
     return Path(json.loads(done.stdout)["Dir"])
 
 
+@dataclass(frozen=True)
+class Build:
+    """A build of JobSet's controller from its module at `source`, which goes on beside other things."""
+
+    source: Path
+    directory: Path
+    process: "subprocess.Popen[str]"
+
+    def program(self) -> Path:
+        """Wait for its end and return the program; skip where it cannot be built."""
+        _, said = self.process.communicate(timeout=BUILT)
+        if self.process.returncode:
+            pytest.skip(f"JobSet cannot be built here: {said.strip()[-300:]}")
+        return self.directory / "jobset"
+
+
 @contextlib.contextmanager
-def controller(source: Path, namespace: str, directory: Path) -> Iterator[Path]:
+def building(source: Path, directory: Path) -> Iterator[Build]:
+    """Build JobSet's controller for a block, for minutes where nothing is cached; give it up at the end of the block."""
+    words = ["nice", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(directory / "jobset"), "."]
+    env = os.environ | {"CGO_ENABLED": "0"}
+    process = subprocess.Popen(
+        words, cwd=source, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with process:
+        try:
+            yield Build(source, directory, process)
+        finally:
+            if process.poll() is None:  # else its number may be another's by now
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def controller(build: Build, namespace: str) -> Iterator[Path]:
     """Run JobSet's controller, with its webhooks for one namespace; yield the file with what it writes. Skip where it cannot be built.
 
     The API server calls the webhooks on the loopback of this machine, so it has to run here.
     """
-    program = directory / "jobset"
-    built = subprocess.run(
-        ["nice", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(program), "."],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        timeout=BUILT,
-        check=False,
-        env=os.environ | {"CGO_ENABLED": "0"},
-    )
-    if built.returncode:
-        pytest.skip(f"JobSet cannot be built here: {built.stderr.strip()[-300:]}")
+    program, source, directory = build.program(), build.source, build.directory
     certificate = _certificate(directory)
     webhooks, health = free_port(), free_port()
     configuration = {

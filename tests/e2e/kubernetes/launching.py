@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from launcher.backend.kubernetes import volume
+from launcher.cli.main import run
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 from tests.e2e.kubernetes.relay import Relay
 
@@ -57,6 +62,17 @@ class Launcher:
         return [sys.executable, "-m", "launcher", verb, *rest, "--on", "kubernetes", *namespace, "--runs", str(self.runs)]
 
 
+def said_to_its_end(process: subprocess.Popen[str], within: float) -> str:
+    """Return what a process has written when it has ended; fail with that where it has not ended within so many seconds."""
+    try:
+        written, _ = process.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        written, _ = process.communicate(timeout=10)
+        raise AssertionError(f"waited {within:.0f} s for the end of {process.args!r}; it wrote:\n{written}") from None
+    return written
+
+
 def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
     """Return the command line on a way to the API server that can be cut or slowed, and that way."""
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
@@ -76,8 +92,12 @@ def left(namespace: Namespace) -> list[str]:
 
 
 def doctor(namespace: str, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Return the exit code, and what was found: level and words of each."""
-    words = [sys.executable, "-m", "launcher", "doctor", *arguments, "--on", "kubernetes", "--namespace", namespace, "--json"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout, done.stderr
-    return done.returncode, {one["what"]: (one["level"], one["words"]) for one in json.loads(done.stdout)["findings"]}
+    """Run `launcher doctor` in this process; return the exit code, and what was found: level and words of each."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        code = run(["doctor", *arguments, "--on", "kubernetes", "--namespace", namespace, "--json"])
+    return code, {one["what"]: (one["level"], one["words"]) for one in json.loads(told.getvalue())["findings"]}
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `doctor` give up soon where something keeps its pod from starting that may yet mend itself."""
+    monkeypatch.setattr(volume, "_PROBE_HOPE", dict.fromkeys(volume._PROBE_HOPE, 3.0))

@@ -59,7 +59,7 @@ def power_on(node: str) -> None:
 
 
 def well(node: str) -> bool:
-    """Tell whether a node is ready, and the cluster keeps no pod off it."""
+    """Return whether a node is ready, and the cluster keeps no pod off it."""
     found = json.loads(kubectl("get", "node", node, "-o", "json").stdout)
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in found["status"]["conditions"])
     return ready and not [taint for taint in found["spec"].get("taints", ()) if taint["key"].startswith("node.kubernetes.io/")]

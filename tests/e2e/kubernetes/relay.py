@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ class Relay:
         self._passes = threading.Event()
         self._passes.set()
         self._loses = False
+        self._turns_away = False
+        self.turned_away = 0
         self._open: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
@@ -29,8 +32,16 @@ class Relay:
             one.close()
         self._open.clear()
 
+    def turn_away(self) -> None:
+        """Cut every connection, and each new one as soon as it is made, as a balancer does whose servers are away; `turned_away` counts them."""
+        self._turns_away = True
+        for one in [*self._open]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def up(self) -> None:
         """Listen again, on the same port."""
+        self._turns_away = False
         self._server = socket.create_server(("127.0.0.1", self.port))
         self._listen()
 
@@ -54,6 +65,11 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = server.accept()
+                if self._turns_away:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed with a reset
+                    client.close()
+                    self.turned_away += 1
+                    continue
                 far = socket.create_connection(self._target)
                 self._open += [client, far]
                 threading.Thread(target=_pump, args=(client, far, self._wait), daemon=True).start()

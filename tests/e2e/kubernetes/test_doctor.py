@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import Namespace
-from tests.e2e.kubernetes.launching import UP, Launcher, doctor
+from tests.e2e.kubernetes.cluster import Namespace, standing_in
+from tests.e2e.kubernetes.launching import UP, Launcher, doctor, impatient
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
@@ -29,7 +29,8 @@ def test_a_cluster_that_runs_an_example_is_well(namespace: Namespace) -> None:
     assert namespace.kubectl("get", "pods,configmaps", "-l", "app.kubernetes.io/name=tf-launcher", "-o", "name") == ""
 
 
-def test_what_a_spec_lacks_there_is_named(namespace: Namespace, tmp_path: Path) -> None:
+def test_everything_that_a_spec_lacks_there_is_named(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient(monkeypatch)
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         "version: 1\nname: greedy\nroles: {chief: {cpu: 900}}\nimage: no-such/image:1\ntrain: {workload: mnist_mlp}\n"
@@ -65,19 +66,22 @@ def allow(name: str, pods: dict[str, Any], rule: dict[str, Any]) -> dict[str, An
     return {**DENY, "metadata": {"name": name}, "spec": {"podSelector": pods, "policyTypes": ["Egress"], "egress": [rule]}}
 
 
-def test_policies_that_deny_all_are_named_until_what_a_run_has_to_send_is_allowed(launcher: Launcher) -> None:
-    namespace = launcher.namespace
+def test_policies_that_deny_all_are_named_until_what_a_run_has_to_send_is_allowed(launcher: Launcher, tmp_path: Path) -> None:
+    namespace, file = launcher.namespace, tmp_path / "spec.yaml"
+    file.write_text(
+        f"version: 1\nname: meets\nstrategy: parameter_server\nroles: {{chief: {{}}, ps: {{}}, worker: {{}}}}\n{standing_in(20, 0.05)}"
+    )
     namespace.kubectl("apply", "-f", "-", text=json.dumps(DENY))
     try:
-        code, found = doctor(namespace.name, "examples/linear-regression-ps.yaml")
+        code, found = doctor(namespace.name, str(file))
         assert code == 1
         assert found["network policies"] == ("problem", "deny-all: a run's tasks may not reach DNS and port 2222 of each other")
         for one in (allow("ask", {}, ASK), allow("meet", TASKS, MEET)):
             namespace.kubectl("apply", "-f", "-", text=json.dumps(one))
-        code, found = doctor(namespace.name, "examples/linear-regression-ps.yaml")
+        code, found = doctor(namespace.name, str(file))
         assert code == 0, found
         assert found["network policies"][0] == found["DNS"][0] == "ok"
-        assert "succeeded" in launcher("up", "examples/linear-regression-ps.yaml", "--set", "train.steps=500", timeout=UP)
+        assert "succeeded" in launcher("up", str(file), timeout=UP)
     finally:
         namespace.kubectl("delete", "networkpolicies", "deny-all", "ask", "meet", "--ignore-not-found")
-    launcher("down", "linear-regression-ps", "--delete-data", "--yes")
+    launcher("down", "meets", "--delete-data", "--yes")

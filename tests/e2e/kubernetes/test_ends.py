@@ -1,6 +1,7 @@
 """How a run has ended is still known when its Jobs are gone, and from the moment when they go."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,9 @@ import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away
+from tests.e2e.kubernetes.starting import HELD, let_go, program
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
-
-
-def program(code: str) -> str:
-    """Return the line of a spec that runs a program which knows its `role`."""
-    head = "import json, os, sys, time; role = json.loads(os.environ['TF_CONFIG'])['task']['type']; "
-    return f"command: [python, -c, {json.dumps(head + code)}]\n"
 
 
 def jobs(namespace: Namespace, run: str) -> list[str]:
@@ -37,10 +33,14 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     file.write_text(f"version: 1\nname: failing\nimage: {image}\n{roles}{options}{failing}")
     launcher("up", str(file), code=1, timeout=UP)
     # The failed Job goes; the others, which were suspended with the run, stay, and know nothing of it.
-    until(lambda: jobs(launcher.namespace, "failing") == ["failing-chief", "failing-ps"], 60, "the failed Job to expire")
+    others = ["failing-chief", "failing-ps"]
+    until(
+        lambda: jobs(launcher.namespace, "failing") == others, 60, "the failed Job to expire", lambda: jobs(launcher.namespace, "failing")
+    )
     told = launcher.status("failing")
     assert told["state"] == "failed"
-    assert told["reason"].startswith("worker-0, attempt 1: exit code 2")
+    # Who watches a busy machine may first see the Job when its pods have gone; then the Job alone tells, and knows of no attempt.
+    assert re.match("worker-0(, attempt 1)?: exit code 2", told["reason"]), told["reason"]
     launcher("wait", "failing", code=1)
     launcher("down", "failing")
     assert launcher.status("failing")["state"] == "failed"
@@ -48,13 +48,13 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
 
     file.write_text(f"version: 1\nname: alone\nimage: {image}\n{options}{program('sys.exit(0)')}")
     launcher("up", str(file), "--detach")
-    until(lambda: jobs(launcher.namespace, "alone") == [], 90, "the Job to expire")
+    until(lambda: jobs(launcher.namespace, "alone") == [], 90, "the Job to expire", lambda: launcher.namespace.describe("alone"))
     told = launcher.status("alone")
     assert "finished more than kubernetes.ttl (2s) ago while nobody watched" in told["reason"]
     launcher("down", "alone", "--delete-data", "--yes")
 
 
-def test_what_was_kept_of_a_run_is_shown_after_somebody_has_deleted_its_jobs(launcher: Launcher, image: str, tmp_path: Path) -> None:
+def test_output_that_was_kept_is_shown_after_somebody_has_deleted_the_jobs(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\n"
     file.write_text(
@@ -63,7 +63,7 @@ def test_what_was_kept_of_a_run_is_shown_after_somebody_has_deleted_its_jobs(lau
     launcher("up", str(file), "--detach")
     assert "words chief" in launcher("logs", "--follow", "robbed")
     launcher.namespace.kubectl("delete", "jobs", "-l", "app.kubernetes.io/instance=robbed")
-    until(lambda: not launcher.namespace.pods("robbed"), 60, "its pods to go")
+    until(lambda: not launcher.namespace.pods("robbed"), 60, "its pods to go", lambda: launcher.namespace.describe("robbed"))
     told = launcher.status("robbed")
     assert (told["state"], told["reason"]) == ("stopped", "its Jobs were deleted; `up` goes on from its last checkpoint")
     assert [task["name"] for task in told["tasks"]] == ["chief", "worker-0", "worker-1", "ps-0"]
@@ -76,19 +76,20 @@ def test_what_was_kept_of_a_run_is_shown_after_somebody_has_deleted_its_jobs(lau
 def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(
-        f"version: 1\nname: slow\nimage: {image}\nlimits: {{grace_period: 20s}}\nkubernetes: {{tensorboard: false}}\n"
-        + program("import signal; signal.signal(signal.SIGTERM, lambda *_: time.sleep(15)); time.sleep(600)")
+        f"version: 1\nname: slow\nimage: {image}\nlimits: {{grace_period: 100s}}\nkubernetes: {{tensorboard: false}}\n"
+        + program(f"import signal; {HELD}signal.signal(signal.SIGTERM, lambda *_: (wait(), sys.exit(143))); time.sleep(600)")
     )
     launcher("up", str(file), "--detach")
-    until(lambda: launcher.status("slow")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("slow"))
+    until(lambda: launcher.namespace.runs("slow"), 120, "its start", lambda: launcher.namespace.describe("slow"))
     stopping = launcher.start("down", "slow")
     try:
-        until(lambda: jobs(launcher.namespace, "slow") == [], 60, "the Job to go")
+        until(lambda: jobs(launcher.namespace, "slow") == [], 60, "the Job to go", lambda: launcher.namespace.describe("slow"))
         # Its pod still saves: another watcher is told so, and nothing else is noted before it is so.
         assert noted(launcher.namespace, "slow") is None
         told = launcher.status("slow")
         assert (told["state"], told["reason"]) == ("running", "it is being stopped")
         assert [(task["name"], task["reason"]) for task in told["tasks"]] == [("chief", "is being stopped")]
+        let_go(launcher.namespace, "slow")
         assert stopping.wait(60) == 0
     finally:
         stopping.kill()
@@ -101,15 +102,19 @@ def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launch
 
 def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: spared\nimage: {image}\nkubernetes: {{tensorboard: false}}\n" + program("time.sleep(60)"))
+    file.write_text(f"version: 1\nname: spared\nimage: {image}\nkubernetes: {{tensorboard: false}}\n" + program(f"{HELD}wait()"))
     launcher("up", str(file), "--detach")
-    until(lambda: launcher.status("spared")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("spared"))
+    until(lambda: launcher.namespace.runs("spared"), 120, "its start", lambda: launcher.namespace.describe("spared"))
     far, relay = far_away(launcher, tmp_path)
     relay.slow = 2.0  # longer than it takes to see that it has begun
     stopping = far.start("down", "spared")
     try:
+        record = ("get", "configmap", "spared-record", "-o", "yaml")
         until(
-            lambda: "stopping.json" in launcher.namespace.kubectl("get", "configmap", "spared-record", "-o", "yaml"), 60, "the end to begin"
+            lambda: "stopping.json" in launcher.namespace.kubectl(*record),
+            60,
+            "the end to begin",
+            lambda: launcher.namespace.kubectl(*record),
         )
     finally:
         stopping.kill()
@@ -117,6 +122,7 @@ def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(l
         relay.down()  # what it asked for last is on its way
     assert jobs(launcher.namespace, "spared") == ["spared-chief"]
     assert launcher.status("spared")["state"] == "running"
+    let_go(launcher.namespace, "spared")
     assert "succeeded" in launcher("wait", "spared")
     launcher("down", "spared")  # its Jobs, which told how it ended
     assert launcher.status("spared")["state"] == "succeeded"

@@ -1,4 +1,7 @@
-"""The README's commands for Kubernetes, as they stand there, in a namespace of their own."""
+"""The README's commands for Kubernetes, as they stand there, in a namespace of their own.
+
+The example that they name computes nothing here; test_runs.py trains it.
+"""
 
 import json
 import os
@@ -9,8 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in
 from tests.e2e.kubernetes.launching import UP, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
@@ -19,8 +23,9 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
 def test_the_commands_of_the_readme_work_one_after_the_other(namespace: Namespace, tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh kubernetes\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 2
-    for directory in ("examples", "k8s"):
-        shutil.copytree(ROOT / directory, tmp_path / directory)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    example = tmp_path / "examples" / "mnist-ps.yaml"
+    example.write_text(yaml.safe_dump(yaml.safe_load(example.read_text()) | yaml.safe_load(standing_in(20, 0.05))))
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
     config["contexts"][0]["context"]["namespace"] = namespace.name
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
@@ -29,6 +34,8 @@ def test_the_commands_of_the_readme_work_one_after_the_other(namespace: Namespac
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    render = [sys.executable, "-m", "launcher", "render", str(example), "--to", "kubernetes", "-o", str(tmp_path / "k8s" / "mnist-ps")]
+    subprocess.run(render, cwd=ROOT, env=env, capture_output=True, check=True, timeout=60)
     for block, said in zip(blocks, ("mnist-ps succeeded", "job.batch/mnist-ps-chief condition met"), strict=True):
         done = subprocess.run(["bash", "-exc", block], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=UP, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

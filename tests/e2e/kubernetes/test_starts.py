@@ -1,12 +1,8 @@
-"""Starting a run where something is in the way: another start of it, what an earlier one has left, a refusal halfway."""
+"""Starting a run where something is in the way: another start of it, a stop, an API server that goes away, the end of the launcher."""
 
-import contextlib
 import dataclasses
 import json
-import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,51 +14,29 @@ from launcher.cli.planning import planned
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import Source
 from tests.e2e.kubernetes.cluster import Namespace, until
-from tests.e2e.kubernetes.launching import Launcher, far_away, left
+from tests.e2e.kubernetes.launching import Launcher, far_away, left, said_to_its_end
+from tests.e2e.kubernetes.starting import held, write
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
-
-SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\nlimits: {grace_period: 1s}\n"
-
-
-def write(file: Path, name: str, image: str, rest: str) -> str:
-    """Write a spec and return its path."""
-    file.write_text(f"version: 1\nname: {name}\nimage: {image}\n{SLEEP}{rest}")
-    return str(file)
 
 
 def deadlines(launcher: Launcher, run: str) -> set[int | None]:
     return {job["spec"].get("activeDeadlineSeconds") for job in launcher.namespace.objects("Job", run)}
 
 
-@contextlib.contextmanager
-def held(namespace: Namespace, run: str) -> Iterator[None]:
-    """Keep the Jobs of a run that has ended from going for a `with` block: whoever starts it again waits for that."""
-    names = [f"job/{job['metadata']['name']}" for job in namespace.objects("Job", run)]
-    for name in names:
-        namespace.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":["tests.example.com/held"]}}')
-    try:
-        yield
-    finally:
-        for name in names:
-            namespace.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}', check=False)
-
-
-@contextlib.contextmanager
-def quota(namespace: Namespace, name: str, hard: str) -> Iterator[None]:
-    """Let the namespace have no more than that for a `with` block."""
-    namespace.kubectl("create", "quota", name, f"--hard={hard}")
-    try:
-        until(lambda: "0" in namespace.kubectl("get", "quota", name, "-o", "jsonpath={.status.hard}"), 30, "the quota to hold")
-        yield
-    finally:
-        namespace.kubectl("delete", "quota", name)
-
-
 def first_exit(processes: dict[int, subprocess.Popen[str]]) -> int:
     """Return which process ends first."""
-    until(lambda: any(process.poll() is not None for process in processes.values()), 120, "one of the two to end")
-    return next(number for number, process in processes.items() if process.poll() is not None)
+
+    def ended() -> list[int]:
+        return [number for number, process in processes.items() if process.poll() is not None]
+
+    def said() -> list[str]:
+        for process in processes.values():
+            process.kill()
+        return [process.communicate()[0] for process in processes.values()]
+
+    until(lambda: ended() != [], 120, "one of the two to end", said)
+    return ended()[0]
 
 
 @pytest.mark.parametrize("how", ["--resume", "--fresh"])
@@ -87,7 +61,7 @@ def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothi
         second = first_exit(ups)
         for relay in relays:
             relay.go()
-        said = ups[second].communicate(timeout=30)[0]
+        said = said_to_its_end(ups[second], 30)
         # It had found the run free, and while it did its part the other one, which cannot go on before the old Jobs are gone, was at it.
         assert "another `launcher up` is starting" in said or "is being started by" in said
         assert ups[second].returncode == 2
@@ -95,13 +69,13 @@ def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothi
         # Nor does one that comes later move anything.
         third = dataclasses.replace(launcher, runs=tmp_path / "runs-3")
         assert "is being started by `launcher up` on" in third("up", str(spec), "--detach", "--fresh", code=2)
-    winner = ups[3 - second].communicate(timeout=120)[0]
+    winner = said_to_its_end(ups[3 - second], 120)
     assert ups[3 - second].returncode == 0, winner
     assert deadlines(launcher, name) == {(3 - second) * 3600}
     record = json.loads(launcher.namespace.kubectl("get", "configmap", f"{name}-record", "-o", "json"))
     assert json.loads(record["data"]["spec.json"])["limits"]["deadline"] == f"{3 - second}h"
     assert "annotations" not in record["metadata"]  # nobody starts it any more
-    until(lambda: launcher.status(name)["state"] == "running", 120, "its start", lambda: launcher.namespace.describe(name))
+    until(lambda: launcher.namespace.runs(name), 120, "its start", lambda: launcher.namespace.describe(name))
     # What the first run has stored was moved once, or not at all.
     where = sorted(launcher.namespace.kubectl("exec", f"job/{name}-chief", "--", "find", "/runs", "-name", "first").split())
     assert len(where) == 1
@@ -132,7 +106,7 @@ def test_a_run_that_is_stopped_while_it_is_started_stays_stopped(launcher: Launc
         relay.hold()
         launcher("down", "halted")
         relay.go()
-        written, _ = up.communicate(timeout=120)
+        written = said_to_its_end(up, 120)
     finally:
         up.kill()
     assert up.returncode == 1, written
@@ -158,13 +132,13 @@ def test_a_start_that_is_too_late_touches_nothing_of_the_one_that_came_after_it(
         before = owned(launcher.namespace, "late")
         assert up.poll() is None
         relay.go()
-        written, _ = up.communicate(timeout=120)
+        written = said_to_its_end(up, 120)
     finally:
         up.kill()
     assert up.returncode == 1, written
     assert "was stopped while it was being started" in written
     assert owned(launcher.namespace, "late") == before
-    until(lambda: launcher.status("late")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("late"))
+    until(lambda: launcher.namespace.runs("late"), 120, "its start", lambda: launcher.namespace.describe("late"))
     assert deadlines(launcher, "late") == {7200}
     launcher("down", "late", "--now", "--delete-data", "--yes")
 
@@ -185,12 +159,14 @@ def test_up_goes_on_when_the_api_server_goes_away_while_it_applies(job: str, lau
     up = far.start("up", str(file))
     try:
         await_job(launcher, f"{name}-{job}", up)
+        relay.turn_away()
+        # Two of them are one question, which the client asks again by itself.
+        until(lambda: relay.turned_away > 5 or up.poll() is not None, 60, "it to ask in vain, several times", lambda: relay.turned_away)
         relay.down()
-        time.sleep(5)
         assert up.poll() is None
         relay.slow = 0.0
         relay.up()
-        written, _ = up.communicate(timeout=120)
+        written = said_to_its_end(up, 120)
     finally:
         up.kill()
     assert up.returncode == 0, written
@@ -215,91 +191,7 @@ def test_a_launcher_that_is_killed_while_it_applies_leaves_a_run_that_is_found(l
     assert left(launcher.namespace) == []
 
 
-def test_what_an_earlier_start_has_left_is_not_in_the_way(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    spec = write(tmp_path / "spec.yaml", "again", image, "")
-    launcher("up", spec, "--detach")
-    assert "deployment" in launcher.namespace.kubectl("get", "deployments", "-o", "name")
-    launcher("down", "again", "--now", "--delete-data", "--yes")
-    # At once: the claim is not being deleted any more.
-    launcher("up", spec, "--detach")
-    until(lambda: launcher.status("again")["state"] == "running", 120, "its start", lambda: launcher.namespace.describe("again"))
-    # Its Jobs end by themselves, its TensorBoard stays; that is not wanted any more.
-    launcher.namespace.kubectl("delete", "jobs", "--all")
-    until(lambda: not launcher.namespace.pods("again"), 60, "its pods to go")
-    launcher("up", spec, "--detach", "--resume", "--set", "kubernetes.tensorboard=false")
-    assert left(launcher.namespace) == sorted(["again", "again", "again", "again-chief", "again-cluster", "again-record"])
-
-    # A start that is refused halfway leaves the record of the one before, and its data.
-    launcher("down", "again", "--now")
-    with quota(launcher.namespace, "none", "count/jobs.batch=0"):
-        refused = launcher("up", spec, "--detach", "--resume", "--set", "limits.deadline=3h", code=1)
-        assert "the namespace's quota none is used up" in refused
-    assert left(launcher.namespace) == ["again", "again-record"]
-    told = launcher.status("again")
-    assert (told["state"], told["reason"]) == ("stopped", "asked to stop")
-    launcher("down", "again", "--delete-data", "--yes")
-    assert left(launcher.namespace) == []
-
-
-def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_moved_aside(
-    launcher: Launcher, image: str, tmp_path: Path
-) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(
-        f"version: 1\nname: moved\nimage: {image}\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
-    )
-    launcher("up", str(spec))
-    assert "moved is complete" in launcher("up", str(spec))
-    refused = launcher("up", str(spec), "--fresh", "--set", "storage.access=ReadWriteOnce", code=2)
-    assert "a claim cannot be changed" in refused
-    anywhere = dataclasses.replace(launcher, said=False)
-    assert "moved succeeded" in anywhere("up", str(spec))
-    launcher("down", "moved", "--delete-data", "--yes")
-
-
-def ended_unseen(launcher: Launcher, name: str, image: str, tmp_path: Path) -> str:
-    """Start a run that is soon done, and wait for that by kubectl alone; return its spec."""
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(
-        f"version: 1\nname: {name}\nimage: {image}\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
-    )
-    launcher("up", str(spec), "--detach")
-    until(lambda: launcher.namespace.ends(name) == {"chief": "Complete"}, 120, "its end", lambda: launcher.namespace.describe(name))
-    return str(spec)
-
-
-def test_how_a_run_has_ended_stays_known_where_it_cannot_be_moved_aside(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    spec = ended_unseen(launcher, "unmoved", image, tmp_path)
-    with quota(launcher.namespace, "no-pods", "pods=0"):
-        refused = launcher("up", spec, "--detach", "--fresh", code=1)
-    assert "the namespace's quota no-pods is used up" in refused
-    told = launcher.status("unmoved")
-    assert (told["state"], told["reason"]) == ("succeeded", "")
-    assert "unmoved is complete" in launcher("up", spec)
-    launcher("down", "unmoved", "--delete-data", "--yes")
-
-
-def test_ctrl_c_is_heard_while_a_start_waits_for_what_an_earlier_one_has_left(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    spec = ended_unseen(launcher, "impatient", image, tmp_path)
-    namespace = launcher.namespace
-    with held(namespace, "impatient"):
-        up = launcher.start("up", spec, "--resume", "--set", "limits.deadline=2h")
-        try:
-            until(lambda: "deletionTimestamp" in namespace.objects("Job", "impatient")[0]["metadata"], 60, "it to wait")
-            up.send_signal(signal.SIGINT)
-            written, _ = up.communicate(timeout=20)
-        finally:
-            up.kill()
-    assert up.returncode == 130, written
-    assert "was not started: its start was interrupted" in written
-    until(lambda: not namespace.objects("Job", "impatient") and not namespace.pods("impatient"), 60, "the earlier one to go")
-    told = launcher.status("impatient")
-    assert (told["state"], told["reason"]) == ("succeeded", "")
-    launcher("up", spec, "--resume", "--detach")
-    launcher("down", "impatient", "--now", "--delete-data", "--yes")
-
-
-def test_who_marks_a_run_and_does_not_hear_that_it_is_marked_is_not_in_the_way_of_himself(
+def test_a_start_that_does_not_hear_that_it_has_marked_the_run_is_not_in_its_own_way(
     launcher: Launcher, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, plan = planned(Path(write(tmp_path / "spec.yaml", "unheard", image, "")), [], "kubernetes", tmp_path)

@@ -27,6 +27,15 @@ def test_values_of_the_wrong_kind_count_as_not_told() -> None:
     assert progress.eta() is None
 
 
+def test_null_is_a_number_that_was_not_finite_and_what_is_left_out_is_not_known() -> None:
+    spoilt, unknown = Progress(), Progress()
+    spoilt.apply({"event": "progress", "step": 1, "loss": None, "metrics": {"a": None}}, leads=True)
+    assert repr(spoilt.loss) == "nan"
+    assert repr(spoilt.metrics) == "{'a': nan}"
+    unknown.apply({"event": "progress", "step": 1}, leads=True)
+    assert (unknown.loss, unknown.metrics) == (None, {})
+
+
 def test_a_restored_run_starts_from_its_checkpoint() -> None:
     progress = Progress()
     progress.apply({"event": "restored", "step": 40, "path": "ckpt-40"}, leads=True)

@@ -1,4 +1,4 @@
-"""The command line as users run it: a process of its own, in a directory of its own."""
+"""The command line as users run it: a process of its own, in a directory of its own. `cli` forks it, LAUNCHER starts it from nothing."""
 
 import json
 import os
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests import forked_launcher
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -27,16 +29,7 @@ def cli(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cli]:
     """Run a command line in an empty directory; whatever still runs at the end of the test is killed."""
 
     def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*LAUNCHER, *arguments],
-            cwd=tmp_path,
-            env=environment | (env or {}),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return forked_launcher.run(*arguments, cwd=tmp_path, env=environment | (env or {}), stdin=stdin, timeout=timeout)
 
     yield run
     for left in (tmp_path / "runs").glob("*/launcher/state.json"):

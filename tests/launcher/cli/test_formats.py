@@ -69,3 +69,7 @@ def test_timeout_that_is_no_duration_says_what_is() -> None:
 def test_clock_reads_back() -> None:
     assert formats.clock(60.5) == "1970-01-01T00:01:00.500Z"
     assert formats.moment(formats.clock(60.5)) == 60.5
+
+
+def test_a_metric_that_was_not_finite_is_nan() -> None:
+    assert formats.metrics({"loss": None, "accuracy": 0.5}) == "loss nan  accuracy 0.5"

@@ -15,7 +15,8 @@ import launcher
 from launcher.cli.errors import report
 from launcher.cli.main import load, run
 from launcher.cli.verbs import VERBS
-from tests.launcher.cli.conftest import LAUNCHER, ROOT, Cli
+from tests import forked_launcher
+from tests.launcher.cli.conftest import LAUNCHER, ROOT
 
 SPEC = "version: 1\nname: toy\nstrategy: single\ncommand: [python, -c, pass]\n"
 
@@ -57,13 +58,14 @@ def test_every_verb_and_option_is_in_the_docs(capsys: pytest.CaptureFixture[str]
                 assert word.strip(".,") in documented, f"{word} of {verb}"
 
 
-def test_version(cli: Cli) -> None:
-    assert cli("--version").stdout == f"launcher {launcher.__version__}\n"
+def test_version(environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run([*LAUNCHER, "--version"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == f"launcher {launcher.__version__}\n"
 
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["upp"], "No such command 'upp'"), (["up", "--bad"], "No such option: --bad"), (["up"], "Missing argument 'FILE'")],
+    [(["upp"], "there is no verb 'upp'"), (["up", "--bad"], "No such option: --bad"), (["validate"], "Missing argument 'FILE'")],
 )
 def test_a_wrong_command_line_is_told_in_two_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
@@ -143,8 +145,7 @@ def test_nothing_slow_is_imported_for_help_and_validate(arguments: list[str], tm
 def complete(words: str, cwd: Path, environment: dict[str, str]) -> list[str]:
     """Return what bash would offer for the last word."""
     asked = {"_LAUNCHER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    done = subprocess.run([*LAUNCHER], cwd=cwd, env=environment | asked, capture_output=True, text=True, timeout=20, check=False)
-    return done.stdout.split()
+    return forked_launcher.run(cwd=cwd, env=environment | asked).stdout.split()
 
 
 def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:

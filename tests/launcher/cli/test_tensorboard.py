@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backend.local.ports import is_free
 from launcher.cli.main import run
-from launcher.cli.tensorboard import _is_free
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
 
@@ -62,8 +62,8 @@ def test_a_port_of_any_address_is_tried(host: str) -> None:
         pytest.skip(f"this machine has no {host}: {error}")
     with taken:
         port = taken.getsockname()[1]
-        assert not _is_free(host, port)
-    assert _is_free(host, port)
+        assert not is_free(host, port)
+    assert is_free(host, port)
 
 
 def test_a_run_without_logs_is_told(cli: Cli, spec: Spec) -> None:

@@ -41,7 +41,7 @@ class Terminal:
         os.close(slave)
         self.written = ""
 
-    def read_until(self, text: str, seconds: float = 20) -> None:
+    def read_until(self, text: str, seconds: float = 60) -> None:
         """Read until the terminal has shown `text` since the last call."""
         seen = len(self.written)
         deadline = time.monotonic() + seconds
@@ -53,7 +53,7 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
-    def wait(self, seconds: float = 20) -> int:
+    def wait(self, seconds: float = 60) -> int:
         """Return the exit code once all is read."""
         deadline = time.monotonic() + seconds
         while self._read(0.1):
@@ -123,16 +123,14 @@ def test_ctrl_c_once_saves_and_stops(terminal: Opener, spec: Spec, cli: Cli, tmp
 
 
 def test_ctrl_c_twice_stops_at_once(terminal: Opener, spec: Spec, cli: Cli) -> None:
-    up = terminal("up", spec("stubborn", grace="60s"))
+    up = terminal("up", spec("stubborn", grace="1h"))
     up.read_until("| up")
     pid = json.loads(cli("status", "--json").stdout)["tasks"][0]["pid"]
     up.type(CTRL_C)
     up.read_until("not now")
-    begun = time.monotonic()
     up.type(CTRL_C)
     up.read_until("stopping at once")
     assert up.wait() == 130
-    assert time.monotonic() - begun < 15
     assert not Path(f"/proc/{pid}").exists() or sys.platform != "linux"
     assert state(cli) in {"stopped", "failed"}
 

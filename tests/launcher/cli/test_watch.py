@@ -2,8 +2,8 @@
 
 import json
 import subprocess
+import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,16 +12,13 @@ import pytest
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
 
-def eventually(check: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.1)
-
-
-def has_written(tmp_path: Path, text: str) -> Callable[[], bool]:
+def until_written(tmp_path: Path, text: str, seconds: float = 60) -> None:
+    """Wait until the chief's log has a text; fail, and show the log, when it has not in time."""
     log = tmp_path / "runs" / "toy" / "launcher" / "tasks" / "chief.log"
-    return lambda: log.exists() and text in log.read_text()
+    deadline = time.monotonic() + seconds
+    while text not in (written := log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {text!r} in {log}, which has {written[-2000:]!r}"
+        time.sleep(0.1)
 
 
 def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path: Path) -> None:
@@ -29,7 +26,7 @@ def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path:
     up = cli("up", file, "--detach")
     assert up.returncode == 0, up.stderr
     assert "launcher status toy" in up.stdout
-    eventually(has_written(tmp_path, "up"), "the first line")
+    until_written(tmp_path, "up")
 
     status = cli("status")
     assert "\x1b" not in status.stdout
@@ -60,8 +57,8 @@ def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path:
 
 def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "5", "0"), "--detach").returncode == 0
-    assert cli("wait", "--timeout", "30s").returncode == 0
-    eventually(has_written(tmp_path, '"done"'), "the last event")
+    assert cli("wait", "--timeout", "60s").returncode == 0
+    until_written(tmp_path, '"done"')
 
     lines = cli("logs").stdout.splitlines()
     assert "chief | step 5/5  loss 0.2  accuracy 1  1,000 examples/s" in lines
@@ -81,12 +78,41 @@ def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
         assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
+def test_logs_of_a_role_are_what_is_told_of_its_tasks(cli: Cli, tmp_path: Path) -> None:
+    told = "import json\nfor n in range(4):\n    for task in ('worker-0', 'chief'):\n"
+    told += "        print(json.dumps({'event': 'progress', 'time': n, 'task': task, 'step': n, 'steps': 4, 'metrics': {}}, separators=(',', ':')))\n"
+    program = f"import os\nrole = json.loads(os.environ['TF_CONFIG'])['task']['type']\nprint(role, 'writes')\nif role == 'chief':\n    exec({told!r})\n"
+    command = json.dumps([sys.executable, "-c", f"import json\n{program}"])
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
+    (tmp_path / "told.yaml").write_text(f"version: 1\nname: told\n{roles}command: {command}\n")
+    assert cli("up", "told.yaml").returncode == 0
+    lines = [line for line in cli("logs", "told", "--role", "worker").stdout.splitlines() if "step" in line or "writes" in line]
+    assert sorted(lines) == [
+        "worker-0 | step 0/4",
+        "worker-0 | step 1/4",
+        "worker-0 | step 2/4",
+        "worker-0 | step 3/4",
+        "worker-0 | worker writes",
+    ]
+    assert "worker" not in cli("logs", "told", "--role", "chief").stdout
+    assert cli("logs", "told", "--role", "chief", "--tail", "2").stdout.splitlines() == ["chief | step 2/4", "chief | step 3/4"]
+    followed = cli("logs", "told", "--role", "worker", "--tail", "3", "-f").stdout.splitlines()
+    assert len(followed) == 3
+
+
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(cli: Cli, spec: Spec) -> None:
+    assert cli("up", spec("steps", "1", "0")).returncode == 0
+    assert "did you mean status? " in cli("statu").stderr
+    missed = cli("status", "toi")
+    assert (missed.returncode, "did you mean toy? " in missed.stderr) == (2, True), missed.stderr
+
+
 def test_following_logs_ends_with_the_run(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
     assert cli("up", spec("steps", "20", "0.1"), "--detach").returncode == 0
     process = subprocess.Popen(
         [*LAUNCHER, "logs", "-f"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert "step 20/20" in out
 

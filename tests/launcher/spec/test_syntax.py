@@ -29,9 +29,9 @@ def test_a_huge_file_is_not_parsed() -> None:
     "text", ["[" * 500_000, "{a: " * 200_000, "- " * 400_000, "? " * 400_000, "a: [" + "1," * 300_000, "a: &a [1]\n" * 80_000]
 )
 def test_hostile_text_is_refused_at_once(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()  # not what others on a busy machine take
     assert problem(text.encode()).remedy
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_without_libyaml_errors_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ It is a process of its own because devices are divided before TensorFlow starts.
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def main() -> None:
+    from trainer import quiet
+
+    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401, ICN001
+
     import numpy as np
 
     from tests.trainer.engine.small import Small, small_job
@@ -42,7 +49,26 @@ def main() -> None:
             session.run(STEPS)
         weights = [[np.asarray(v.value) for v in session.model.trainable_variables] for session in sessions]
         report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
+    report["resumed"] = resumed(names)
     print(json.dumps(report), flush=True)
+
+
+def resumed(names: list[str]) -> float:
+    """Return how far the rate is from what it was built with, after a resume from a checkpoint of a run whose rate fell."""
+    from tests.trainer.engine.small import Small, small_job
+    from trainer.engine import compute
+    from trainer.engine.checkpoints import Checkpoints
+    from trainer.engine.mirrored import MirroredSession
+
+    before = compute.build(Small({}), small_job(learning_rate={"schedule": "exponential", "decay_steps": 1}))
+    session = MirroredSession(Small({}), small_job(steps=STEPS, batch_size=BATCH), names)
+    with tempfile.TemporaryDirectory() as directory:
+        Checkpoints(Path(directory), before.model, before.optimizer, keep=1).save(5)
+        restored = Checkpoints(Path(directory), session.model, session.optimizer, keep=1).restore(lambda _: None)
+    assert restored is not None
+    session.push(restored.step)
+    session.run(1)
+    return abs(float(session.optimizer.learning_rate.numpy()) - 0.05)
 
 
 if __name__ == "__main__":

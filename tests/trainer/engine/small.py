@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -27,7 +28,7 @@ def small_job(seed: int = 0, **train: Any) -> Job:
 class Small:
     """Points [batch, 4] to logits [batch, 2].
 
-    `params`: optimizer (a Keras name, or AveragedSGD), dropout, normalised; slow, the seconds that each batch of the held-out set takes.
+    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, normalised; slow, the seconds that each batch of the held-out set takes.
     """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
@@ -38,7 +39,7 @@ class Small:
         assert data == "synthetic"
 
     def model(self) -> keras.Model:
-        layers: list[Any] = [keras.Input((4,)), keras.layers.Dense(8, activation="relu")]
+        layers: list[Any] = [keras.Input((4,)), keras.layers.Dense(8, activation=self._params.get("activation", "relu"))]
         if self._params.get("normalised"):
             layers.append(keras.layers.BatchNormalization())
         if self._params.get("dropout"):
@@ -77,13 +78,17 @@ def _slowly(inputs: Any, seconds: float) -> Any:
 class Delayed(Small):
     """Waits for each batch as if it were computed for `seconds`, on the last of several readers `slower` times as long.
 
-    A dataset sleeps, so that it does so in workers, which run no Python.
+    Where `params` name a file, `hurry`, that exists when the data is made, nothing waits. A dataset sleeps, so that it does so in
+    workers, which run no Python.
     """
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         index, count = tf.cast(shard.index, tf.int64), tf.cast(shard.count, tf.int64)
         factor = tf.where((index == count - 1) & (count > 1), tf.constant(int(self._params["slower"]), tf.int64), 1)
         data = super().train_data(shard)
+        hurry = self._params.get("hurry")
+        if hurry and Path(hurry).exists():
+            return data
         asleep = gen_experimental_dataset_ops.sleep_dataset(
             data._variant_tensor,
             factor * int(self._params["seconds"] * 1e6),
@@ -109,3 +114,24 @@ class Ending(Small):
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         data = super().train_data(shard).take(5)
         return data.filter(lambda *_: True) if self._params.get("unknown") else data
+
+
+class Poisoned(Small):
+    """Gives one reader, the last of several, inputs that are no numbers from its batch `bad` on, counted from 0, or `once` alone.
+
+    The loss is then none either with the activation tanh; relu makes 0 of it, and the gradients alone are not finite.
+    """
+
+    def train_data(self, shard: Shard) -> tf.data.Dataset:
+        first, last, once = (
+            self._params["bad"],
+            tf.cast(shard.index, tf.int64) == tf.cast(shard.count, tf.int64) - 1,
+            self._params.get("once", False),
+        )
+
+        def spoilt(place: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            place += tf.cast(shard.start, tf.int64)
+            bad = last & ((place == first) if once else (place >= first))
+            return tf.where(bad, np.nan, batch[0]), batch[1]
+
+        return super().train_data(shard).enumerate().map(spoilt)

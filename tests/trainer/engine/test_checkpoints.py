@@ -1,17 +1,19 @@
 """Checkpoints that are complete, kept in number, and never lost for another model's."""
 
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from tests.trainer.engine.small import Small, small_job
-from trainer.engine import compute
+from trainer.engine import compute, schedules
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 
 
-def built(**params: object) -> compute.Built:
-    return compute.build(Small(params), small_job(1))
+def built(train: dict[str, Any] | None = None, **params: object) -> compute.Built:
+    return compute.build(Small(params), small_job(1, **(train or {})))
 
 
 def checkpoints(directory: Path, state: compute.Built, keep: int = 3) -> Checkpoints:
@@ -29,6 +31,72 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert restored.step == 40
     np.testing.assert_array_equal(second.model.trainable_variables[0].numpy(), np.full((4, 8), 7.0))
     assert int(second.optimizer.iterations.numpy()) == 42
+
+
+def rate(value: float) -> dict[str, Any]:
+    return {"arguments": {"learning_rate": value}}
+
+
+SCHEDULE = {"learning_rate": {"initial": 0.5, "schedule": "exponential", "decay_steps": 10}}
+
+
+def test_a_lowered_rate_goes_on_where_the_optimizer_is_built_with_the_same(tmp_path: Path) -> None:
+    first = built(**rate(0.001))
+    saved = checkpoints(tmp_path, first)
+    first.optimizer.learning_rate = 0.00025  # as ReduceLROnPlateau does
+    saved.save(50)
+    for step in (50, 60):  # and is told from one that is built from a resume on
+        again = built(**rate(0.001))
+        resumed = checkpoints(tmp_path, again)
+        resumed.restore(pytest.fail)
+        assert float(again.optimizer.learning_rate.numpy()) == pytest.approx(0.00025)
+        resumed.save(step)
+
+
+def test_another_rate_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None:
+    first = built(**rate(0.001))
+    saved = checkpoints(tmp_path, first)
+    first.optimizer.learning_rate = 0.00025
+    first.optimizer.iterations.assign(50)
+    saved.save(50)
+    told: list[str] = []
+    again = built(**rate(1e-12))
+    resumed = checkpoints(tmp_path, again)
+    resumed.restore(told.append)
+    assert told == ["learning rate 0.001 -> 1e-12 from step 50"]
+    assert float(again.optimizer.learning_rate.numpy()) == pytest.approx(1e-12)
+    assert int(again.optimizer.iterations.numpy()) == 50
+    resumed.save(60)
+    checkpoints(tmp_path, built(**rate(1e-12))).restore(pytest.fail)
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    "before, after, words, resumes_with",
+    [
+        ({}, SCHEDULE, "0.05 -> exponential(decay_steps=10, initial=0.5)", 0.5 * 0.1**5),
+        (SCHEDULE, {}, "exponential(decay_steps=10, initial=0.5) -> 0.05", 0.05),
+        (SCHEDULE, {"learning_rate": {**SCHEDULE["learning_rate"], "initial": 0.4}}, None, 0.4 * 0.1**5),
+    ],
+    ids=["to a schedule", "to a constant", "to another schedule"],
+)
+def test_a_rate_may_become_a_schedule_and_the_reverse(
+    precision: str, before: dict[str, Any], after: dict[str, Any], words: str | None, resumes_with: float, tmp_path: Path
+) -> None:
+    first = built({"precision": precision, **before})
+    inner = getattr(first.optimizer, "inner_optimizer", first.optimizer)
+    for place, slot in enumerate(inner._momentums):
+        slot.assign(np.full(slot.shape, place))
+    inner.iterations.assign(50)
+    checkpoints(tmp_path, first).save(50)
+    second, told = built({"precision": precision, **after}), list[str]()
+    checkpoints(tmp_path, second).restore(told.append)
+    words = words or "exponential(decay_steps=10, initial=0.5) -> exponential(decay_steps=10, initial=0.4)"
+    assert told == [f"learning rate {words} from step 50"]
+    inner = getattr(second.optimizer, "inner_optimizer", second.optimizer)
+    assert int(inner.iterations.numpy()) == 50
+    assert [float(slot.numpy().flat[0]) for slot in inner._momentums] == [0.0, 1.0, 2.0, 3.0]
+    assert float(second.optimizer.learning_rate) == pytest.approx(resumes_with)
 
 
 def test_the_newest_few_are_kept(tmp_path: Path) -> None:
@@ -96,3 +164,56 @@ def test_checkpoints_are_found_without_the_file_that_names_them(tmp_path: Path, 
 def test_an_empty_file_of_names_alone_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").touch()
     assert checkpoints(tmp_path, built()).restore(pytest.fail) is None
+
+
+class Compiled(Small):
+    """Compiles its model, as users do: the model has the optimizer, too."""
+
+    def model(self) -> keras.Model:
+        self.compiled = super().model()
+        self.compiled.compile(super().optimizer(), "mse")
+        return self.compiled
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        return self.compiled.optimizer
+
+
+@pytest.mark.parametrize("change", [SCHEDULE, {"gradients": {"clip_norm": 1.0}}, {"learning_rate": {"initial": 0.01}}])
+def test_a_compiled_model_resumes_with_another_rate_or_with_clipping(change: dict[str, Any], tmp_path: Path) -> None:
+    for params, step in (({}, 50), ({"schedule": True}, 60)):
+        first = compute.build(Compiled(params), small_job(1))
+        first.optimizer.iterations.assign(step)
+        checkpoints(tmp_path, first).save(step)
+        again = compute.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
+        checkpoints(tmp_path, again).restore(lambda _: None)
+        assert int(again.optimizer.iterations.numpy()) == step
+
+
+class Closed(keras.optimizers.SGD):
+    """Cannot be made again from what it tells of itself."""
+
+    def __init__(self, rate: Any) -> None:
+        super().__init__(rate)
+
+
+def test_an_optimizer_that_cannot_be_made_again_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    class Owned(Small):
+        def optimizer(self) -> keras.optimizers.Optimizer:
+            decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+            return Closed(decay if self._params else 0.1)
+
+    checkpoints(tmp_path, compute.build(Owned({}), small_job(1))).save(10)
+    with pytest.raises(CheckpointError, match="with a constant learning rate before, and Closed cannot be made again"):
+        checkpoints(tmp_path, compute.build(Owned({"schedule": True}), small_job(1))).restore(pytest.fail)
+
+
+def test_schedules_within_a_schedule_are_told_by_their_values() -> None:
+    class Warm(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step: Any) -> Any:
+            return step
+
+        def get_config(self) -> dict[str, Any]:
+            return {"then": keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)}
+
+    told = schedules.described(keras.optimizers.SGD(Warm()))
+    assert told == "Warm(then=ExponentialDecay(decay_rate=0.5, decay_steps=10, initial_learning_rate=0.1, staircase=False))"

@@ -5,15 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.trainer.engine.small import Small
+from tests.trainer.engine.small import Poisoned, Small
 from trainer.engine import loop, record
 from trainer.engine.checkpoints import CheckpointError
 from trainer.engine.job import Job, job
 from trainer.engine.local import LocalSession
 from trainer.engine.ring import Ring
+from trainer.engine.session import DivergedError, Progress
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 
@@ -48,12 +51,18 @@ def settings(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train:
 
 
 def train(
-    run_dir: Path, steps: int, params: dict[str, Any] | None = None, stop_after: int | None = None, **changes: Any
+    run_dir: Path,
+    steps: int,
+    params: dict[str, Any] | None = None,
+    stop_after: int | None = None,
+    kind: type[LocalSession] = LocalSession,
+    data: type[Small] = Small,
+    **changes: Any,
 ) -> tuple[Any, Any, Output]:
     """Train in this process; returns session, outcome and what was reported."""
-    workload = Small({"dropout": True, "normalised": True} if params is None else params)
+    workload = data({"dropout": True, "normalised": True} if params is None else params)
     chosen = settings(run_dir, steps, **changes)
-    session = LocalSession(workload, chosen, Ring())
+    session = kind(workload, chosen, Ring())
     output = Output()
     stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
     outcome = loop.run(session, workload, chosen, Reporter("chief", output), stopped)
@@ -91,6 +100,33 @@ def test_checkpoints_and_evaluations_come_when_they_are_due(tmp_path: Path) -> N
     assert kept["metrics"] == pytest.approx(outcome.metrics)
     assert list(tmp_path.glob("logs/train/events*"))
     assert list(tmp_path.glob("logs/eval/events*"))
+
+
+class Ahead(LocalSession):
+    """As sessions with servers are: `settle` waits for steps that are under way, and the next `run` tells of them."""
+
+    _under_way = 0
+    _settled: Progress | None = None
+
+    def settle(self) -> None:
+        if self._under_way:
+            self._settled = super().run(self._under_way)
+            self._under_way = 0
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            return settled
+        self._under_way = min(12, 60 - self.step - steps)
+        return super().run(steps, stop=stop, finish=finish, next_steps=next_steps)
+
+
+def test_no_step_is_saved_twice_where_a_save_waited_for_more_steps(tmp_path: Path) -> None:
+    _, _, output = train(tmp_path, 60, kind=Ahead)
+    saved = [event["step"] for event in output.events("checkpoint")]
+    assert saved == sorted(set(saved))
+    assert saved[0] == 22
+    assert saved[-1] == 60
 
 
 def test_progress_is_told_each_time_so_many_steps_are_done(tmp_path: Path) -> None:
@@ -144,3 +180,93 @@ def test_another_models_checkpoints_end_the_run_before_anything_is_written(tmp_p
     with pytest.raises(CheckpointError, match="of another model"):
         train(tmp_path, 40, params={"normalised": True})
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before
+
+
+def finite_checkpoints(run_dir: Path) -> list[int]:
+    """Return the steps of the checkpoints, after a look whether their weights are finite."""
+    steps = []
+    for path in sorted(run_dir.glob("checkpoints/ckpt-*.index")):
+        saved = tf.train.load_checkpoint(str(path.with_suffix("")))
+        kinds = saved.get_variable_to_dtype_map()
+        names = [name for name, kind in kinds.items() if kind.is_floating]
+        assert len(names) >= 4
+        assert all(np.isfinite(saved.get_tensor(name)).all() for name in names), path
+        steps.append(int(path.stem.removeprefix("ckpt-")))
+    return steps
+
+
+BAD = {"bad": 24, "activation": "tanh"}
+
+
+class Rooted(Small):
+    """Has a loss that is finite and gradients that are not."""
+
+    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        return super().loss(targets, outputs) + tf.reduce_sum(tf.sqrt(outputs * 0.0))
+
+
+@pytest.mark.parametrize("together", [1, 7])
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(together: int, tmp_path: Path) -> None:
+    told = r"the loss of chief is nan or infinite at step 25; lower the learning rate, .* `train.on_nan: warn` trains on"
+    with pytest.raises(DivergedError, match=told):
+        train(tmp_path, 60, BAD, data=Poisoned, steps_per_execution=together)
+    assert finite_checkpoints(tmp_path) == [10, 20]
+
+
+def test_weights_that_are_not_finite_are_not_saved_though_the_loss_is(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"the weights are not finite at step 30, .*kernel for one, and are not saved; lower"):
+        train(tmp_path, 60, {"bad": 24}, data=Poisoned)
+    assert finite_checkpoints(tmp_path) == [10, 20]
+
+
+def test_with_on_nan_warn_training_goes_on_and_what_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 60, BAD, data=Poisoned, on_nan="warn")
+    assert (outcome.step, outcome.finished) == (60, True)
+    (notice,) = output.events("notice")
+    assert notice["message"].startswith("the loss of chief is nan or infinite at step 25; train.on_nan is warn")
+    assert finite_checkpoints(tmp_path) == [10, 20]
+    assert output.events("progress")[-1]["loss"] is None
+    _, _, resumed = train(tmp_path, 40, {}, on_nan="warn")
+    assert [event["step"] for event in resumed.events("restored")] == [20]
+
+
+def test_mixed_float16_leaves_out_a_step_until_its_loss_scale_is_used_up(tmp_path: Path) -> None:
+    once, half = {**BAD, "once": True}, "mixed_float16"
+    session, outcome, _ = train(tmp_path / "once", 60, once, data=Poisoned, precision=half)
+    assert outcome.step == 60
+    assert float(session.optimizer.dynamic_scale.numpy()) == 2**14
+    with pytest.raises(DivergedError, match="the loss of chief is nan or infinite at step"):
+        train(tmp_path / "on", 60, BAD, data=Poisoned, precision=half)
+    assert max(finite_checkpoints(tmp_path / "on")) >= 30  # halved 15 times from 2^15
+    with pytest.raises(DivergedError, match=r"the loss scale has fallen to .* nothing is learned"):  # the gradients alone are not finite
+        train(tmp_path / "hidden", 60, {}, data=Rooted, precision=half)
+    with pytest.raises(DivergedError, match="the loss of chief is nan or infinite at step 13"):
+        train(tmp_path / "accumulated", 60, once, data=Poisoned, gradients={"accumulate": 2}, precision=half)
+
+
+class Mask(keras.layers.Layer):
+    """Has a weight that is infinite from the start, and is not trained."""
+
+    def build(self, _: Any) -> None:
+        self.add_weight(shape=(), initializer=keras.initializers.Constant(np.inf), trainable=False, name="mask")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+class Masked(Small):
+    """Has such a layer last."""
+
+    def model(self) -> keras.Model:
+        return keras.Sequential([keras.Input((4,)), *super().model().layers, Mask()])
+
+
+def test_a_weight_that_is_infinite_by_design_is_no_fault(tmp_path: Path) -> None:
+    _, outcome, _ = train(tmp_path, 20, {}, data=Masked)
+    assert outcome.step == 20
+
+
+def test_a_model_that_is_not_finite_is_not_exported(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 60, {"bad": 24}, data=Poisoned, on_nan="warn", export={"metric": "accuracy", "formats": ["keras"]})
+    assert outcome.step == 60
+    assert [event["step"] for event in output.events("exported")] == [20]

@@ -25,3 +25,7 @@ def differences() -> dict[str, float]:
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_two_devices_are_one_with_the_double_batch(differences: dict[str, float], case: str) -> None:
     assert differences[case] < TOLERANCE.get(case, 2e-5)
+
+
+def test_a_rate_that_fell_may_become_a_constant_on_resume(differences: dict[str, float]) -> None:
+    assert differences["resumed"] < 1e-6

@@ -26,11 +26,20 @@ def told(task: Task) -> dict[str, Any]:
 
 def test_only_looks_of_one_silence_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "_answers", lambda _task: False)
-    monkeypatch.setattr(probing, "_SAME_SILENCE", 0.5)
-    probe = probing.Probe(["worker-0"])
-    assert [probe({0}) for _ in range(29)] == [True] * 29
-    time.sleep(1)  # steps went on
-    assert [probe({0}) for _ in range(30)] == [True] * 29 + [False]
+    now = [1000.0]
+
+    def looks(number: int) -> list[bool]:
+        """Look so many times, two seconds after each other."""
+        found = []
+        for _ in range(number):
+            now[0] += 2
+            found.append(probe({0}))
+        return found
+
+    probe = probing.Probe(["worker-0"], lambda: now[0])
+    assert looks(29) == [True] * 29
+    now[0] += 10  # steps went on
+    assert looks(30) == [True] * 29 + [False]
 
 
 @pytest.mark.slow

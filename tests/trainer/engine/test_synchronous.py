@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,26 +14,42 @@ import pytest
 
 from tests.trainer.engine.drive_synchronous import CASES, ROUNDS, SLOWER, STEP_SECONDS, WORKERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the driver starts seven processes and traces a dozen functions
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the driver starts seven processes and traces a dozen functions
 
 DRIVER = Path(__file__).with_name("drive_synchronous.py")
 
 
+# gRPC tells of some connections that break at a kill without the task. TensorFlow's coordinator knows a lost worker by its name in the text:
+# then the chief ends with PeerLostError, as its parent would restart it, and the driver, which has no parent, starts once more.
+_UNNAMED = re.compile(r"^trainer\.engine\.session\.PeerLostError: (recvmsg:Connection reset by peer|Socket closed)$", re.MULTILINE)
+_ATTEMPTS = 3
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    scratch = tmp_path_factory.mktemp("servers")
+    for _ in range(_ATTEMPTS):
+        written, errors = driven(tmp_path_factory.mktemp("servers"))
+        if written or not _UNNAMED.search(errors):
+            break
+    assert written, errors[-3000:]
+    result = json.loads(written.splitlines()[-1])
+    assert isinstance(result, dict)
+    return result
+
+
+def driven(scratch: Path) -> tuple[str, str]:
+    """Run the driver; return what it wrote to stdout and to stderr."""
     errors = scratch / "stderr"
     command = [sys.executable, str(DRIVER), str(scratch)]
     with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, process_group=0) as driver:
         try:
             written, _ = driver.communicate(timeout=380)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the driver has not ended within 380 s:\n{errors.read_text()[-3000:]}")
         finally:
             with contextlib.suppress(ProcessLookupError):  # it ends by itself when all goes well
                 os.killpg(driver.pid, signal.SIGKILL)
-    assert written, errors.read_text()[-3000:]
-    result = json.loads(written.splitlines()[-1])
-    assert isinstance(result, dict)
-    return result
+    return written, errors.read_text()
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
@@ -50,10 +67,11 @@ def test_no_gradient_is_dropped_where_all_are_needed(report: dict[str, Any]) -> 
     assert {case["dropped"] for case in report["cases"].values()} == {0}
 
 
-def test_a_round_is_not_slower_with_a_back_up_that_is_ten_times_slower(report: dict[str, Any]) -> None:
-    """`make bench` aims at 1.1 times at most, in its group backup: a machine that is busy with other tests gets more. Waiting would be tenfold."""
-    seconds = report["seconds"]
-    assert seconds["one slower"] <= 2 * max(seconds["alike"], seconds["alike again"])
+def test_a_round_does_not_wait_for_a_back_up_that_is_ten_times_slower(report: dict[str, Any]) -> None:
+    """Of 70 rounds it takes part in the few that it can; waiting for it, each would have its gradient. `make bench` has the times."""
+    steps = report["steps one slower"]
+    assert 1 <= steps["worker-3"] < 60
+    assert min(count for worker, count in steps.items() if worker != "worker-3") > steps["worker-3"]
 
 
 def test_gradients_beyond_the_needed_ones_are_dropped_and_counted(report: dict[str, Any]) -> None:

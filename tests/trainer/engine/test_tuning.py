@@ -33,12 +33,6 @@ def difference(one: LocalSession, other: LocalSession) -> float:
     return max(float(np.max(np.abs(a - b))) for a, b in zip(weights(one), weights(other), strict=True))
 
 
-@pytest.fixture(autouse=True)
-def own_policy() -> Any:
-    yield
-    keras.config.set_dtype_policy("float32")
-
-
 RATES: list[tuple[dict[str, Any], dict[int, float]]] = [
     ({"schedule": "constant", "initial": 0.3}, {0: 0.3, 99: 0.3}),
     ({"schedule": "constant", "initial": 0.3, "warmup_steps": 10}, {0: 0.03, 4: 0.15, 10: 0.3, 99: 0.3}),

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.trainer.conftest import Ports
-from trainer.engine import watching
 from trainer.engine.watching import Watch, unreachable
 from trainer.exit_codes import ExitCode
+
+SAY_EVERY = 0.3  # seconds
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Left:
 @contextmanager
 def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
-    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, patience=0.5)
+    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, patience=0.5, ask_every=0.1, say_every=SAY_EVERY)
     watch.start()
     if there:
         watch.all_there()
@@ -60,7 +61,7 @@ def test_a_server_that_was_never_there_is_awaited_and_one_that_was_is_not(ports:
     late, lost = ports.address(), ports.address()
     ports.listen(lost)
     with watched({"worker-0": late, "worker-1": lost}, left, there=False) as alive:
-        assert not left.told.wait(watching._SAY_EVERY + 1)
+        assert not left.told.wait(3 * SAY_EVERY)
         assert alive == []  # nothing runs yet
         ports.close(lost)
         assert left.told.wait(30)
@@ -72,8 +73,10 @@ def test_servers_that_answer_are_left_alone(ports: Ports) -> None:
     here = ports.address()
     ports.listen(here)
     with watched({"worker-0": here}, left) as alive:
-        assert not left.told.wait(watching._SAY_EVERY + 1)
-        assert alive
+        deadline = time.monotonic() + 30
+        while len(alive) < 3 and not left.said:  # twice as long as the patience with a silent one
+            assert time.monotonic() < deadline, f"run.json said {len(alive)} times that the run is alive"
+            time.sleep(0.02)
     assert left.said == []
 
 

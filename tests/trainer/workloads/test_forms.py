@@ -20,6 +20,7 @@ TOLD = {
     "compiled:model": {"loss", "accuracy", "auc"},
     "compiled:random": {"loss", "binary_accuracy"},
     "outputs:model": {"loss", "sign_accuracy", "total_mae"},
+    "subclassed:model": {"loss", "mae"},
     "functions:two": {"loss", "accuracy"},
     "functions:three": {"loss", "accuracy"},
     "functions:four": {"loss", "accuracy"},

@@ -65,9 +65,8 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
         (lambda: (np.zeros(2), 3), "a single number"),
         (lambda: tf.data.Dataset.range(3), "gives a Dataset of TensorSpec.*; expected"),
         (lambda missing: missing, r"takes 'missing', and nothing gives it\. Set train\.params\.missing"),
-        (lambda: examples(4).batch(2), "gives batches"),
     ],
-    ids=["none", "one", "lengths", "empty", "objects", "ragged", "number", "spec", "argument", "batches"],
+    ids=["none", "one", "lengths", "empty", "objects", "ragged", "number", "spec", "argument"],
 )
 def test_what_is_wrong_is_said(source: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
@@ -103,3 +102,9 @@ def test_a_dataset_is_made_in_a_graph_for_workers() -> None:
     made = on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
     drawn = [next(iter(made(tf.constant(i, tf.int64), tf.constant(0, tf.int64))))[1].numpy() for i in range(2)]
     assert sorted(np.concatenate(drawn)) == [n * 3 for n in range(10)]
+
+
+def test_a_dataset_of_batches_is_taken_apart_and_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    batch = next(iter(data(lambda: examples(6).batch(2)).batches(Shard(3, seed=0))))
+    assert tf.nest.flatten(batch)[0].shape[0] == 3
+    assert capsys.readouterr().out.startswith("train_data of mine:model: <lambda>")

@@ -103,6 +103,14 @@ def test_the_task_that_failed_first_is_to_blame_and_none_that_ended_for_its_sake
     assert told.reason == "worker-2, attempt 1: OOMKilled: it took more memory than its limit; raise the role's `memory`"
 
 
+@pytest.mark.parametrize("role, task", [("worker", "worker-11"), ("chief", "chief")])
+def test_a_job_whose_pods_have_expired_still_names_the_task_and_its_exit_code(role: str, task: str) -> None:
+    index = 11 if role == "worker" else 0
+    message = f"Container trainer for pod team/digits-{role}-{index}-ctrt4 failed with exit code 2 matching FailJob rule at index 1"
+    told = status(Seen("digits", [job(role, 12, failed("PodFailurePolicy", "2026-01-01T00:08:00Z") | {"message": message})]), NOW)
+    assert (told.state, told.reason) == (State.FAILED, f"{task}: exit code 2")
+
+
 def test_a_run_whose_deadline_has_passed_says_so_whatever_its_tasks_ended_with() -> None:
     late = [job(role, 1, failed("DeadlineExceeded", "2026-01-01T00:08:00Z")) for role in ("chief", "worker")]
     told = status(Seen("digits", late, [ended("chief", 143), ended("worker", 1)]), NOW)

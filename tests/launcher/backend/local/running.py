@@ -61,9 +61,9 @@ class Runs:
         self.backend.start(plan, {"name": plan.name}, detach=detach)
         return plan.name
 
-    def wait(self, name: str = "run", seconds: float = 15) -> RunStatus:
+    def wait(self, name: str = "run", seconds: float = 60) -> RunStatus:
         """Return the run's status once it has ended."""
-        until(lambda: self.backend.status(name).state in ENDED, seconds)
+        self.until("the run to end", lambda: self.backend.status(name).state in ENDED, name, seconds)
         return self.backend.status(name)
 
     def lines(self, name: str = "run", task: str = "chief") -> list[str]:
@@ -73,7 +73,22 @@ class Runs:
 
     def until_line(self, text: str, name: str = "run", task: str = "chief") -> None:
         """Wait until a task has written a line."""
-        until(lambda: text in self.lines(name, task))
+        self.until(f"{task} to write {text!r}", lambda: text in self.lines(name, task), name)
+
+    def until(self, what: str, condition: Callable[[], bool], name: str = "run", seconds: float = 60) -> None:
+        """Wait until something holds; fail, and tell the state of the run and what its tasks wrote last, when it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}: {self._last(name)}"
+            time.sleep(0.03)
+
+    def _last(self, name: str) -> str:
+        """Return the state of a run and of its tasks, with their last lines."""
+        status = self.backend.status(name)
+        tasks = [
+            f"{task.name} is {task.state}, {task.reason or 'for no reason'}: {self.lines(name, task.name)[-5:]}" for task in status.tasks
+        ]
+        return "\n".join([f"{name} is {status.state}, {status.reason or 'for no reason'}; processes {self.processes(name)}", *tasks])
 
     def layout(self, name: str = "run") -> Layout:
         """Return where the run keeps its files."""
@@ -89,7 +104,7 @@ class Runs:
     def processes(self, name: str = "run") -> list[int]:
         """Return every process that was started for the run, wherever it went, the supervisor not among them."""
         mine = str(self.directory / name)
-        return [pid for pid in processes._running() if processes._session_of(pid) is not None and processes.belongs(pid, run_dir=mine)]
+        return [pid for pid in processes._running() if processes.session_of(pid) is not None and processes.belongs(pid, run_dir=mine)]
 
 
 def _task(name: str, text: str, place: int, *, scope: Scope, max_restarts: int, env: dict[str, str], supervised: bool) -> Task:
@@ -108,11 +123,3 @@ def _task(name: str, text: str, place: int, *, scope: Scope, max_restarts: int, 
         restart=RestartRule(scope, max_restarts),
         mounts_run_dir=True,
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 15) -> None:
-    """Wait until something holds; fail when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.03)

@@ -12,7 +12,7 @@ import pytest
 from launcher.backend.local import processes
 from launcher.backend.model import State
 from launcher.errors import UsageError
-from tests.launcher.backend.local.running import FOREVER, SAVES, Runs, event, until
+from tests.launcher.backend.local.running import FOREVER, SAVES, Runs, event
 
 
 def test_a_run_succeeds_when_its_chief_does_and_the_servers_end_with_it(runs: Runs) -> None:
@@ -121,24 +121,24 @@ def test_the_deadline_ends_a_run(runs: Runs) -> None:
 def test_training_that_never_starts_fails_and_says_who_waits_for_whom(runs: Runs) -> None:
     waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}})}
-    runs.start({"chief": waiting + "time.sleep(60)"}, start_timeout=4.0, env=env)
-    until(lambda: runs.backend.status("run").tasks[0].reason == "waiting for ps-0")
+    runs.start({"chief": waiting + "time.sleep(60)"}, start_timeout=8.0, env=env)
+    runs.until("chief to wait for ps-0", lambda: runs.backend.status("run").tasks[0].reason == "waiting for ps-0")
     assert runs.backend.status("run").state == State.PENDING
     ended = runs.wait()
     assert ended.state == State.FAILED
-    assert "start timeout of 4 s: chief is waiting for ps-0" in ended.reason
+    assert "start timeout of 8 s: chief is waiting for ps-0" in ended.reason
 
 
 def test_a_peer_that_is_missed_once_training_is_ready_is_there(runs: Runs) -> None:
     waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
     runs.start({"chief": event("ready", seconds=1) + waiting + event("restored", step=7) + waiting + "print('told')\ntime.sleep(60)"})
-    until(lambda: any(line.startswith("told") for line in runs.lines()))
+    runs.until_line("told")
     assert runs.backend.status("run").tasks[0].state == State.RUNNING
 
 
 def test_training_that_has_started_is_not_timed_out(runs: Runs) -> None:
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}})}
-    runs.start({"chief": event("ready", seconds=1) + "time.sleep(3.5)"}, start_timeout=3.0, env=env)
+    runs.start({"chief": event("ready", seconds=1) + "time.sleep(6.5)"}, start_timeout=6.0, env=env)
     assert runs.wait().state == State.SUCCEEDED
 
 
@@ -192,13 +192,11 @@ server.accept()[0].sendall(b'chief')
 
 
 def test_fifty_tasks(runs: Runs) -> None:
-    began = time.time()
-    runs.start({"chief": "time.sleep(2)"} | {f"worker-{index}": FOREVER for index in range(49)})
+    runs.start({"chief": FOREVER} | {f"worker-{index}": FOREVER for index in range(49)})
     assert len({task.address for task in runs.backend.status("run").tasks}) == 50
     assert len(runs.processes()) >= 45
     runs.backend.stop("run", now=True)
     assert runs.processes() == []
-    assert time.time() - began < 15
 
 
 def test_the_supervisor_needs_neither_tensorflow_nor_what_draws_on_terminals(runs: Runs) -> None:

@@ -15,13 +15,13 @@ from launcher.backend.local import leftovers, processes
 from launcher.backend.model import State
 from launcher.errors import LauncherError
 from launcher.plan.models import Plan
-from tests.launcher.backend.local.running import FOREVER, SAVES, STUBBORN, Runs, event, until
+from tests.launcher.backend.local.running import FOREVER, SAVES, STUBBORN, Runs, event
 
 
 def test_what_a_task_leaves_behind_is_gone_before_it_is_started_again(runs: Runs) -> None:
     child = "import time; time.sleep(60)"
     runs.start({"chief": f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid); sys.exit(1)"}, max_restarts=1)
-    until(lambda: runs.backend.status("run").tasks[0].state == State.RESTARTING)
+    runs.until("chief to be restarted", lambda: runs.backend.status("run").tasks[0].state == State.RESTARTING)
     assert processes.identify(int(runs.lines()[0])) is None
     runs.backend.stop("run")
 
@@ -34,7 +34,7 @@ def test_a_killed_supervisor_leaves_nothing_and_the_run_can_be_started_again(run
     runs.until_line("up", task="ps-0")
     assert len(runs.processes()) >= 4
     os.kill(runs.supervisor(), signal.SIGKILL)
-    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     assert "supervisor was killed" in runs.backend.status("run").reason
     runs.backend.stop("run")  # waits for those that save, kills the stubborn
     assert runs.processes() == []
@@ -54,7 +54,7 @@ def test_without_its_supervisor_every_task_leaves_by_itself_those_that_save_firs
     for task in programs:
         runs.until_line("up", task=task)
     os.kill(runs.supervisor(), signal.SIGKILL)
-    until(lambda: not runs.processes(), 5)
+    runs.until("all processes to end", lambda: not runs.processes())
     assert runs.backend.status("run").reason == "the launcher's supervisor was killed"
     saved = {task: float((tmp_path / task).read_text()) for task in programs}
     assert saved["chief"] < min(saved["worker-0"], saved["ps-0"])
@@ -65,7 +65,7 @@ def test_starting_again_first_ends_what_a_killed_supervisor_left(runs: Runs) -> 
     runs.until_line("up")
     (pid,) = runs.processes()
     os.kill(runs.supervisor(), signal.SIGKILL)
-    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     assert f"chief (pid {pid})" in runs.backend.status("run").reason
     runs.start({"chief": FOREVER})
     assert pid not in runs.processes()
@@ -77,7 +77,7 @@ def test_what_is_left_is_ended_also_while_another_looks(runs: Runs) -> None:
     runs.start({"chief": STUBBORN}, grace_period=0.1)
     runs.until_line("up")
     os.kill(runs.supervisor(), signal.SIGKILL)
-    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     # As `locks.held` does for a moment.
     lock = os.open(runs.layout().lock, os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -91,7 +91,7 @@ def test_what_cannot_be_ended_is_told_and_not_forgotten(runs: Runs, monkeypatch:
     runs.until_line("up")
     (pid,) = runs.processes()
     os.kill(runs.supervisor(), signal.SIGKILL)
-    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     with monkeypatch.context() as patched:
         patched.setattr(processes, "kill_session", lambda _leader: False)  # as for a process that another user owns
         with pytest.raises(LauncherError, match=rf"cannot be ended: chief \(pid {pid}\)"):
@@ -104,7 +104,7 @@ def test_a_run_in_the_foreground_ends_with_the_launcher_that_waits(runs: Runs, f
     launcher = foreground(runs.plan({"chief": SAVES, "ps-0": FOREVER}))
     runs.until_line("up")
     launcher.kill()
-    ended = runs.wait(seconds=5)
+    ended = runs.wait()
     assert (ended.state, ended.reason) == (State.STOPPED, "the launcher that ran it in the foreground is gone")
     assert any(line.startswith("saved") for line in runs.lines())
     assert runs.processes() == []
@@ -112,7 +112,7 @@ def test_a_run_in_the_foreground_ends_with_the_launcher_that_waits(runs: Runs, f
 
 def test_a_detached_run_outlives_the_launcher_and_its_terminal(runs: Runs) -> None:
     runs.start({"chief": "print(os.getsid(0) == os.getpid()); time.sleep(0.5)"})
-    until(lambda: runs.lines() == ["True"])
+    runs.until("its line", lambda: runs.lines() == ["True"])
     assert os.getsid(runs.supervisor()) != os.getsid(0)
     assert runs.wait().state == State.SUCCEEDED
 
@@ -123,7 +123,7 @@ def test_an_interrupted_run_tells_the_checkpoint_that_its_chief_saved_after_all(
     os.kill(runs.supervisor(), signal.SIGKILL)
     summary = {"step": 47, "steps": 100, "metrics": {"accuracy": 0.5}, "checkpoint": "checkpoints/ckpt-47"}
     runs.layout().summary.write_text(json.dumps(summary))
-    until(lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     status = runs.backend.status("run")
     assert (status.step, status.checkpoint_step, status.metrics) == (47, 47, {"accuracy": 0.5})
     runs.backend.stop("run", now=True)

@@ -5,7 +5,7 @@ import signal
 import time
 
 from launcher.backend.model import State
-from tests.launcher.backend.local.running import SAVES, STUBBORN, Runs, until
+from tests.launcher.backend.local.running import SAVES, STUBBORN, Runs
 
 
 def test_a_stop_lets_the_chief_save_before_the_servers_are_asked(runs: Runs) -> None:
@@ -29,25 +29,23 @@ def test_who_does_not_stop_is_killed_with_all_it_started_after_the_grace_period(
     assert len(runs.processes()) == 2
     began = time.time()
     runs.backend.stop("run")
-    assert 0.5 < time.time() - began < 4
+    assert time.time() - began > 0.5
     assert runs.processes() == []
     assert "did not stop within 0.6 s" in runs.backend.status("run").tasks[0].reason
 
 
 def test_stopping_at_once_kills(runs: Runs) -> None:
-    runs.start({"chief": STUBBORN, "ps-0": STUBBORN}, grace_period=30.0)
+    runs.start({"chief": STUBBORN, "ps-0": STUBBORN}, grace_period=100_000.0)  # nobody waits for that
     runs.until_line("up")
-    began = time.time()
     runs.backend.stop("run", now=True)
-    assert time.time() - began < 3
     assert runs.backend.status("run").state == State.STOPPED
     assert runs.processes() == []
 
 
 def test_a_second_sigterm_to_the_supervisor_kills(runs: Runs) -> None:
-    runs.start({"chief": STUBBORN}, grace_period=30.0)
+    runs.start({"chief": STUBBORN}, grace_period=100_000.0)
     runs.until_line("up")
     os.kill(runs.supervisor(), signal.SIGTERM)
-    until(lambda: runs.backend.status("run").reason == "asked to stop")
+    runs.until("the stop to be heard", lambda: runs.backend.status("run").reason == "asked to stop")
     os.kill(runs.supervisor(), signal.SIGTERM)
-    assert runs.wait(seconds=5).state == State.STOPPED
+    assert runs.wait().state == State.STOPPED

@@ -9,7 +9,7 @@ import pytest
 from launcher.backend.local import locks
 from launcher.backend.model import State
 from launcher.errors import LauncherError, UsageError
-from tests.launcher.backend.local.running import FOREVER, Runs, event, until
+from tests.launcher.backend.local.running import FOREVER, Runs, event
 
 
 def test_progress_events_show_in_the_status(runs: Runs) -> None:
@@ -22,7 +22,7 @@ def test_progress_events_show_in_the_status(runs: Runs) -> None:
         + "time.sleep(60)"
     )
     runs.start({"chief": chief, "worker-0": FOREVER})
-    until(lambda: runs.backend.status("run").metrics == {"accuracy": 0.9})
+    runs.until("the metrics", lambda: runs.backend.status("run").metrics == {"accuracy": 0.9})
     status = runs.backend.status("run")
     assert (status.step, status.steps, status.loss) == (40, 100, 0.5)
     assert status.eta == pytest.approx(6)

@@ -1,0 +1,82 @@
+"""A run that cannot start, takes too long, or fails: it ends, `up` says why, and its nodes are free.
+
+All of them are started at once: each waits most of its time.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import until
+from tests.e2e.kubernetes.launching import UP, Launcher, said_to_its_end
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+
+# One of its tasks fails; each of the others would go on.
+FAILS = (
+    "import json, os, sys, time; role = json.loads(os.environ['TF_CONFIG'])['task']['type']; "
+    "time.sleep(1 if role == 'worker' else 600); print('no such column: label'); sys.exit(2)"
+)
+ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nkubernetes: {tensorboard: false}\n"
+SPECS = {
+    "greedy": "roles: {chief: {gpus: 60}}\ntrain: {workload: mnist_mlp}\nlimits: {start_timeout: 20s}\n",
+    # Its pods have to run before, which takes a while on a busy machine: then the deadline alone can end it.
+    "late": f"image: IMAGE\n{ROLES}limits: {{deadline: 120s, start_timeout: 120s, grace_period: 2s}}\n"
+    "command: [python, -c, 'import time; time.sleep(600)']\n",
+    "broken": f"image: IMAGE\n{ROLES}limits: {{grace_period: 3s}}\ncommand: [python, -c, {json.dumps(FAILS)}]\n",
+}
+
+
+@pytest.fixture(scope="module")
+def ups(launcher: Launcher, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Start all of them, each by an `up` that follows it."""
+    directory, started = tmp_path_factory.mktemp("specs"), {}
+    for name, spec in SPECS.items():
+        file: Path = directory / f"{name}.yaml"
+        file.write_text(f"version: 1\nname: {name}\n{spec.replace('IMAGE', image)}")
+        started[name] = launcher.start("up", str(file))
+    yield started
+    for name, up in started.items():
+        up.kill()
+        up.communicate()
+        launcher("down", name, "--now", "--delete-data", "--yes")
+
+
+def written(up: subprocess.Popen[str]) -> str:
+    """Return what an `up` has written by its end, which is the run's failure."""
+    said = said_to_its_end(up, UP)
+    assert up.returncode == 1, said
+    return said
+
+
+def test_a_run_that_cannot_start_in_time_says_why_and_lets_go(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
+    said = written(ups["greedy"])
+    assert "not started within limits.start_timeout (20 s): chief: " in said
+    assert "insufficient nvidia.com/gpu" in said
+    assert launcher.namespace.objects("Job", "greedy") == []
+    told = launcher.status("greedy")
+    assert told["state"] == "failed"
+    assert "insufficient nvidia.com/gpu" in told["reason"]
+
+
+def test_a_failed_run_names_its_task_and_lets_the_others_go(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
+    namespace, said = launcher.namespace, written(ups["broken"])
+    assert "broken failed" in said
+    assert "worker-0, attempt 1: exit code 2" in said
+    assert "no such column: label" in said
+
+    def at_work() -> list[str]:
+        return [pod["metadata"]["name"] for pod in namespace.pods("broken") if pod["status"]["phase"] == "Running"]
+
+    until(lambda: at_work() == [], 90, "the others to end", at_work)
+    assert "no such column: label" in launcher("logs", "broken", "--role", "worker")
+
+
+def test_a_deadline_that_passes_ends_every_task_and_is_told(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
+    namespace = launcher.namespace
+    assert "limits.deadline has passed" in written(ups["late"])
+    assert "limits.deadline has passed" in launcher.status("late")["reason"]
+    until(lambda: not namespace.pods("late"), 60, "its pods to go", lambda: namespace.describe("late"))

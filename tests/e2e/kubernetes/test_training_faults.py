@@ -1,0 +1,59 @@
+"""Runs of TensorFlow go through faults on a cluster: what TensorFlow does when a peer is killed, or is another one at another address."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import paced, until
+from tests.e2e.kubernetes.faults import ALIKE, ALIVE, Run, going_on
+from tests.e2e.kubernetes.launching import Launcher
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+
+SERVED = """\
+strategy: parameter_server
+roles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}
+kubernetes: {tensorboard: false}
+"""
+
+
+@pytest.fixture(scope="module")
+def trains(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Start a run of parameter servers, once for the tests below."""
+    run = Run(launcher, "trains", ("chief", "worker-0", "worker-1", "ps-0"))
+    run.start(SERVED + paced(every_seconds=2), tmp_path_factory.mktemp("specs") / run.name)
+    run.rests()
+    yield run
+    launcher("down", run.name, "--now", "--delete-data", "--yes")
+
+
+def test_tensorflow_s_all_reduce_goes_on_with_a_worker_at_another_address(launcher: Launcher, tmp_path: Path) -> None:
+    run = Run(launcher, "alike", ("chief", "worker-0"))
+    run.start(ALIKE + paced(every_seconds=2), tmp_path / run.name)
+    run.rests()
+    before = run.pod("worker-0")
+    with going_on((run,), "pod deleted", "worker-0"):
+        run.delete("worker-0")
+        until(lambda: run.replaced("worker-0", before), ALIVE, "another pod of worker-0", run.describe)
+    assert run.pod("worker-0")["status"]["podIP"] != before["status"]["podIP"]
+    launcher("down", run.name, "--now", "--delete-data", "--yes")
+
+
+@pytest.mark.parametrize("task", ["worker-0", "ps-0", "chief"])
+def test_tensorflow_goes_on_when_a_process_was_killed(task: str, trains: Run) -> None:
+    before = trains.pod(task)["metadata"]["uid"]
+    with going_on((trains,), "process killed", task):
+        trains.kill(task)
+    assert trains.pod(task)["metadata"]["uid"] == before
+
+
+def test_tensorflow_goes_on_with_a_ps_and_a_worker_at_other_addresses(trains: Run) -> None:
+    before = {task: trains.pod(task) for task in ("ps-0", "worker-0")}
+    with going_on((trains,), "pods deleted and evicted", *before):
+        trains.delete("ps-0")
+        trains.evict("worker-0")
+        for task, old in before.items():
+            until(lambda task=task, old=old: trains.replaced(task, old), ALIVE, f"another pod of {task}", trains.describe)  # type: ignore[misc]
+    assert all(trains.pod(task)["status"]["podIP"] != old["status"]["podIP"] for task, old in before.items())
+    assert set(trains.launcher.namespace.ends(trains.name).values()) == {""}

@@ -1,0 +1,64 @@
+"""Which run a name means where runs of that name are on several backends: real runs in the directories of two of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.backend.local.backend import LocalBackend
+from launcher.backend.model import Backend, State, Where
+from launcher.cli.backends import _choose, open_run
+from launcher.cli.runs import home, homes, run_names
+from launcher.errors import UsageError
+from tests.launcher.backend.local.running import FOREVER, Runs
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[dict[str, Runs]]:
+    found = {on: Runs(home(tmp_path, on)) for on in ("local", "docker")}
+    yield found
+    for on, runs in found.items():
+        if on in homes(tmp_path, "run"):
+            runs.backend.stop("run", now=True)
+
+
+def choose(places: dict[str, Runs], *, one: bool = False) -> str:
+    backends: dict[str, Backend] = {on: LocalBackend(runs.directory) for on, runs in places.items()}
+    chosen = _choose("run", backends, one=one)
+    return next(on for on, backend in backends.items() if backend is chosen)
+
+
+def test_a_live_run_goes_before_one_that_has_ended_and_then_the_newest(
+    places: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places["local"].start({"chief": FOREVER})
+    places["docker"].start({"chief": "print('done')"})
+    places["docker"].wait()
+    assert homes(tmp_path, "run") == ["local", "docker"]
+    assert run_names(tmp_path) == ["run"]
+    assert choose(places, one=True) == "local"
+    told = "run is on local (running), on docker (succeeded): this is the one on local; --on names another\n"
+    assert capsys.readouterr().err == told
+    places["local"].backend.stop("run", now=True)
+    assert choose(places, one=True) == "docker"
+
+
+def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(places: dict[str, Runs]) -> None:
+    for on in ("docker", "local"):
+        places[on].start({"chief": FOREVER})
+    assert choose(places) == "local"
+    with pytest.raises(UsageError, match="run runs on local and on docker") as refused:
+        choose(places, one=True)
+    assert refused.value.remedy == "say which one is meant: --on local or --on docker"
+
+
+def test_without_a_name_every_run_is_counted_wherever_it_is(places: dict[str, Runs], tmp_path: Path) -> None:
+    places["docker"].start({"chief": "print('done')"}, name="other")
+    places["docker"].wait("other")
+    places["local"].start({"chief": "print('done')"})
+    places["local"].wait()
+    with pytest.raises(UsageError, match="there are 2 runs") as refused:
+        open_run(None, None, tmp_path, Where())
+    assert refused.value.remedy == "say which one: other, run"
+    backend, name = open_run("run", None, tmp_path, Where())
+    assert (name, backend.status(name).state) == ("run", State.SUCCEEDED)

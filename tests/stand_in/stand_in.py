@@ -1,0 +1,385 @@
+"""An engine without TensorFlow: tasks that keep a training process's promises, start in a fifth of a second and compute nothing.
+
+For tests of what surrounds training: a spec names this directory as its `code` and `stand_in:Steps` as its workload (`spec` below).
+A step is a wait of `params.step_seconds`. Tasks connect to each other as the strategy has it, lose each other as TensorFlow's tasks do
+(PeerLostError; a peer that says nothing for `params.silent_seconds` is lost, too), save checkpoints that are files of the right names, go on
+from them, report what the real loop reports, write run.json, and hear a stop. What they do not do is train: no model, no TensorBoard logs, no exports.
+
+Every task listens at its address. A connection carries lines: `ask` is answered by `here`, `end` by `here` and ends a server;
+a follower of multi_worker_mirrored sends `step` or `stop` and gets the step to be at, `stop` or `done`.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.engine import arrival, evaluations, record
+from trainer.engine.job import Job
+from trainer.engine.pace import REPORT_EVERY, Due
+from trainer.engine.session import PeerLostError
+from trainer.exit_codes import ExitCode
+from trainer.loopback import listen
+from trainer.roles import Context
+from trainer.strategies import SERVED
+from trainer.tf_config import split_address
+from trainer.workloads.errors import WorkloadError
+
+HERE = Path(__file__).parent
+_SILENT = 120.0  # seconds, where a spec says nothing else; a peer that is only paused is waited for
+_LOOK_EVERY = 0.05
+_LEAVE_WITHIN = 5.0  # seconds that a leader gives followers to take its last answer and end
+
+
+def spec(steps: int = 1_000_000, step_seconds: float = 0.05, **train: Any) -> dict[str, Any]:
+    """Return the sections `code` and `train` of a spec whose tasks run this engine.
+
+    With `params={"wrong": TEXT}` the workload is one that cannot be used, for that reason.
+    """
+    train["params"] = {"step_seconds": step_seconds} | train.get("params", {})
+    return {"code": str(HERE), "train": {"workload": "stand_in:Steps", "steps": steps, "batch_size": 1} | train}
+
+
+class Steps:
+    """The name of a workload; nobody makes one."""
+
+
+def import_for(_strategy: str, _role: str) -> None:
+    """Import nothing."""
+
+
+def run(context: Context) -> ExitCode:
+    """Do the task's work and return how it ended."""
+    task, job = context.task, context.job
+    if wrong := job.train.params.get("wrong"):
+        raise WorkloadError(str(wrong))
+    if task.role == "evaluator":
+        return _evaluate(context)
+    if job.strategy in SERVED and not task.is_chief:
+        return _serve(context)
+    if not arrival.wait(task, job.strategy, context.port, context.stopped, job.start_timeout):
+        return ExitCode.STOPPED
+    return _lead(context) if task.is_chief else _follow(context)
+
+
+# Connections
+
+
+class _Listener:
+    """Takes connections at a task's address and answers each line by `answer`, on a thread of its own."""
+
+    def __init__(self, address: str | None, answer: Callable[[socket.socket, str], str]) -> None:
+        self._answer = answer
+        if address is not None:
+            socket_ = listen(*split_address(address), backlog=128)
+            threading.Thread(target=self._accept, args=(socket_,), daemon=True).start()
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            connection, _ = listening.accept()
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError), connection.makefile("r") as lines:
+            for line in lines:
+                connection.sendall(f"{self._answer(connection, line.strip())}\n".encode())
+
+
+class _Peer:
+    """A connection to another task. Raises PeerLostError when that is gone."""
+
+    def __init__(self, name: str, address: str, silent: float) -> None:
+        self._name, self._address = name, address
+        try:
+            self._socket = socket.create_connection(split_address(address), timeout=silent)
+        except OSError as error:
+            raise self._lost(error) from error
+        self._lines = self._socket.makefile("r")
+
+    def ask(self, line: str) -> str:
+        """Return the answer to a line."""
+        try:
+            self._socket.sendall(f"{line}\n".encode())
+            if answer := self._lines.readline().strip():
+                return answer
+        except OSError as error:
+            raise self._lost(error) from error
+        raise self._lost("the connection was closed")
+
+    def _lost(self, why: object) -> PeerLostError:
+        return PeerLostError(f"{self._name} ({self._address}) was lost: {why}")
+
+
+@dataclass
+class _Worker:
+    """A worker of parameter servers as its chief sees it: asked for a step again and again, on a thread, and again when it is back."""
+
+    name: str
+    address: str
+    seconds: float
+    silent: float
+    steps: int = 0
+    told: int = 0
+
+    def start(self) -> None:
+        threading.Thread(target=self._drive, daemon=True).start()
+
+    def _drive(self) -> None:
+        while True:
+            with contextlib.suppress(PeerLostError):
+                peer = _Peer(self.name, self.address, self.silent)
+                self.steps = self.told = 0
+                while peer.ask("ask"):
+                    self.steps += 1
+                    time.sleep(self.seconds)
+            time.sleep(0.2)
+
+
+# Roles
+
+
+def _serve(context: Context) -> ExitCode:
+    ended = threading.Event()
+
+    def answer(_connection: socket.socket, line: str) -> str:
+        if line == "end":
+            ended.set()
+        return "here"
+
+    _Listener(context.task.address, answer)
+    while not ended.wait(_LOOK_EVERY):
+        if context.stopped():
+            return ExitCode.STOPPED
+    time.sleep(_LOOK_EVERY)  # the answer is on its way
+    context.report("done", step=None, seconds=time.time() - context.began, metrics={})
+    return ExitCode.DONE
+
+
+def _evaluate(context: Context) -> ExitCode:
+    job, seen, last = context.job, 0, 0
+    heard, updated = time.monotonic(), None
+    while not context.stopped():
+        facts = record.read(job.run_dir)
+        over = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (job.steps, job.spec_digest, "succeeded")
+        steps = _saved(job)
+        if steps and steps[-1] != seen:
+            seen = last = steps[-1]
+            metrics = {"loss": 1 / (1 + seen), "accuracy": 1.0}
+            evaluations.append(job.run_dir, seen, metrics)
+            context.report("evaluated", step=seen, metrics=metrics, seconds=0.0)
+        elif over and seen >= facts.get("step", 0):
+            context.report("done", step=last, seconds=time.time() - context.began, metrics={})
+            return ExitCode.DONE
+        if facts.get("updated") != updated:
+            heard, updated = time.monotonic(), facts.get("updated")
+        elif time.monotonic() - heard > job.orphan_timeout:
+            raise PeerLostError(f"the chief has written nothing to {job.run_dir / 'run.json'} for {job.orphan_timeout:.0f} s")
+        time.sleep(0.2)
+    return ExitCode.STOPPED
+
+
+def _follow(context: Context) -> ExitCode:
+    """Keep in step with the leader of multi_worker_mirrored, and tell it of a stop."""
+    task = context.task
+    _Listener(task.address, lambda _connection, _line: "here")
+    leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silent(context.job))
+    context.report("ready", seconds=time.time() - context.began)
+    due, began, first = Due(context.job.report_every, None if context.job.report_every else REPORT_EVERY), time.monotonic(), 0
+    while True:
+        answer = leader.ask("stop" if context.stopped() else "step")
+        if answer == "stop":
+            return ExitCode.STOPPED
+        if answer == "done":
+            context.report("done", step=context.job.steps, seconds=time.time() - context.began, metrics={})
+            return ExitCode.DONE
+        step = int(answer)
+        first = first or step
+        if due(step):
+            _progress(context, step, (time.monotonic() - began) / (1 + step - first))
+
+
+@dataclass
+class _Barrier:
+    """Has the followers of multi_worker_mirrored wait for each other's step. One that goes away leaves the others without."""
+
+    followers: int
+    silent: float
+    members: set[socket.socket] = field(default_factory=set)
+    arrived: dict[socket.socket, str] = field(default_factory=dict)
+    answer: str = ""
+    round: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def come(self, connection: socket.socket, line: str) -> str:
+        """Say that a follower is there, and return what the leader answers to all."""
+        with self.changed:
+            mine = self.round
+            self.members.add(connection)
+            self.arrived[connection] = line
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.round > mine)
+            return self.answer
+
+    def gather(self, stopped: Callable[[], bool]) -> bool:
+        """Wait for all followers; return whether one of them was asked to stop. Raises PeerLostError."""
+        began = time.monotonic()
+        with self.changed:
+            while len(self.arrived) < self.followers:
+                self.changed.wait(_LOOK_EVERY)
+                if len(self.members) == self.followers and time.monotonic() - began > self.silent:
+                    raise PeerLostError(f"a worker was lost: it has said nothing for {self.silent:.0f} s")
+                if any(_closed(connection) for connection in self.members):
+                    raise PeerLostError("a worker was lost: the connection was closed")
+                if stopped() and not self.arrived and not self.round:
+                    return True  # nobody has come yet
+            return "stop" in self.arrived.values()
+
+    def release(self, answer: str) -> None:
+        """Answer all of them."""
+        with self.changed:
+            self.answer, self.round = answer, self.round + 1
+            self.arrived.clear()
+            self.changed.notify_all()
+
+    def empty(self) -> None:
+        """Wait until all followers have left with the last answer; a follower that hangs does not keep the leader."""
+        until = time.monotonic() + _LEAVE_WITHIN
+        while time.monotonic() < until and not all(_closed(connection) for connection in list(self.members)):
+            time.sleep(_LOOK_EVERY)
+
+
+def _closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+class _Chief:
+    """Does the chief's work between steps: reports, saves and writes run.json."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self.job = context, context.job
+        facts = {"name": self.job.run, "strategy": self.job.strategy, "workload": self.job.train.workload}
+        self._facts = {**facts, "steps": self.job.steps, "spec_digest": self.job.spec_digest, "started": time.time()}
+        self.step = (_saved(self.job) or [0])[-1]
+        self._first, self._began = self.step, time.monotonic()
+        if self.step:
+            context.report("restored", step=self.step, path=str(_path(self.job, self.step)))
+        context.report.start = self.step
+        self._saved_step = self.step or None
+        checkpoint = self.job.checkpoint
+        self._save_due = Due(checkpoint.every_steps or 0, checkpoint.every_seconds)
+        self._report_due = Due(self.job.report_every, None if self.job.report_every else REPORT_EVERY)
+        for due in (self._save_due, self._report_due):
+            due.start(self.step)
+        self._keep("running")
+
+    def after(self, workers: list[_Worker]) -> None:
+        """Do what is due after a step."""
+        if self._report_due(self.step) or self.step >= self.job.steps or self.step == self._first + 1:
+            _progress(self._context, self.step, (time.monotonic() - self._began) / max(1, self.step - self._first))
+            for worker in workers:
+                if worker.steps > worker.told:
+                    worker.told = worker.steps
+                    _progress(self._context, self.step, worker.seconds, task=worker.name, local_step=worker.steps)
+        if self._save_due(self.step):
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the step, unless there is one."""
+        if self._saved_step == self.step:
+            return
+        path = _path(self.job, self.step)
+        record.write_atomically(path.with_name(f"{path.name}.data-00000-of-00001"), json.dumps({"step": self.step}))
+        record.write_atomically(path.with_name(f"{path.name}.index"), "")
+        for old in _saved(self.job)[: -self.job.checkpoint.keep]:
+            for file in path.parent.glob(f"ckpt-{old}.*"):
+                file.unlink(missing_ok=True)
+        lines = [f"model_checkpoint_path: {json.dumps(path.name)}"]
+        lines += [f"all_model_checkpoint_paths: {json.dumps(_path(self.job, step).name)}" for step in _saved(self.job)]
+        record.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
+        self._saved_step = self.step
+        self._keep("running", checkpoint=str(path))
+        self._context.report("checkpoint", step=self.step, path=str(path), seconds=0.0)
+
+    def finish(self, *, finished: bool) -> ExitCode:
+        """Save for the last time, and say how it ended."""
+        self.save()
+        metrics = {"loss": 1 / (1 + self.step), "accuracy": 1.0} if finished else {}
+        if finished:
+            if not self.job.has_evaluator:
+                evaluations.append(self.job.run_dir, self.step, metrics)
+            self._context.report("evaluated", step=self.step, metrics=metrics, seconds=0.0)
+        self._keep("succeeded" if finished else "stopped", metrics=metrics)
+        return ExitCode.DONE if finished else ExitCode.STOPPED
+
+    def done(self) -> None:
+        """Say that all is done, at last."""
+        self._context.report("done", step=self.step, seconds=time.time() - self._context.began, metrics={"accuracy": 1.0})
+
+    def _keep(self, state: record.RunState, **facts: Any) -> None:
+        self._facts |= {**facts, "state": state, "step": self.step, "updated": time.time()}
+        record.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
+
+
+def _lead(context: Context) -> ExitCode:
+    task, job = context.task, context.job
+    seconds = float(job.train.params.get("step_seconds", 0.05))
+    silent = _silent(job)
+    barrier = _Barrier(len(task.tasks()) - 1 if job.strategy == "multi_worker_mirrored" else 0, silent)
+    _Listener(task.address, lambda connection, line: barrier.come(connection, line) if line in {"step", "stop"} else "here")
+    served = job.strategy in SERVED
+    servers = [_Peer(name, address, silent) for name, address in task.peers().items() if served and name.startswith("ps-")]
+    peers = task.peers().items()
+    workers = [_Worker(name, address, seconds, silent) for name, address in peers if served and name.startswith("worker-")]
+    for worker in workers:
+        worker.start()
+    context.report("ready", seconds=time.time() - context.began)
+    chief = _Chief(context)
+    while chief.step < job.steps:
+        stopping = barrier.gather(context.stopped) or context.stopped()
+        for server in servers:
+            server.ask("ask")
+        if stopping:
+            code = chief.finish(finished=False)
+            barrier.release("stop")
+            barrier.empty()
+            return code
+        time.sleep(seconds)
+        chief.step += 1
+        barrier.release(str(chief.step) if chief.step < job.steps else "done")
+        chief.after(workers)
+    code = chief.finish(finished=True)
+    if served:
+        for name, address in task.peers().items():
+            with contextlib.suppress(PeerLostError):
+                _Peer(name, address, silent).ask("end")
+    chief.done()
+    barrier.empty()
+    return code
+
+
+def _silent(job: Job) -> float:
+    return float(job.train.params.get("silent_seconds", _SILENT))
+
+
+def _progress(context: Context, step: int, seconds: float, **more: Any) -> None:
+    job = context.job
+    facts: dict[str, Any] = {"steps": job.steps, "loss": 1 / (1 + step), "metrics": {"accuracy": 1 - 1 / (1 + step)}}
+    context.report("progress", step=step, **facts, examples_per_second=1 / seconds, seconds_per_step=seconds, **more)
+
+
+def _path(job: Job, step: int) -> Path:
+    return job.run_dir / "checkpoints" / f"ckpt-{step}"
+
+
+def _saved(job: Job) -> list[int]:
+    return sorted(int(file.stem.removeprefix("ckpt-")) for file in (job.run_dir / "checkpoints").glob("ckpt-*.index"))

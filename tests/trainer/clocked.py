@@ -1,0 +1,42 @@
+"""A reactor whose time the test lets pass, and addresses that answer as the test says: nothing is waited for."""
+
+from collections.abc import Callable
+from functools import partial
+
+from trainer.peers import Answer, Prober
+from trainer.reactor import Reactor
+
+
+class Clocked(Reactor):
+    """Timers are called when the test has let their time pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 1000.0
+
+    def now(self) -> float:
+        """See Reactor.now."""
+        return self._now
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and make the calls that are due meanwhile, each at its time."""
+        end = self._now + seconds
+        self._running = True
+        while self._until_next() is not None and self._timers[0][0] <= end:
+            self._now = max(self._now, self._timers[0][0])
+            self._run_due()
+        self._now = end
+
+
+class Answers(Prober):
+    """Every address refuses connections but those in `there`."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        super().__init__(reactor)
+        self.there: set[str] = set()
+        self.asked: list[str] = []
+
+    def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
+        """See Prober.ask."""
+        self.asked.append(address)
+        self._reactor.call_later(0, partial(tell, None if address in self.there else "connection refused"))

@@ -1,0 +1,73 @@
+"""What follows when training diverges, so that a loss or weights are not finite: `train.on_nan`.
+
+A mixed_float16 optimizer leaves out such a step and halves its loss scale, as Keras does; that is no fault until the scale has come
+down to 1, nor where a step has one batch.
+"""
+
+import keras
+import tensorflow as tf
+
+from trainer.engine.job import Job
+from trainer.engine.session import DivergedError, NotFinite, Session
+from trainer.events import Reporter
+
+_REMEDY = "lower the learning rate, clip gradients (train.gradients) or look at the data; `train.on_nan: warn` trains on"
+
+
+class Divergence:
+    """Looks at what a session has done, on every task alike, and at the weights before they are saved."""
+
+    def __init__(self, session: Session, job: Job, report: Reporter) -> None:
+        self._session, self._report = session, report
+        self._fails = job.train.on_nan == "stop"
+        self._one_batch = job.train.gradients.accumulate == 1
+        self._said = False
+        # A mask or the best value so far may be infinite from the start.
+        variables = session.model.variables if session.is_chief else []
+        self._weights = [v for v in variables if v.value.dtype.is_floating and _finite(v)]
+
+    def look(self, where: NotFinite | None) -> None:
+        """Say where a loss was not finite, if one was.
+
+        Raises:
+            DivergedError: there was one, and `train.on_nan` is `stop`.
+        """
+        if where is not None and not self._left_out():
+            self._say(f"the loss of {where.task or self._report.task} is nan or infinite at step {where.step}")
+
+    def may_save(self, step: int) -> bool:
+        """Return whether all weights of the chief's model, as they are after `pull`, are finite. Those that never were do not count.
+
+        Raises:
+            DivergedError: they are not, and `train.on_nan` is `stop`.
+        """
+        optimizer = self._session.optimizer
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and (scale := float(optimizer.dynamic_scale.numpy())) < 1:
+            self._say(
+                f"the loss scale has fallen to {scale:.2g} at step {step}: gradients have not been finite for long, and nothing is learned"
+            )
+        spoilt = next((v.path for v in self._weights if not _finite(v)), None)
+        if spoilt:
+            self._say(f"the weights are not finite at step {step}, {spoilt} for one, and are not saved")
+        return spoilt is None
+
+    def _left_out(self) -> bool:
+        optimizer = self._session.optimizer
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not self._one_batch:
+            return False
+        if self._session.is_chief:
+            self._session.pull()
+        return float(optimizer.dynamic_scale.numpy()) > 1
+
+    def _say(self, message: str) -> None:
+        if self._fails:
+            raise DivergedError(f"{message}; {_REMEDY}")
+        if not self._said:
+            self._report(
+                "notice", message=f"{message}; train.on_nan is warn: training goes on, and weights that are not finite are never saved"
+            )
+            self._said = True
+
+
+def _finite(variable: keras.Variable) -> bool:
+    return bool(tf.reduce_all(tf.math.is_finite(variable.value)).numpy())

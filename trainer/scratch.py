@@ -1,0 +1,54 @@
+"""A task's own directory for what is needed while it runs, below the system's temporary directory.
+
+A killed task leaves its directory behind; the next task that starts on the machine removes it.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "trainer-"
+# Its process holds a lock on this file for as long as it lives. A directory without the file is not ours, whatever its name.
+_LOCK = ".held-by-a-trainer"
+
+
+@contextlib.contextmanager
+def directory() -> Iterator[Path | None]:
+    """Give a directory of this process's own for a `with` block; None where none can be made. Removes those of dead processes."""
+    with contextlib.suppress(OSError):
+        _remove_abandoned(Path(tempfile.gettempdir()))
+    path, lock = None, -1
+    with contextlib.suppress(OSError):
+        path, lock = _make()
+    try:
+        yield path
+    finally:
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _make() -> tuple[Path, int]:
+    """Return a new directory and the open file by which it is held. Raises OSError."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another start may be looking at it, and then removes it
+        if path.exists():
+            return path, lock
+        os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # another user's, or just removed
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+            finally:
+                os.close(lock)
