@@ -213,9 +213,28 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(together: int
     assert finite_checkpoints(tmp_path) == [10, 20]
 
 
+class Growth(keras.layers.Layer):
+    """Has a weight that grows with each step, beyond what a float32 can be in the 23rd, and that its output does not depend on."""
+
+    def build(self, _: Any) -> None:
+        self.grown = self.add_weight(shape=(), initializer="ones", trainable=False, name="grown")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.grown.assign(self.grown * 50.0)
+        return inputs
+
+
+class Growing(Small):
+    """Has such a layer first."""
+
+    def model(self) -> keras.Model:
+        return keras.Sequential([keras.Input((4,)), Growth(), *super().model().layers])
+
+
 def test_weights_that_are_not_finite_are_not_saved_though_the_loss_is(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"the weights are not finite at step 30, .*kernel for one, and are not saved; lower"):
-        train(tmp_path, 60, {"bad": 24}, data=Poisoned)
+    with pytest.raises(DivergedError, match=r"the weights are not finite at step 30, .*grown for one, and are not saved; lower"):
+        train(tmp_path, 60, {}, data=Growing)
     assert finite_checkpoints(tmp_path) == [10, 20]
 
 
