@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.kubernetes.launching import Launcher, left
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(900), pytest.mark.takes_minutes]
 
 # One whose workers are alike, and a program that says itself what runs where; mnist-ps trains in test_runs.py. Every example trains in
 # tests/integration, and test_accepted.py has the cluster check what is rendered of each.
