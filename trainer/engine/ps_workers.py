@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,12 +16,14 @@ from tensorflow.python.eager import context
 from trainer.engine import compute
 from trainer.engine.servers import let_go_on
 from trainer.engine.session import NotFinite, PeerLostError, WorkerProgress, cause
+from trainer.engine.watching import unreachable
 from trainer.loopback import closed_to_others
 from trainer.tf_config import TaskConfig
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
 _SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone, or it was asked to stop
+_ANSWER = 1.0  # seconds for a server to take a connection
 _PATIENCE = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
 # What TensorFlow says of a call on a worker that came back and is not connected again yet, or does not have what the one before had.
@@ -69,7 +71,9 @@ def connect(task: TaskConfig) -> Connection:
     with watching(), closed_to_others(task.address):
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    return Connection(coordinator, len(task.cluster["ps"]), len(task.cluster["worker"]))
+    servers = task.cluster["ps"]
+    _recognise_lost_workers(coordinator, servers)
+    return Connection(coordinator, len(servers), len(task.cluster["worker"]))
 
 
 def constant(value: Any, dtype: Any = None) -> tf.Tensor:
@@ -91,6 +95,31 @@ def watching() -> Iterator[None]:
         yield
     except _LOST as error:
         raise PeerLostError(cause(error)) from error
+
+
+def tells_of_lost_worker(error: Exception, servers: Sequence[str]) -> bool:
+    """Return whether a call on a worker, or connecting to it again, failed because the worker is lost, where the error does not name it.
+
+    gRPC reports some connections that break when a process dies without the task at the other end. That is a worker where each of
+    `servers`, their addresses, takes a connection.
+    """
+    message = str(error)
+    if isinstance(error, tf.errors.UnavailableError) and "/job:" not in message:
+        return not any(unreachable(address, _ANSWER) for address in servers)
+    return any(words in message for words in _NOT_CONNECTED) and "/job:ps" not in message
+
+
+def _recognise_lost_workers(coordinator: Any, servers: Sequence[str]) -> None:
+    """Have the coordinator take a worker for lost, and wait for it, also after errors in which it does not find the worker's name."""
+    cluster = coordinator._cluster  # noqa: SLF001 - the coordinator has no public say in this
+    by_name = cluster.failure_handler._validate_preemption_failure  # noqa: SLF001
+
+    def validate(error: Exception) -> None:
+        ending = cluster.closure_queue._cancellation_mgr.is_cancelled  # noqa: SLF001
+        if ending or not tells_of_lost_worker(error, servers):
+            by_name(error)
+
+    cluster.failure_handler._validate_preemption_failure = validate  # noqa: SLF001
 
 
 class Measures(Protocol):
@@ -305,16 +334,12 @@ class Workers:
                 self._iterators[worker] = self._make_iterator(worker)
             self._lost.discard(worker)
             done = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done
-        except tf.errors.OpError as error:
+        except tf.errors.OpError:
             self._iterators.pop(worker, None)  # it lived on that worker
             self._greeted.discard(worker)
             self._lost.add(worker)
             with self._lock:
                 self._end(call, self._nothing(worker))
-            if any(words in str(error.message) for words in _NOT_CONNECTED):
-                # The coordinator knows a lost worker by its name in an error that tells of a connection.
-                where = f"/job:worker/replica:0/task:{worker}"
-                raise tf.errors.UnavailableError(None, None, f"{where} is not connected: {error.message}") from error
             raise
         with self._lock:
             self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))

@@ -3,6 +3,7 @@
 Usage: drive_synchronous.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 WORKERS, BATCH, ROUNDS = 4, 8, 50
+LONGEST = 380  # seconds that a test waits for all of it
 STEP_SECONDS = 0.05  # what the workers of the timed runs wait for each batch, in the place of computing for so long
 SLOWER = 10  # how many times that the slow worker waits
 
@@ -34,6 +36,7 @@ alive: list[Any] = []  # sessions must not be torn down while their servers are 
 def main(scratch: str) -> None:
     from tests.trainer.engine.servers_here import servers
 
+    faulthandler.dump_traceback_later(LONGEST - 20)  # where it waits, should it hang
     try:
         with servers(scratch, ps=2, workers=WORKERS) as here:
             print(json.dumps(compare(here)), flush=True)

@@ -1,10 +1,13 @@
 """What the chief tells of calls that workers have ended, or have not yet."""
 
+import socket
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
+import tensorflow as tf
 
-from trainer.engine.ps_workers import Connection, Result, Workers
+from trainer.engine.ps_workers import Connection, Result, Workers, tells_of_lost_worker
 
 
 @dataclass(frozen=True)
@@ -28,3 +31,24 @@ def test_loss_and_metrics_are_means_over_steps_and_stay_known_while_no_call_ends
     assert (loss, metrics) == (25 / 40, {"accuracy": 0.75})
     assert [(one.task, one.loss, one.input_wait) for one in told] == [("worker-0", 1.0, 0.5), ("worker-1", 0.5, 0.5)]
     assert workers.summarise([]) == (loss, metrics, [])
+
+
+@pytest.mark.parametrize("message", ["Socket closed", "recvmsg:Connection reset by peer"])
+def test_a_connection_that_breaks_without_a_name_is_the_workers_while_every_server_answers(message: str) -> None:
+    broken = tf.errors.UnavailableError(None, None, message)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        servers = [f"127.0.0.1:{server.getsockname()[1]}" for server in (one, other)]
+        assert tells_of_lost_worker(broken, servers)
+        other.close()
+        assert not tells_of_lost_worker(broken, servers)
+
+
+def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordinator() -> None:
+    named = tf.errors.UnavailableError(
+        None, None, "Socket closed\nAdditional GRPC error information from remote target /job:ps/replica:0/task:0"
+    )
+    assert not tells_of_lost_worker(named, [])
+    assert not tells_of_lost_worker(tf.errors.InvalidArgumentError(None, None, "shapes differ"), [])
+    assert tells_of_lost_worker(
+        tf.errors.InvalidArgumentError(None, None, "Unable to find the relevant tensor remote_handle: Op ID: 1"), []
+    )
