@@ -44,6 +44,7 @@ def test_everything_that_a_spec_lacks_there_is_named(namespace: Namespace, tmp_p
     assert "ErrImageNeverPull" in found["image"][1]
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_namespace_that_is_not_there_is_named() -> None:
     code, found = doctor("no-such-namespace", "examples/mnist-ps.yaml")
     assert code == 1
