@@ -72,7 +72,7 @@ class LocalBackend:
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
         layout = self.layout(name)
-        if not layout.directory.is_dir() and (lost := self._lost(layout)):
+        if not self._is_there(layout) and (lost := self._lost(layout)):
             return lost
         return self._status(self._known(name))
 
@@ -126,7 +126,7 @@ class LocalBackend:
     def stop(self, name: str, *, now: bool = False) -> None:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
         layout = self.layout(name)
-        if not layout.directory.is_dir() and leftovers.strays(layout):
+        if not self._is_there(layout) and leftovers.strays(layout):
             leftovers.end_strays(layout)
             return
         self._stop(self._known(name), now=now)
@@ -188,9 +188,13 @@ class LocalBackend:
         snapshot = state.read(layout.state)
         return snapshot is not None and snapshot.status.backend == self._backend
 
+    def _is_there(self, layout: Layout) -> bool:
+        """Return whether a directory has a run, or one that is starting; a start that was refused leaves a directory that has neither."""
+        return self._keeps(layout) or locks.held(layout.lock)
+
     def _known(self, name: str) -> Layout:
         layout = self.layout(name)
-        if not self._keeps(layout) and not locks.held(layout.lock):
+        if not self._is_there(layout):
             known = sorted(status.name for status in self.runs())
             there = f"the runs in {self._runs} are {', '.join(known)}" if known else f"there are no runs in {self._runs}"
             raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{there}; start one with `launcher up`")

@@ -69,7 +69,6 @@ def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(runs: Runs, m
         shutil.rmtree(runs.layout().run_dir)
         with pytest.raises(UsageError, match=r"tasks of an earlier run run in .* still run: process \d+, \d+"):
             runs.start(TASKS)
-        shutil.rmtree(runs.layout().run_dir)
         status = runs.backend.status("run")
         assert status.state == State.INTERRUPTED
         assert "was removed while the run ran; still running: process" in status.reason
