@@ -1,8 +1,9 @@
 """`launcher logs`: what the tasks write."""
 
 import json
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -62,16 +63,48 @@ def logs(
         return
     # The task that leads tells of others, too: of workers on parameter servers nobody else does.
     read = list(dict.fromkeys([rules.leader(task.name for task in known), *tasks]))
-    last: LogLine | None = None
+    position = Position()
     if tail is not None:
         within = max(_READ_FOR_TAIL, tail)
-        for last in _last(backend.logs(run, tasks=read, follow=False, since=started_after, tail=within), tasks, tail):
-            write(last)
+        for line in _last(position.note(backend.logs(run, tasks=read, follow=False, since=started_after, tail=within)), tasks, tail):
+            write(line)
         if not follow:
             return
-    for line in backend.logs(run, tasks=read, follow=follow, since=last.time if last else started_after, tail=None):
-        if _task_of(line) in tasks and (last is None or line.time > last.time):
+    for line in position.after(backend.logs(run, tasks=read, follow=follow, since=position.since(read, started_after), tail=None)):
+        if _task_of(line) in tasks:
             write(line)
+
+
+class Position:
+    """How far the output of each task was read. Tasks are on several machines, so a time tells nothing of another task's lines."""
+
+    def __init__(self) -> None:
+        """Begin before the first line of every task."""
+        self._last: dict[str, tuple[float, int]] = {}  # task -> the time of its last line, and how many lines have that time
+
+    def note(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Yield the lines, and note each."""
+        for line in lines:
+            time, count = self._last.get(line.task, (line.time, 0))
+            if line.time >= time:
+                self._last[line.task] = (line.time, count + 1 if line.time == time else 1)
+            yield line
+
+    def since(self, tasks: Iterable[str], earliest: float | None) -> float | None:
+        """Return the time from which all that `tasks` write next can be read; `earliest` where one has written nothing yet."""
+        times = [self._last[task][0] if task in self._last else None for task in tasks]
+        known = [time for time in times if time is not None]
+        return min(known) if known and len(known) == len(times) else earliest
+
+    def after(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Yield the lines without those that were noted."""
+        left = {task: count for task, (_, count) in self._last.items()}
+        for line in lines:
+            time, _ = self._last.get(line.task, (-math.inf, 0))
+            if line.time == time and left[line.task]:
+                left[line.task] -= 1
+            elif line.time >= time:
+                yield line
 
 
 def _task_of(line: LogLine) -> str:

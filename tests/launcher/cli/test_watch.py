@@ -98,6 +98,7 @@ def test_logs_of_a_role_are_what_is_told_of_its_tasks(cli: Cli, tmp_path: Path) 
     assert cli("logs", "told", "--role", "chief", "--tail", "2").stdout.splitlines() == ["chief | step 2/4", "chief | step 3/4"]
     followed = cli("logs", "told", "--role", "worker", "--tail", "3", "-f").stdout.splitlines()
     assert len(followed) == 3
+    assert cli("logs", "told", "--role", "worker", "--tail", "0", "-f").stdout == ""
 
 
 def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(cli: Cli, spec: Spec) -> None:

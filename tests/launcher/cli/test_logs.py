@@ -1,0 +1,24 @@
+"""Where a reader of logs goes on after the last lines: tasks may be on machines whose clocks differ."""
+
+from launcher.backend.model import LogLine
+from launcher.cli.logs import Position
+
+WRITTEN = [LogLine(5.0, "worker-0", "a"), LogLine(9.0, "chief", "b"), LogLine(9.0, "chief", "c")]
+LATER = [LogLine(6.0, "worker-0", "its clock is behind"), LogLine(9.0, "chief", "of the same moment")]
+
+
+def position(lines: list[LogLine]) -> Position:
+    found = Position()
+    assert list(found.note(lines)) == lines
+    return found
+
+
+def test_a_reader_goes_on_after_the_last_line_of_each_task() -> None:
+    assert list(position(WRITTEN).after(sorted(WRITTEN + LATER, key=lambda line: line.time))) == LATER
+
+
+def test_it_reads_from_the_last_line_of_the_task_whose_clock_is_behind_and_all_of_one_that_was_silent() -> None:
+    assert position(WRITTEN).since(["chief", "worker-0"], None) == 5.0
+    assert position(WRITTEN).since(["chief", "worker-1"], 2.0) == 2.0
+    first = LogLine(1.0, "worker-1", "its first")
+    assert list(position(WRITTEN).after([first, *WRITTEN])) == [first]
