@@ -1,17 +1,21 @@
-"""`launcher diff`: what `up` would change in a cluster."""
+"""`launcher diff`: what `up` would change: the objects in a cluster, or the spec that a run here or in containers was started with last."""
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from launcher.backend.model import Where
-from launcher.cli.options import Context, Namespace, Runs, Set, SpecFile, complete_backend, placed
+from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, placed
 from launcher.cli.runs import DEFAULT_RUNS
-from launcher.errors import UsageError
+from launcher.plan.models import Target
 
 EXAMPLES = (
     ("launcher diff cluster.yaml", "what `up --on kubernetes` would make, change or delete; nothing when it would change nothing"),
     ("launcher diff cluster.yaml --set train.steps=500 && echo same", "the exit code is 1 where there is a difference"),
+    ("launcher diff cluster.yaml --on local", "what has changed in the spec since its run was started here last"),
 )
 DIFFERS = 1
 
@@ -20,25 +24,46 @@ def diff(
     file: SpecFile,
     *,
     overrides: Set = None,
-    on: Annotated[str, typer.Option("--on", metavar="BACKEND", help="Where the run is.", autocompletion=complete_backend)] = "kubernetes",
+    on: Annotated[str, typer.Option("--on", metavar=TARGETS, help="Where the run is.", autocompletion=complete_backend)] = "kubernetes",
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
 ) -> int:
-    """Show what `up` would change in a cluster."""
+    """Show what `up` would change."""
     from launcher.cli.backends import check_backend
+
+    target = check_backend(on)
+    if target == "kubernetes":
+        context, namespace = placed("kubernetes", context, namespace)
+        lines = _of_objects(file, overrides or [], runs, Where(context, namespace))
+        told: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
+    else:
+        told, lines = _of_spec(file, overrides or [], target, runs, Where(context, namespace))
+    print("\n".join([json.dumps(told)] if as_json else lines), end="\n" if lines or as_json else "")
+    return DIFFERS if told["differs"] else 0
+
+
+def _of_objects(file: Path, overrides: Sequence[str], runs: Path, where: Where) -> list[str]:
+    from launcher.backend.kubernetes.backend import KubernetesBackend
     from launcher.cli.planning import planned_there
     from launcher.spec.loader import dump
 
-    if check_backend(on) != "kubernetes":
-        raise UsageError(f"nothing is applied on {on}, so there is nothing to compare", "`launcher up` shows what has changed in a spec")
-    from launcher.backend.kubernetes.backend import KubernetesBackend
+    spec, plan, where = planned_there(file, overrides, "kubernetes", runs, where)
+    return list(KubernetesBackend(runs, where).differences(plan, dump(spec)))
 
-    context, namespace = placed("kubernetes", context, namespace)
-    spec, plan, where = planned_there(file, overrides or [], "kubernetes", runs, Where(context, namespace))
-    backend = KubernetesBackend(runs, where)
-    differs = False
-    for line in backend.differences(plan, dump(spec)):
-        differs = True
-        print(line)
-    return DIFFERS if differs else 0
+
+def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[dict[str, Any], list[str]]:
+    """Return what has changed in a spec since its run was started last: for `--json`, and as a table."""
+    from launcher.cli.backends import open_backend
+    from launcher.cli.planning import planned
+    from launcher.cli.rerun import before, change_table, changed
+
+    spec, plan = planned(file, overrides, target, runs)
+    backend = open_backend(target, runs, where)
+    old = before(backend, spec.name)
+    found = None if old is None else changed(backend, spec, plan, runs)
+    told = {"on": target, "name": spec.name, "state": old and old.state, "differs": found is None or bool(found)}
+    if found is None:
+        return {**told, "changes": None}, [f"there is no run {spec.name} on {target} whose spec is known: `up` would start it"]
+    return {**told, "changes": [{"path": path, "was": was, "is": value} for path, was, value in found]}, [change_table(found)] * bool(found)

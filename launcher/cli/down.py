@@ -1,14 +1,16 @@
 """`launcher down`: stop a run, and delete what it stored if asked to."""
 
+import json
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from launcher.backend.model import ENDED, Backend, Where
-from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS
+from launcher.backend.model import ENDED, Backend, State, Where
+from launcher.cli.formats import count
+from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
+from launcher.cli.runs import DEFAULT_RUNS, near
 from launcher.errors import UsageError
 
 EXAMPLES = (
@@ -16,6 +18,7 @@ EXAMPLES = (
     ("launcher down mnist --now", "kills it; what came after the last checkpoint is lost"),
     ("launcher down mnist --delete-data", "stops it and deletes its checkpoints, logs and results"),
 )
+Say = Callable[[str], None]
 
 
 def down(
@@ -28,41 +31,50 @@ def down(
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
 ) -> None:
     """Stop a run after a last checkpoint."""
     from launcher.cli.backends import open_run
 
     backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
-    status = backend.status(run)
+    directory = backend.status(run).run_dir
     if delete_data and not yes:
-        _confirm(run, Path(status.run_dir))
-    _stop(backend, run, now=now)
+        _confirm(run, directory, may_prompt=not as_json and sys.stdin.isatty())
+    say: Say = lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731 - one line, used twice
+    told = _stop(backend, run, say, now=now, keeps=not delete_data)
     if delete_data:
         backend.delete(run)
-        print(f"deleted {status.run_dir}")
+        say(f"deleted {directory}")
+    if as_json:
+        print(json.dumps({"name": run, **told, "run_dir": directory, "deleted": delete_data}))
 
 
-def _confirm(run: str, directory: Path) -> None:
-    if not sys.stdin.isatty():
+def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:
+    if not may_prompt:
         raise UsageError(f"--delete-data deletes {directory} for good", "say --yes as well, as there is no terminal to ask on")
     if not typer.confirm(f"delete {run}: {directory} with its checkpoints and logs?", err=True):
         raise typer.Abort
 
 
-def _stop(backend: Backend, run: str, *, now: bool) -> None:
+def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> dict[str, object]:
+    """Stop a run and return what `--json` tells of it; `keeps` is whether its data stays."""
     status = backend.status(run)
     ended = status.state in ENDED
     if not ended and not now:
-        print(f"{run}: saving a checkpoint and stopping", flush=True)
+        say(f"{run}: saving a checkpoint and stopping")
     # Also of a run that has ended: an interrupted one may have left processes.
-    backend.stop(run, now=now)
+    removed = backend.stop(run, now=now)
     if ended:
-        print(
-            f"{run} does not run: it has {status.state}"
-            if status.state != "interrupted"
-            else f"{run} was interrupted; nothing of it is left"
-        )
-        return
-    after = backend.status(run)
-    at = f"; the last checkpoint is of step {after.checkpoint_step:,}" if after.checkpoint_step is not None else ""
-    print(f"{run} is {after.state}{at}")
+        how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"
+        what = ", ".join(count(number, kind) for kind, number in removed.items())
+        stays = f"; its data stays in {near(status.run_dir)}" if keeps and status.run_dir else ""
+        say(f"{run} {how} and does not run; {f'removed {what}' if what else 'there was nothing to remove'}{stays}")
+        after = status
+    else:
+        after = backend.status(run)
+        at = f"; the last checkpoint is of step {after.checkpoint_step:,}" if after.checkpoint_step is not None else ""
+        say(f"{run} is {after.state}{at}")
+    return {"state": after.state, "ran": not ended, "checkpoint_step": after.checkpoint_step, "removed": removed}
+
+
+_HAS = {State.STOPPED: "been stopped"}

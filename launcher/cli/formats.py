@@ -51,8 +51,10 @@ def decimal(size: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number with its noun: `1 worker`, `2 workers`; ps is its own plural."""
-    return f"{number:,} {noun}{'' if number == 1 or noun == 'ps' else 's'}"
+    """Write a number with its noun: `1 worker`, `2 workers`, `2 policies`; ps is its own plural."""
+    if number == 1 or noun == "ps":
+        return f"{number:,} {noun}"
+    return f"{number:,} {noun.removesuffix('y')}ies" if noun.endswith("y") else f"{number:,} {noun}s"
 
 
 def seconds_each(seconds: float) -> str:

@@ -1,11 +1,13 @@
 """`launcher init`: a commented starter spec."""
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
 
+from launcher.cli.options import Json
 from launcher.errors import UsageError
 from trainer.strategies import Strategy
 
@@ -38,16 +40,19 @@ def init(
     name: Annotated[str | None, typer.Option(help="The run's name; the workload's when left out.", show_default=False)] = None,
     program: Annotated[bool, typer.Option("--command", help="Run a program of your own instead of a workload.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a commented starter spec."""
     from launcher.spec.schema import SCHEMA_FILE
     from launcher.spec.starter import starter
 
-    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(
-        name or _name(workload, program=program), None if program else workload, strategy
-    )
+    run = name or _name(workload, program=program)
+    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(run, None if program else workload, strategy)
     _write(file, text, force=force)
-    print(f"wrote {file}: edit it, then run it with `{shlex.join(['launcher', 'up', str(file)])}`")
+    if as_json:
+        print(json.dumps({"file": str(file), "name": run, "strategy": strategy, "workload": None if program else workload}))
+    else:
+        print(f"wrote {file}: edit it, then run it with `{shlex.join(['launcher', 'up', str(file)])}`")
 
 
 def _name(workload: str, *, program: bool) -> str:

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from launcher.cli.runs import DEFAULT_RUNS, run_names, stored
+from launcher.plan.models import Target
 
+TARGETS = "|".join(get_args(Target))
 ROLES = ("chief", "worker", "ps", "evaluator")
 
 
@@ -83,13 +85,13 @@ Name = Annotated[
     ),
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="LAUNCHER_RUNS", metavar="DIR", help="The directory that holds the runs.")]
-On = Annotated[str, typer.Option("--on", metavar="BACKEND", help="Where the run is.", autocompletion=complete_backend)]
+On = Annotated[str, typer.Option("--on", metavar=TARGETS, help="Where the run is.", autocompletion=complete_backend)]
 # Of a run that is there: it is found by its name.
 OnRun = Annotated[
     str | None,
     typer.Option(
         "--on",
-        metavar="BACKEND",
+        metavar=TARGETS,
         help="Where the run is; found by its name when left out: a live run first, then the newest.",
         autocompletion=complete_backend,
         show_default=False,

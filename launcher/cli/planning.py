@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.backend.model import Where
 from launcher.plan import places, planner
@@ -14,9 +15,9 @@ from launcher.spec.models import ClusterSpec
 def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) -> tuple[ClusterSpec, Plan]:
     """Return the spec in `file` and its plan on `target`; `runs` holds the local runs. Raises SpecError and LauncherError."""
     spec = load(file, overrides)
-    known = spec if target == "local" else _anywhere(spec, file.absolute().parent)
+    directory = file.absolute().parent.resolve()
     where = places.run_dir(target, runs, spec.name)
-    return spec, planner.plan(spec, target, run_dir=where, digest=digest(known), spec_dir=file.parent)
+    return spec, planner.plan(spec, target, run_dir=where, digest=digest(_anywhere(spec, directory)), spec_dir=directory)
 
 
 def planned_there(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:
@@ -42,7 +43,10 @@ def _in_namespace(overrides: Sequence[str], namespace: str | None) -> list[str]:
 
 
 def _anywhere(spec: ClusterSpec, directory: Path) -> ClusterSpec:
-    """Return the spec with paths as from its file: what identifies it is the same in every checkout."""
-    if spec.code is None:
-        return spec
-    return spec.model_copy(update={"code": os.path.relpath(spec.code, directory)})
+    """Return the spec with paths as from its file: what identifies it is the same in every checkout, and when a project is moved."""
+    update: dict[str, Any] = {}
+    if spec.code is not None:
+        update["code"] = os.path.relpath(spec.code, directory)
+    if spec.train is not None and Path(spec.train.data).is_relative_to(directory):
+        update["train"] = spec.train.model_copy(update={"data": os.path.relpath(spec.train.data, directory)})
+    return spec.model_copy(update=update)

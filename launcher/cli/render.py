@@ -1,11 +1,12 @@
 """`launcher render`: a spec as a Compose file or as manifests, which work without the launcher."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Set, SpecFile
+from launcher.cli.options import Json, Set, SpecFile
 from launcher.cli.runs import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.files import write
@@ -38,6 +39,7 @@ def render(
         ),
     ] = None,
     overrides: Set = None,
+    as_json: Json = False,
 ) -> None:
     """Write a spec for Docker Compose or Kubernetes, to run by itself."""
     from launcher.cli.planning import planned
@@ -48,11 +50,18 @@ def render(
     directory = Path.cwd() if output is None else output.absolute().parent
     source = Source(spec, plan, directory, _title(file, to, overrides or []))
     if output is None:
-        print(renderer(to)(source), end="")
-    elif wanted.directory:
-        _write_directory(output, directory_renderer(to)(source), private=bool(spec.env))
+        text = renderer(to)(source)
+        print(json.dumps({"to": to, "name": spec.name, "text": text}) if as_json else text, end="\n" if as_json else "")
+        return
+    if wanted.directory:
+        files = directory_renderer(to)(source)
+        _write_directory(output, files, private=bool(spec.env))
     else:
+        files = {output.name: ""}
         write(output, renderer(to)(source), private=bool(spec.env))
+    if as_json:
+        written = [str(output / name) if wanted.directory else str(output) for name in files]
+        print(json.dumps({"to": to, "name": spec.name, "files": written}))
 
 
 def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -> None:

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from launcher.backend.model import ENDED, Backend, RunStatus, State
-from launcher.cli.runs import command
+from launcher.cli.runs import command, stored
 from launcher.errors import UsageError
+from launcher.plan.models import Plan
+from launcher.spec.models import ClusterSpec
 
 # One value of the spec that is not what it was: its path, the old value, the new one.
 Change = tuple[str, Any, Any]
@@ -19,6 +21,10 @@ Decision = Literal["start", "resume", "fresh", "complete"]
 
 # Another `up` of that name holds the lock until its run is on its way; then there is more to say than that it is there.
 _LOCK_WAIT = 3.0
+
+
+# Paths that are absolute once a spec is read. They are compared as from its file: a project may be copied or moved.
+_PATHS = frozenset({"code", "train.data"})
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,27 @@ def before(backend: Backend, name: str) -> RunStatus | None:
         return backend.status(name)
     except UsageError:  # it was never started: what is there is what an `up` left that could not start it
         return None
+
+
+def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list[Change] | None:
+    """Return what differs from the spec that the run was started with last, or None where that is not known."""
+    from launcher.spec.loader import changes, dump
+
+    old = backend.spec(spec.name)
+    if old is None:
+        return None
+    directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
+    return [change for change in changes(old, dump(spec)) if not _moved(change, directory, plan.spec_dir)]
+
+
+def _moved(change: Change, old_directory: str, directory: str) -> bool:
+    """Return whether a changed path is the same as seen from the spec's directory; of a cluster's run its old one is not known."""
+    path, old, new = change
+    if path not in _PATHS or not (isinstance(old, str) and isinstance(new, str) and os.path.isabs(old) and os.path.isabs(new)):  # noqa: PTH117
+        return False
+    if not old_directory:
+        return PurePath(old).name == PurePath(new).name
+    return os.path.relpath(old, old_directory) == os.path.relpath(new, directory)
 
 
 def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path, *, digest: str = "") -> Decision:
@@ -99,11 +126,15 @@ def _other_spec(old: RunStatus) -> str:
     return "from another spec" if old.spec_digest else "and what is left of it does not tell from which spec"
 
 
-def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
+def change_table(changes: Sequence[Change]) -> str:
+    """Return changes of a spec as a table."""
     from launcher.cli.tables import plain
 
-    rows = [(path, _shown(old), _shown(new)) for path, old, new in changes]
-    print(f"the spec of {name} has changed since it ran last:\n\n{plain(('PATH', 'WAS', 'IS'), rows)}\n", file=sys.stderr)
+    return plain(("PATH", "WAS", "IS"), [(path, _shown(old), _shown(new)) for path, old, new in changes])
+
+
+def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
+    print(f"the spec of {name} has changed since it ran last:\n\n{change_table(changes)}\n", file=sys.stderr)
     return _ask(f"the spec of {name} has changed since it ran last: {', '.join(path for path, _, _ in changes)}", asked)
 
 

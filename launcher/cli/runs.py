@@ -72,11 +72,14 @@ def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
     return shlex.join(words)
 
 
-def stored(runs: Path, name: str, document: str) -> dict[str, Any] | None:
-    """Return `spec` or `plan` as it was when the run was started last, here or in containers, or None when there is none that can be read."""
-    for on in ("local", "docker"):
+def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[str, Any] | None:
+    """Return `spec` or `plan` as it was when the run was started last, or None when there is none that can be read.
+
+    `on` names the backend; where left out, here or in containers.
+    """
+    for target in ("local", "docker") if on is None else (on,):
         try:
-            content = json.loads((home(runs, on) / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
+            content = json.loads((home(runs, target) / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(content, dict):

@@ -17,7 +17,6 @@ from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
 from launcher.cli.runs import DEFAULT_RUNS, command, home
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
-from launcher.spec.models import ClusterSpec
 
 EXAMPLES = (
     ("launcher up cluster.yaml", "runs it and shows how it goes; Ctrl-C saves a checkpoint and stops it"),
@@ -44,7 +43,7 @@ def up(
     """Run a spec, and follow it until it is done."""
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import planned_there
-    from launcher.cli.rerun import Asked, alone, before, decide, from_where, is_there, move_aside
+    from launcher.cli.rerun import Asked, alone, before, changed, decide, from_where, is_there, move_aside
     from launcher.spec.loader import dump
 
     if fresh and resume:
@@ -61,7 +60,7 @@ def up(
         old = before(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
         elsewhere = plan.spec_digest if on == "docker" and not is_there(home(runs, on), spec.name) else ""
-        decision = decide(old, _changes(backend, spec), Asked(fresh, resume, may_prompt), runs, digest=elsewhere)
+        decision = decide(old, changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt), runs, digest=elsewhere)
         if decision == "complete" and old is not None:
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
@@ -77,13 +76,6 @@ def up(
             backend.start(plan, dump(spec), detach=True)
             return _detached(plan, runs, as_json=as_json)
         return _foreground(backend, plan, dump(spec), runs, started_by, as_json=as_json, started=starting.close)
-
-
-def _changes(backend: Backend, spec: ClusterSpec) -> list[tuple[str, Any, Any]] | None:
-    from launcher.spec.loader import changes, dump
-
-    old = backend.spec(spec.name)
-    return None if old is None else changes(old, dump(spec))
 
 
 def _sayer(*, as_json: bool) -> Any:

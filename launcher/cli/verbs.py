@@ -32,7 +32,7 @@ VERBS: dict[str, Verb] = dict(
         _verb("schema", SPEC, "Print the spec's JSON Schema, for editors."),
         _verb("image", RUN, "Build the image that containers start from."),
         _verb("doctor", RUN, "Examine whether a place can run clusters; with a spec, whether it fits."),
-        _verb("diff", RUN, "Show what `up` would change in a cluster."),
+        _verb("diff", RUN, "Show what `up` would change."),
         _verb("up", RUN, "Run a spec, and follow it until it is done."),
         _verb("wait", RUN, "Wait until a run has ended; its result is the exit code."),
         _verb("down", RUN, "Stop a run after a last checkpoint."),

@@ -62,3 +62,4 @@ class Plan:
     # Tasks whose success is the run's: the chief (or worker-0) and the evaluator. The others end with them.
     decisive: tuple[str, ...]
     notices: tuple[str, ...] = field(default=())
+    spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to

@@ -104,6 +104,7 @@ def plan(
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
         decisive=rules.decisive(member.name for member in members),
         notices=notices,
+        spec_dir=str(common.spec_dir),
     )
 
 

@@ -158,7 +158,7 @@ class DockerBackend:
         with asking(f"reading the logs of {name}"):
             yield from look.lines(self._engine, name, tasks, **chosen)
 
-    def stop(self, name: str, *, now: bool = False) -> None:
+    def stop(self, name: str, *, now: bool = False) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
         before = self.status(name)
         layout = self._layout(name)
@@ -166,13 +166,14 @@ class DockerBackend:
             self._kept.stop(name, now=now)
         with _alone(layout) as alone:
             if not alone:
-                return  # what ran has stopped, and a new `up` of that name has begun since
+                return {}  # what ran has stopped, and a new `up` of that name has begun since
             with asking(f"stopping {name}"):
                 stopped = not now and stop_running(self._engine.containers(name))
                 if stopped:  # with the checkpoint that it has saved last
                     before = look.status(self._engine, name, self._engine.containers(name))
-                self._engine.remove(name)
+                removed = self._engine.remove(name)
             self._note(layout, before, stopped=stopped)
+        return removed
 
     def delete(self, name: str) -> None:
         """Delete the run's volume and directory. Raises UsageError while the run is running."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,14 +96,19 @@ class Engine:
         """Return the volumes of a run, or of all. Raises one of ERRORS."""
         return self.client.volumes.list(filters={"label": _label(run)})
 
-    def remove(self, run: str) -> None:
-        """Remove the containers and networks of a run, and what volumes without a name they have; the run's own stays. Raises one of ERRORS."""
+    def remove(self, run: str) -> dict[str, int]:
+        """Remove the containers and networks of a run, and what volumes without a name they have; the run's own stays. Raises one of ERRORS.
+
+        Returns how many of each kind were removed.
+        """
         self._remove_copies(run)
+        removed: Counter[str] = Counter()
         deadline = time.monotonic() + _REMOVE_WITHIN
-        while (refused := self._remove(run)) is not None:
+        while (refused := self._remove(run, removed)) is not None:
             if time.monotonic() >= deadline:
                 raise refused
             time.sleep(_REMOVE_AGAIN)
+        return dict(removed)
 
     def _remove_copies(self, run: str) -> None:
         """Remove what was left of copying the run's volume when that was killed: with its container there, all still is in the old volume."""
@@ -113,14 +119,15 @@ class Engine:
                     if mount.get("RW"):
                         self.client.volumes.get(mount["Name"]).remove()
 
-    def _remove(self, run: str) -> APIError | None:
-        """Remove what can be removed now; return why something could not, for now."""
+    def _remove(self, run: str, removed: Counter[str]) -> APIError | None:
+        """Remove what can be removed now, and count it by kind; return why something could not, for now."""
         refused: APIError | None = None
-        found: list[tuple[Any, dict[str, bool]]] = [(container, {"force": True, "v": True}) for container in self.containers(run)]
-        found += [(network, {}) for network in self.client.networks.list(filters={"label": _label(run)})]
-        for thing, options in found:
+        found: list[tuple[str, Any, dict[str, bool]]] = [("container", one, {"force": True, "v": True}) for one in self.containers(run)]
+        found += [("network", one, {}) for one in self.client.networks.list(filters={"label": _label(run)})]
+        for kind, thing, options in found:
             try:
                 thing.remove(**options)
+                removed[kind] += 1
             except NotFound:
                 continue
             except APIError as error:

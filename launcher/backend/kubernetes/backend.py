@@ -228,7 +228,7 @@ class KubernetesBackend:
         """Tell whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
         return name not in self._stopping and self.status(name).state in ENDED
 
-    def stop(self, name: str, *, now: bool = False) -> None:
+    def stop(self, name: str, *, now: bool = False) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
         known = self._look_at(name)
         status = self._status(known, name)
@@ -240,12 +240,13 @@ class KubernetesBackend:
             record.free(known.cluster, name)
         self._stopping.append(name)
         try:
-            ended = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=now)
+            ended, removed = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=now)
         finally:
             self._stopping.remove(name)
         self._forget(name)
         if ended is not None:
             self._ended[name] = ended
+        return removed
 
     def delete(self, name: str) -> None:
         """Delete the run's data and its record. Raises UsageError while the run is running."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections import Counter
 
 from launcher.backend.kubernetes import applying, look, observe, record
 from launcher.backend.kubernetes.api import Cluster
@@ -14,10 +15,10 @@ from launcher.errors import UsageError
 _SLACK = 60.0  # seconds beyond the grace period in which pods are gone
 
 
-def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool) -> RunStatus | None:
+def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool) -> tuple[RunStatus | None, dict[str, int]]:
     """Stop a run and delete all of it but its record and its data; `before` is how it was, None where it has no Jobs.
 
-    Returns how it has ended. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
+    Returns how it has ended, and how many objects of each kind were deleted. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
     """
     if maker := observe.maker(cluster.listed("Job", look.labels_of(run))):
         raise UsageError(
@@ -43,11 +44,12 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
         applying.await_ended(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
     story.take(logs.news(()))
     applying.remove(cluster, run, there)
+    removed = dict(Counter(one.kind for one in there))
     if before is None:
-        return None
+        return None, removed
     ended = _ended(before, story)
     record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
-    return ended
+    return ended, removed
 
 
 def _ended(before: RunStatus, story: Story) -> RunStatus:

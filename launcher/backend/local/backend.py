@@ -123,15 +123,16 @@ class LocalBackend:
         files = {task: layout.log(task) for task in known if not tasks or task in tasks}
         return merged(files, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
 
-    def stop(self, name: str, *, now: bool = False) -> None:
+    def stop(self, name: str, *, now: bool = False) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
         layout = self.layout(name)
         if not self._is_there(layout) and leftovers.strays(layout):
             leftovers.end_strays(layout)
-            return
+            return {}
         self._stop(self._known(name), now=now)
         leftovers.end_strays(layout)
         self._let_go(name)
+        return {}
 
     def _stop(self, layout: Layout, *, now: bool) -> None:
         name = layout.name

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 from launcher.errors import LauncherError
 
@@ -20,10 +21,21 @@ _REMEDY: dict[int, str] = {
     errno.ENOENT: "check that the program and the directory it starts in are there",
     errno.E2BIG: "ask for fewer tasks, or put less into env",
 }
+# A path needs a directory where there is a file, as its last part or before it.
+_IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EEXIST})
 
 
 def explain(error: OSError, doing: str) -> LauncherError:
     """Return the error for what went wrong while `doing`, with the file it was about."""
+    if error.errno in _IN_THE_WAY and error.filename is not None and (file := _file_in_the_way(Path(os.fsdecode(error.filename)))):
+        below = f", and {error.filename!s} would be below it" if str(file) != str(error.filename) else ""
+        return LauncherError(f"{doing} failed: {file} is a file, not a directory{below}", "name a directory for the runs: --runs DIR")
     what = f" {error.filename!s}" if error.filename is not None else ""
     reason = error.strerror or os.strerror(error.errno or 0)
     return LauncherError(f"{doing} failed:{what}: {reason}" if what else f"{doing} failed: {reason}", _REMEDY.get(error.errno or 0, ""))
+
+
+def _file_in_the_way(path: Path) -> Path | None:
+    """Return the file that stands where a path needs a directory; None where there is none."""
+    found = next((part for part in (path, *path.parents) if os.path.lexists(part)), None)
+    return found if found is not None and not found.is_dir() else None

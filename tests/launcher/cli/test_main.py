@@ -107,6 +107,22 @@ def test_no_such_backend_says_which_there_are(tmp_path: Path, capsys: pytest.Cap
         assert "local" in told
 
 
+@pytest.mark.parametrize("verb", ["up", "plan", "diff", "status", "down"])
+def test_help_lists_the_backends(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    assert "--on local|docker|kubernetes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("below", ["toy.yaml", "toy.yaml/runs"])
+def test_runs_below_a_file_are_answered_with_the_file(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "toy.yaml").write_text(SPEC)
+    for words in (["ls"], ["up", str(tmp_path / "toy.yaml")]):
+        assert run([*words, "--runs", str(tmp_path / below)]) == 1
+        told = capsys.readouterr().err
+        assert f"{tmp_path / 'toy.yaml'} is a file, not a directory" in told
+        assert "remedy: name a directory for the runs: --runs DIR" in told
+
+
 def test_what_nobody_expected_is_told_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -46,6 +46,18 @@ def test_init_for_a_program_of_ones_own(capsys: pytest.CaptureFixture[str], here
     assert "multi_worker_mirrored, python" in capsys.readouterr().out
 
 
+def test_init_and_render_write_json(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert run(["init", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"file": "cluster.yaml", "name": "mnist-mlp", "strategy": "parameter_server", "workload": "mnist_mlp"}
+    assert run(["render", "cluster.yaml", "--to", "compose", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["to"], yaml.safe_load(told["text"])["name"]) == ("compose", "mnist-mlp")
+    assert run(["render", "cluster.yaml", "--to", "kubernetes", "-o", "k8s", "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert sorted(files) == sorted(f"k8s/{path.name}" for path in (here / "k8s").iterdir())
+
+
 def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "cluster.yaml").write_text("mine")
     assert run(["init"]) == 2

@@ -105,6 +105,20 @@ def test_a_changed_spec_needs_an_answer(cli: Cli, spec: Spec, tmp_path: Path) ->
     assert [run["name"] for run in json.loads(cli("ls", "--json").stdout)] == ["toy"]
 
 
+def test_diff_shows_what_has_changed_since_the_run_was_started(cli: Cli, spec: Spec) -> None:
+    file = spec("steps", "3", "0")
+    none = cli("diff", file, "--on", "local")
+    assert (none.returncode, "there is no run toy on local" in none.stdout) == (1, True)
+    assert cli("up", file).returncode == 0
+    same = cli("diff", file, "--on", "local")
+    assert (same.returncode, same.stdout) == (0, "")
+    other = cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3")
+    assert other.returncode == 1
+    assert other.stdout.splitlines()[1].split() == ["limits.max_restarts", "0", "3"]
+    told = json.loads(cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3", "--json").stdout)
+    assert told["changes"] == [{"path": "limits.max_restarts", "was": 0, "is": 3}]
+
+
 def aside(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "runs").iterdir() if path.name != "toy"]
 

@@ -128,6 +128,17 @@ def test_wait_tells_the_result(cli: Cli, spec: Spec) -> None:
     assert "exit code 1" in shown.stdout
 
 
+def test_down_of_a_run_that_has_ended_says_what_it_removed(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+    assert cli("up", spec("steps", "1", "0")).returncode == 0
+    told = "toy has succeeded and does not run; there was nothing to remove; its data stays in runs/toy\n"
+    assert cli("down").stdout == told
+    as_json = cli("down", "--json")
+    told = json.loads(as_json.stdout)
+    expected = {"name": "toy", "state": "succeeded", "ran": False, "checkpoint_step": 1, "removed": {}, "deleted": False}
+    assert told == expected | {"run_dir": str(tmp_path / "runs" / "toy")}
+    assert json.loads(cli("down", "--json", "--delete-data", "--yes").stdout)["deleted"]
+
+
 def test_down_deletes_only_what_is_confirmed(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     asked = cli("down", "--delete-data")

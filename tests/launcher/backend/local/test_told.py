@@ -116,9 +116,9 @@ def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     stuck = Runs(tmp_path / "runs")
-    with pytest.raises(LauncherError, match="Not a directory") as error:
+    with pytest.raises(LauncherError, match="runs is a file, not a directory") as error:
         stuck.start({"chief": "pass"})
-    assert "choose another directory" in error.value.remedy
+    assert error.value.remedy == "name a directory for the runs: --runs DIR"
 
 
 def test_the_spec_is_stored_as_it_was_started(runs: Runs) -> None:
