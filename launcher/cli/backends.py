@@ -1,6 +1,7 @@
 """The backends by name; one is imported only when it is used."""
 
 import importlib
+import shlex
 import sys
 from pathlib import Path
 from typing import cast, get_args
@@ -9,7 +10,7 @@ from launcher.backend.local import leftovers
 from launcher.backend.local.layout import Layout
 from launcher.backend.model import ENDED, Backend, RunStatus, Where
 from launcher.cli.options import placed
-from launcher.cli.runs import find_run, homes, run_names
+from launcher.cli.runs import beside, find_run, homes, looks_like_file, run_names
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.models import Target
 
@@ -59,6 +60,8 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     there = homes(runs, run)
     if there and "local" not in there and leftovers.strays(Layout(runs.absolute() / run)):
         there.insert(0, "local")  # its directory was removed while it ran
+    if not there and name and looks_like_file(name) and (found := beside(Path(name), runs, run)):
+        raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(found))}")
     if len(there) < 2:
         return open_backend(there[0] if there else "local", runs, where), run
     return _choose(run, {target: open_backend(target, runs, where) for target in there}, one=one), run

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from launcher.backend.model import ENDED, Backend, RunStatus, State
-from launcher.cli.runs import command, stored
+from launcher.cli.runs import beside, command, homes, is_named, near, stored
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
@@ -54,6 +54,32 @@ def alone(runs: Path, name: str) -> Iterator[None]:
         if not mine:
             raise UsageError(f"another `launcher up` is starting {name}", f"see how it goes with `{command(runs, 'status', name)}`")
         yield
+
+
+def check_place(file: Path, runs: Path, name: str, *, fresh: bool) -> str:
+    """Return what a person should know about where the run on this machine is, empty for nothing.
+
+    Runs are in the working directory, and a spec may be in another: one that was started beside its spec is not to start again here, from
+    the first step. Raises UsageError where it would, unless `fresh` asks for that or the user names the directory.
+    """
+    found = beside(file, runs, name)
+    if found is None or "local" not in homes(found, name) or is_named(runs):
+        return ""
+    other = command(found, "up", str(file))
+    if is_there(runs, name):
+        return f"another run {name} is in {found}, beside the spec; `{other}` goes on with that one"
+    if fresh:
+        return ""
+    raise UsageError(
+        f"there is no run {name} in {runs}, but one in {found}, beside the spec",
+        f"go on with that one: `{other}`; or start another one here: --fresh",
+    )
+
+
+def other_spec(runs: Path, plan: Plan) -> str:
+    """Return in words that a run was started from a spec of another directory last, which is still there; empty where it was not."""
+    before = str((stored(runs, plan.name, "plan", plan.target) or {}).get("spec_dir") or "")
+    return f"; it was started from a spec in {near(before)} before" if before not in {"", plan.spec_dir} and Path(before).is_dir() else ""
 
 
 def before(backend: Backend, name: str) -> RunStatus | None:

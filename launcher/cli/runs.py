@@ -31,6 +31,12 @@ def homes(runs: Path, name: str) -> list[str]:
     return found + ["kubernetes"] * any((runs / ".kubernetes").glob(f"*/*/{name}/place.json"))
 
 
+def beside(file: Path, runs: Path, name: str) -> Path | None:
+    """Return the directory `runs` beside a spec's file where that has a run of that name and is another one than `runs`, else None."""
+    found = file.parent / DEFAULT_RUNS
+    return found if homes(found, name) and found.resolve() != runs.resolve() else None
+
+
 def find_run(name: str | None, backend: Backend, runs: Path) -> str:
     """Return the name of the run that NAME means: itself, the name in a spec file, or the only run when it is left out.
 
@@ -49,7 +55,7 @@ def find_run(name: str | None, backend: Backend, runs: Path) -> str:
     if len(known) == 1:
         return known[0].name
     if not known:
-        raise UsageError(f"there are no runs under {runs}", "start one with `launcher up FILE`, or say with --runs where they are")
+        raise UsageError(f"there are no runs under {runs}", "start one with `launcher up FILE`, or name their directory with --runs")
     names = ", ".join(run.name for run in known)
     raise UsageError(f"there are {len(known)} runs under {runs}", f"say which one: {names}")
 
@@ -60,6 +66,11 @@ def near(path: str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return path
+
+
+def is_named(runs: Path) -> bool:
+    """Return whether the user has named the directory of runs."""
+    return runs != DEFAULT_RUNS or bool(os.environ.get("LAUNCHER_RUNS"))
 
 
 def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:

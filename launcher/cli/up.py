@@ -43,7 +43,7 @@ def up(
     """Run a spec, and follow it until it is done."""
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import planned_there
-    from launcher.cli.rerun import Asked, alone, before, changed, decide, from_where, is_there, move_aside
+    from launcher.cli.rerun import Asked, alone, before, changed, check_place, decide, from_where, is_there, move_aside, other_spec
     from launcher.spec.loader import dump
 
     if fresh and resume:
@@ -54,6 +54,8 @@ def up(
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
     say = _sayer(as_json=as_json)
+    if on == "local" and (place := check_place(file, runs, spec.name, fresh=fresh)):
+        say(f"notice: {place}")
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
         starting.enter_context(alone(runs, spec.name))
@@ -69,7 +71,7 @@ def up(
             starting.enter_context(backend.reserve(plan, dump(spec)))
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
-            say(f"{spec.name} goes on {from_where(old)}")
+            say(f"{spec.name} goes on {from_where(old)}{other_spec(runs, plan)}")
         for notice in (*plan.notices, *backend.prepare(plan, dump(spec))):
             say(f"notice: {notice}")
         if detach:

@@ -197,7 +197,11 @@ class LocalBackend:
         layout = self.layout(name)
         if not self._is_there(layout):
             known = sorted(status.name for status in self.runs())
-            there = f"the runs in {self._runs} are {', '.join(known)}" if known else f"there are no runs in {self._runs}"
+            there = (
+                f"the runs in {self._runs} are {', '.join(known)}"
+                if known
+                else f"there are no runs in {self._runs}; --runs names another directory"
+            )
             raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{there}; start one with `launcher up`")
         return layout
 

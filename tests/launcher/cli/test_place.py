@@ -1,0 +1,71 @@
+"""Where a run is when its spec is in another directory, and when the project is copied: real runs of a small program."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import forked_launcher
+from tests.launcher.cli.conftest import Spec
+
+In = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_in(environment: dict[str, str]) -> In:
+    def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return forked_launcher.run(*arguments, cwd=directory, env=environment)
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path: Path, spec: Spec, run_in: In) -> Path:
+    """Return a directory with a spec that has run there, its code beside it."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (tmp_path / spec("steps", "2", "0")).rename(directory / "toy.yaml")
+    assert run_in(directory, "up", "toy.yaml", "--set", "code=.").returncode == 0
+    return directory
+
+
+def test_a_run_beside_its_spec_is_not_started_again_elsewhere_without_a_word(project: Path, tmp_path: Path, run_in: In) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    up = ("up", "../project/toy.yaml", "--set", f"code={project}")
+    refused = run_in(elsewhere, *up)
+    assert refused.returncode == 2
+    assert "there is no run toy in runs, but one in ../project/runs, beside the spec" in refused.stderr
+    assert "launcher up ../project/toy.yaml --runs ../project/runs" in refused.stderr
+    assert "--fresh" in refused.stderr
+    assert not (elsewhere / "runs").exists()
+    status = run_in(elsewhere, "status", "../project/toy.yaml")
+    assert (status.returncode, "--runs ../project/runs" in status.stderr) == (2, True)
+
+    assert "toy is complete" in run_in(elsewhere, *up, "--runs", "../project/runs").stdout
+    fresh = run_in(elsewhere, *up, "--fresh")
+    assert (fresh.returncode, "step 2/2" in fresh.stdout) == (0, True)
+    assert "another run toy is in ../project/runs" in run_in(elsewhere, *up).stdout
+
+
+def test_a_copied_project_goes_on_as_the_same_spec(project: Path, tmp_path: Path, run_in: In) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(project, copy)
+    again = run_in(copy, "up", "toy.yaml", "--set", "code=.")
+    assert (again.returncode, "toy is complete" in again.stdout) == (0, True), again.stderr
+    assert run_in(copy, "diff", "toy.yaml", "--set", "code=.", "--on", "local").stdout == ""
+    (copy / "other").mkdir()
+    other = run_in(copy, "diff", "toy.yaml", "--set", "code=other", "--on", "local")
+    assert (other.returncode, other.stdout.splitlines()[1].split()[0]) == (1, "code")
+
+
+def test_a_run_of_another_project_says_so_when_it_goes_on(project: Path, tmp_path: Path, run_in: In) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(project / "toy.yaml", other)
+    up = ("up", "--runs", "project/runs", "--resume")
+    done = run_in(tmp_path, *up, "other/toy.yaml", "--set", f"code={other}")
+    assert done.returncode == 0, done.stderr
+    assert "it was started from a spec in project before" in done.stdout
