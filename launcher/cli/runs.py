@@ -43,9 +43,9 @@ def find_run(name: str | None, backend: Backend, runs: Path) -> str:
     Raises UsageError when it is left out and there is not exactly one run, SpecError for a file that is no spec.
     """
     if name and looks_like_file(name):
-        from launcher.spec.loader import load
+        from launcher.spec.loader import run_name
 
-        return load(Path(name), []).name
+        return run_name(Path(name))
     if name is not None:
         # A name becomes a path, also of what is deleted: `..` must never get that far.
         if not _RUN_NAME.match(name):

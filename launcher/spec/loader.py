@@ -9,13 +9,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
+from launcher.spec import names, rules, syntax, wording
 from launcher.spec import overrides as override
-from launcher.spec import rules, syntax, wording
 from launcher.spec.document import Document, Reader, without
 from launcher.spec.models import ClusterSpec
-from launcher.spec.problems import Finding, nearest, shown
+from launcher.spec.problems import FieldError, Finding, nearest, shown
 from launcher.spec.problems import Path as SpecPath
-from launcher.spec.subject import Subject
+from launcher.spec.subject import Subject, resolved
 from trainer.settings import Train
 from trainer.workloads import catalog
 
@@ -47,6 +47,18 @@ def load(path: Path, overrides: Sequence[str] = ()) -> ClusterSpec:
         unique = dict.fromkeys(problems)
         raise SpecError(sorted(unique, key=lambda problem: (problem.file == override.FILE, problem.line, problem.column, problem.path)))
     return _with_absolute_paths(spec, directory)
+
+
+def run_name(path: Path) -> str:
+    """Return the name of the run that a spec file describes, whatever else is wrong with it: its code may be half written.
+
+    Raises SpecError when the file cannot be read, or its name is none.
+    """
+    name = _read(path).value.get("name")
+    try:
+        return names.check_name(name) if isinstance(name, str) else load(path).name
+    except FieldError:
+        return load(path).name
 
 
 def dump(spec: ClusterSpec) -> dict[str, Any]:
@@ -149,9 +161,9 @@ def _stand_in(value: Any, path: SpecPath) -> None:
 def _with_absolute_paths(spec: ClusterSpec, directory: Callable[[SpecPath], Path]) -> ClusterSpec:
     update: dict[str, Any] = {}
     if spec.code is not None:
-        update["code"] = str(rules.resolved(directory(("code",)), spec.code))
+        update["code"] = str(resolved(directory(("code",)), spec.code))
     if spec.train is not None and rules.is_directory_name(spec.train):
-        data = str(rules.resolved(directory(("train", "data")), spec.train.data))
+        data = str(resolved(directory(("train", "data")), spec.train.data))
         train: Train = spec.train.model_copy(update={"data": data})
         update["train"] = train
     return spec.model_copy(update=update) if update else spec

@@ -11,10 +11,10 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
-from launcher.spec import kubernetes_rules, names, quantities, wording
+from launcher.spec import code_rules, kubernetes_rules, names, quantities, wording
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
-from launcher.spec.subject import Subject
+from launcher.spec.subject import Subject, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import misfits
 from trainer.strategies import TRAINING
@@ -273,14 +273,6 @@ def is_directory_name(train: Train) -> bool:
     return train.data not in DATA_WORDS and "://" not in train.data
 
 
-def resolved(directory: FilePath, name: str) -> FilePath:
-    """Return the absolute path of a name in a spec; `~` is the user's home. Raises FieldError when it cannot be a path."""
-    try:
-        return FilePath(directory, FilePath(name).expanduser()).resolve()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise FieldError(f"{shown(name)} is not a usable path: {error}") from None
-
-
 def _directory(subject: Subject, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
         place = resolved(subject.directory(path), name)
@@ -324,6 +316,8 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), kubernetes_rules.labels),
     ((), kubernetes_rules.volumes_apart),
     ((("code",),), code_exists),
+    ((("code",), ("train", "workload"), ("strategy",), ("env",)), code_rules.workload_is_there),
+    ((("code",), ("command",)), code_rules.program_is_there),
     ((("train", "data"),), data_exists),
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 
 from launcher.spec.document import Document
 from launcher.spec.models import ClusterSpec
-from launcher.spec.problems import Path
+from launcher.spec.problems import FieldError, Path, shown
 
 
 @dataclass(frozen=True)
@@ -21,3 +21,11 @@ class Subject:
     def known(self, path: Path) -> bool:
         """Tell whether nothing is wrong at the path, around it, or directly inside it."""
         return not any(path[: len(gone)] == gone or gone[:-1] == path for gone in self.broken)
+
+
+def resolved(directory: FilePath, name: str) -> FilePath:
+    """Return the absolute path of a name in a spec; `~` is the user's home. Raises FieldError when it cannot be a path."""
+    try:
+        return FilePath(directory, FilePath(name).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise FieldError(f"{shown(name)} is not a usable path: {error}") from None

@@ -31,6 +31,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_init_writes_is_valid(strategy: str, workload: str, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "my_code").mkdir()
+    (here / "my_code" / "models.py").write_text("class Net: ...")
     assert run(["init", "--strategy", strategy, "--workload", workload]) == 0
     assert "launcher up cluster.yaml" in capsys.readouterr().out
     assert run(["validate", "cluster.yaml"]) == 0

@@ -42,7 +42,8 @@ def test_quantities_and_aliases_arrive(tmp_path: Path) -> None:
 
 
 def test_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "specs" / "code").mkdir(parents=True)
+    (tmp_path / "specs" / "code" / "a").mkdir(parents=True)
+    (tmp_path / "specs" / "code" / "a" / "b.py").write_text("class C: ...")
     (tmp_path / "data").mkdir()
     file = write(tmp_path / "specs", "version: 1\nname: run\ncode: ./code\ntrain: {workload: 'a.b:C', data: ../data}\n")
     monkeypatch.chdir(tmp_path)

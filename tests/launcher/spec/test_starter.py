@@ -17,6 +17,9 @@ OWN = [(strategy, name) for name in ("my.code:Model", None) for strategy in get_
 
 @pytest.mark.parametrize("strategy, workload", [*FITTING, *OWN])
 def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: Path) -> None:
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "code.py").write_text("class Model: ...")
+    (tmp_path / "train.py").touch()
     file = tmp_path / "cluster.yaml"
     file.write_text(starter("my-run", workload, strategy), encoding="utf-8")
     spec = load(file)

@@ -1,0 +1,1 @@
+"""A package of a user without the module that is named."""

@@ -1,0 +1,95 @@
+"""What parsing sees of a module, and what it leaves alone: the golden cases in tests/invalid have the problems."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SpecError
+from launcher.spec.code_rules import parse
+from launcher.spec.loader import load, run_name
+
+DATA = "def train_data(): ...\ndef eval_data(): ...\n"
+
+
+def check(directory: Path, source: str | None, workload: str = "mine:model", more: str = "") -> list[str]:
+    """Return the messages about a spec whose code is one module."""
+    (directory / "code").mkdir()
+    if source is not None:
+        (directory / "code" / "mine.py").write_text(source)
+    file = directory / "cluster.yaml"
+    file.write_text(f"version: 1\nname: mine\ncode: code\n{more}train: {{workload: '{workload}'}}\n")
+    try:
+        load(file)
+    except SpecError as error:
+        return [problem.message for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class model: ...",
+        "class A: ...\nmodel = A",
+        "from elsewhere import model",
+        "from elsewhere import thing as model",
+        "import elsewhere as model",
+        "if True:\n    from a import model\nelse:\n    from b import model",
+        "try:\n    from a import model\nexcept ImportError:\n    model = None",
+        "first, (model, *rest) = make()",
+        "if (model := make()): pass",
+        "with make() as model: pass",
+        "def fill():\n    global model\n    model = 1",
+        "from elsewhere import *",
+        "exec(text)",
+        "globals()['model'] = 1",
+        "import sys\nsetattr(sys.modules[__name__], 'model', 1)",
+        "def __getattr__(name): ...",
+        "@wrapped\ndef model(): ...",
+        f"{DATA}def model(): ...",
+        f"{DATA}model = make()\nmodel.compile()",
+        "from data import train_data, eval_data\ndef model(): ...",
+        "def model(): ...\nfrom data import *",
+    ],
+)
+def test_what_is_there_or_cannot_be_seen_is_no_error(source: str, tmp_path: Path) -> None:
+    assert check(tmp_path, source) == []
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("def other(): ...", 'mine.py has no "model"'),
+        ("def other():\n    model = 1\nclass A:\n    model = 2", 'mine.py has no "model"'),
+        (f"{DATA}def model(: ...", "mine.py, line 3, is no Python: invalid syntax"),
+        ("def model(): ...", 'mine.py has no train_data and no eval_data, which "model" is trained with'),
+        ("def train_data(): ...\nmodel = make()\nmodel.compile()", 'mine.py has no eval_data, which "model" is trained with'),
+        (None, "there is no module mine: neither mine.py nor mine/ is in"),
+    ],
+)
+def test_what_is_missing_is_told(source: str | None, message: str, tmp_path: Path) -> None:
+    [told] = check(tmp_path, source)
+    assert told.startswith(message)
+
+
+@pytest.mark.parametrize("more", ["image: registry.example.com/mine:1\n", "env: {PYTHONPATH: /opt/mine}\n"])
+def test_a_module_may_be_in_another_image_or_directory(more: str, tmp_path: Path) -> None:
+    assert check(tmp_path, None, more=more) == []
+
+
+def test_a_program_placed_by_hand_needs_no_data_nor_does_an_installed_package(tmp_path: Path) -> None:
+    assert check(tmp_path, "def model(cluster): ...", more="strategy: manual\nroles: {chief: {}, worker: {}}\n") == []
+    (tmp_path / "other").mkdir()
+    assert check(tmp_path / "other", None, workload="json.decoder:JSONDecoder") == []
+
+
+def test_a_module_is_parsed_and_never_run(tmp_path: Path) -> None:
+    assert check(tmp_path, f"raise SystemExit\n{DATA}def model(): ...") == []
+    assert parse(b"\xef\xbb\xbfx = 1", "bom.py").names == {"x"}
+
+
+def test_the_run_of_a_spec_is_known_by_its_name_while_its_code_is_half_written(tmp_path: Path) -> None:
+    assert check(tmp_path, "def model(:")
+    assert run_name(tmp_path / "cluster.yaml") == "mine"
+    (tmp_path / "cluster.yaml").write_text("version: 1\nname: Not_A_Name\n")
+    with pytest.raises(SpecError):
+        run_name(tmp_path / "cluster.yaml")
