@@ -17,7 +17,7 @@ Event = dict[str, Any]
 FIELDS: dict[str, str] = {
     "started": "attempt (int, from 1), role, pid: a training process was started",
     "waiting": "missing ([{task, address, reason}]), more (how many besides), seconds (waited so far), timeout: peers are not there yet",
-    "ready": "seconds: every peer answers and the model is built; training starts",
+    "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: every peer answers that was waited for",
     "restored": "step, path: training goes on from a checkpoint",
     "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
     "input_wait, peer_wait (parts of the time, 0 to 1, spent waiting for input and for others' gradients), dropped (gradients that came too late)",
@@ -27,8 +27,9 @@ FIELDS: dict[str, str] = {
     "notice": "message: something a person should know",
     "restarting": "attempt (the next), restarts (counted so far), exit_code, cause, detail (the last error line), delay (seconds)",
     "stopping": "reason: asked to stop; a checkpoint is saved first",
-    "done": "step, seconds, metrics: the task's work is complete",
-    "failed": "exit_code, cause, detail (the last error line): the task gives up",
+    "done": "step, seconds, metrics: the task's work is complete; ended_early: why it was before the last step, where it was",
+    "failed": "exit_code, cause, detail (the last error line; empty where the output has it), process_exit_code (of the training process, "
+    "where it ended by itself): the task gives up",
 }
 
 FORMATS = ("json", "text")
@@ -120,7 +121,7 @@ def render(event: Event) -> str:
         "notice": "{message}",
         "restarting": "starting again in {delay:.1f} s (attempt {attempt}): {cause}",
         "stopping": "stopping: {reason}",
-        "failed": "failed: {cause}: {detail}",
+        "failed": "failed: {cause}: {detail}" if event.get("detail") else "failed: {cause}",
     }
     if kind == "evaluated":
         return f"evaluated step {event['step']}: {_numbers(event['metrics'])}"

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
 
 # From here on a shell and a container tell of a signal, and orchestrators start again what was killed.
 _OF_SIGNALS = 128
+SIGKILL = _OF_SIGNALS + 9  # as a shell tells of a process that was killed, out of memory for example
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",

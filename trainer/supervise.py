@@ -191,7 +191,7 @@ class _Supervisor:
 
     def _follow(self, code: int, decision: Restart | End, detail: str) -> None:
         if isinstance(decision, End):
-            self._fail(decision.exit_code, decision.cause, detail)
+            self._fail(decision.exit_code, decision.cause, detail, exit_code_of(code))
             return
         self._history = decision.history
         self._report(
@@ -205,8 +205,9 @@ class _Supervisor:
         )
         self._backoff = self._reactor.call_later(decision.delay, self._start)
 
-    def _fail(self, code: int, cause: str, detail: str) -> None:
-        self._report("failed", exit_code=int(code), cause=cause, detail=detail or "the output above says more")
+    def _fail(self, code: int, cause: str, detail: str, process: int | None = None) -> None:
+        ended = {} if process is None else {"process_exit_code": process}
+        self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
         self._leave(code)
 
     def _leave(self, code: int) -> None:
@@ -308,6 +309,8 @@ class _Supervisor:
             self._workers = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
         if seconds >= self._job.patience.first_waiting:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
+            if not self._job.built_in:  # a training process of ours says so itself, when its model is built
+                self._report("ready", seconds=round(seconds, 1))
 
     def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
         named = [f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing[:_LISTED]]

@@ -1,19 +1,26 @@
 """What events of a task say in words, for the reasons that statuses and logs give."""
 
+import re
 from dataclasses import dataclass
 
-from launcher.backend.progress import text
+from launcher.backend.progress import text, whole
 from trainer.events import Event
+from trainer.exit_codes import SIGKILL
 
 LAST_LINE = 300  # characters of a task's own words that a reason quotes
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)|Fatal Python error: ")
+# What TensorFlow puts between the first line of an error in a graph and the line that says what is wrong.
+_WHERE = re.compile(r"Detected at node |<stack traces unavailable>|in user code:")
+_FORGOTTEN_AFTER = 100  # lines: a program that goes on for longer had another reason to end
 
 
 def said(event: Event) -> str:
     """Return the cause that an event gives, with its detail; empty when it gives none."""
-    return ": ".join(_short(part) for part in (text(event, "cause"), text(event, "detail")) if part)
+    return ": ".join(short(part) for part in (text(event, "cause"), text(event, "detail")) if part)
 
 
-def _short(line: str) -> str:
+def short(line: str) -> str:
     """Return a line, a long one without its middle: what it is stands at its start, where in the user's code at its end."""
     if len(line) <= LAST_LINE:
         return line
@@ -40,3 +47,61 @@ def waiting(event: Event) -> str:
     missing = event.get("missing")
     names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
     return f"waiting for {', '.join(names)}" if names else "waiting for peers"
+
+
+class LastError:
+    """Finds in a task's output the line that says what went wrong: the one of a traceback that names the exception, else the last one."""
+
+    def __init__(self) -> None:
+        self._error = ""
+        self._last = ""
+        self._since = 0  # lines after the error
+        self._in_traceback = False
+        self._unfinished = False  # the line ends in a colon: what is wrong is in a later one
+
+    @property
+    def error(self) -> str:
+        """The line that names an exception, empty where there was none lately."""
+        return short(self._error) if self._since < _FORGOTTEN_AFTER else ""
+
+    @property
+    def line(self) -> str:
+        """That line, or the last of all."""
+        return self.error or short(self._last)
+
+    def feed(self, line: str) -> None:
+        """Take in one line of output that is no event."""
+        stripped = line.strip()
+        if not stripped or not stripped.strip("^~ "):  # carets under a line of source
+            return
+        self._last = stripped
+        self._since += 1
+        if stripped == _TRACEBACK:
+            self._in_traceback = True
+        elif line[0].isspace():
+            return
+        elif self._in_traceback or _EXCEPTION.match(stripped):
+            self._error, self._since, self._in_traceback = stripped, 0, False
+            self._unfinished = stripped.endswith(":")
+        elif self._unfinished and not _WHERE.match(stripped):
+            self._error, self._unfinished = f"{self._error} {stripped}", False
+
+
+def out_of_memory(task: str, *, limited: bool) -> str:
+    """Return what to do about a task that was killed, out of memory as it seems; `limited` is whether its role's `memory` is its limit here."""
+    memory = f"roles.{task.partition('-')[0]}.memory"
+    if limited:
+        return f"raise `{memory}`, or lower `train.batch_size`"
+    return f"if memory ran out: end other programs, or lower `train.batch_size`; in containers and on Kubernetes raise `{memory}`"
+
+
+def was_killed(event: Event) -> bool:
+    """Return whether an event `failed` or `restarting` tells that the task's process was killed from outside."""
+    code = whole(event, "process_exit_code")
+    return (whole(event, "exit_code") if code is None else code) == SIGKILL
+
+
+def said_with(event: Event, last: LastError) -> str:
+    """Return what an event `failed` or `restarting` says; where it has no detail, with the exception in the output before it."""
+    error = "" if text(event, "detail") or was_killed(event) else last.error
+    return ": ".join(part for part in (said(event), error) if part)

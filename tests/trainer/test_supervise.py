@@ -78,6 +78,7 @@ class TestEnds:
         assert {(event["exit_code"], event["cause"]) for event in restarting} == {(code, cause)}
         assert run.event("failed")["cause"] == f"{cause}{last}; the limit of 2 restarts is reached"
         assert run.event("failed")["exit_code"] == left_with
+        assert run.event("failed")["process_exit_code"] == code
 
     def test_no_restart_where_none_is_allowed(self, trainers: Any) -> None:
         run = trainers.supervise(*shell("exit 75"), policy={"max_restarts": 0})

@@ -46,6 +46,16 @@ class TestPeers:
         assert run.code() == 143
         assert len(run.events("started")) == 1
 
+    def test_a_program_of_ones_own_is_ready_once_the_peers_that_it_waited_for_are_there(self, trainers: Any, ports: Any) -> None:
+        late = ports.address()
+        run = trainers.supervise(*GRACEFUL, built_in=False, awaited={"worker-1": late}, patience={"first_waiting": 0.2})
+        run.event("waiting")
+        assert not run.events("ready")
+        ports.listen(late)
+        assert run.event("ready")["seconds"] >= 0.2
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+
     def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, alive: Any) -> None:
         address = ports.address()
         run = trainers.supervise(*DEAF, awaited={"ps-1": address}, patience={"start": 0.5, "giving_up": 0.2})

@@ -7,9 +7,9 @@ from typing import Any
 
 from launcher.backend.model import Restart, State, TaskStatus
 from launcher.backend.progress import Pace, number, whole
-from launcher.backend.reasons import LAST_LINE, Start, said, waiting
+from launcher.backend.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
 from trainer.events import Event, parse
-from trainer.exit_codes import ExitCode, describe
+from trainer.exit_codes import SIGKILL, ExitCode, describe
 
 _GONE = "0001-01-01"  # how the engine writes that something has not happened
 
@@ -44,7 +44,8 @@ class TaskView:
     restarts: list[Restart] = field(default_factory=list)
     failure: str = ""  # what the task itself said of why it gives up
     gave_up: int | None = None  # with which exit code
-    last_line: str = ""
+    last: LastError = field(default_factory=LastError)
+    _killed: bool = False  # its process was, while it went on
     settled: tuple[State, str] | None = None  # how it ended for the run, where that is not what its exit code says
     _told: tuple[State, str] = (State.PENDING, "")
     _start: Start = field(default_factory=Start)
@@ -109,8 +110,8 @@ class TaskView:
     def line(self, written: str) -> Event | None:
         """Take in one line of output; return the event in it, if it is one."""
         event = parse(written) if written.startswith('{"event":') else None
-        if event is None and written.strip():
-            self.last_line = written.strip()[:LAST_LINE]
+        if event is None:
+            self.last.feed(written)
         return event
 
     def tell(self, event: Event, *, own: bool) -> None:
@@ -127,23 +128,25 @@ class TaskView:
         elif kind in {"ready", "restored", "progress"}:
             self._told = (State.RUNNING, "")
         elif kind == "restarting":
-            cause = said(event)
+            cause = said_with(event, self.last)
             counted = whole(event, "restarts")
             self._uncounted += counted == self._counted
             self._counted = counted or 0
             self.restarts.append(Restart(_time(event), len(self.restarts) + 1, whole(event, "exit_code"), cause))
             self._told = (State.RESTARTING, cause)
         elif kind == "failed":
-            self.failure, self.gave_up = said(event), whole(event, "exit_code")
+            self.failure, self.gave_up = said_with(event, self.last), whole(event, "exit_code")
+            self._killed = was_killed(event)
 
     def _started(self, event: Event) -> None:
         self._told = (State.RUNNING, "")
+        self.last = LastError()  # of this attempt
         if whole(event, "attempt") == 1:
             if self._starts:
                 self._restarted(_time(event))
             self._starts += 1
             self._counted = 0
-        self.failure, self.gave_up = "", None
+        self.failure, self.gave_up, self._killed = "", None, False
 
     def why(self, code: int | None) -> str:
         """Say why an attempt ended: the task's own words, or the exit code in words and its last line."""
@@ -153,9 +156,14 @@ class TaskView:
             return self.failure
         if code is None:
             return "its container was started again"
-        if code in {128 + 9, ExitCode.STOPPED} or not self.last_line:
+        if code in {SIGKILL, ExitCode.STOPPED} or not self.last.line:
             return describe(code)
-        return f"{describe(code)}: {self.last_line}"
+        return f"{describe(code)}: {self.last.line}"
+
+    def _remedy(self, state: State) -> str:
+        """Return what to do about it when it was killed, for memory as it seems."""
+        killed = self.container.get("OOMKilled") or self._killed or self.code == SIGKILL
+        return out_of_memory(self.name, limited=True) if killed and state is State.FAILED else ""
 
     def state(self) -> tuple[State, str]:
         """Return the state and its reason."""
@@ -182,6 +190,7 @@ class TaskView:
             name=self.name,
             state=state,
             reason=reason,
+            remedy=self._remedy(state),
             address=self.address,
             restarts=tuple(self.restarts),
             exit_code=self.code if over else None,

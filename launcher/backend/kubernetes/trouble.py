@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.backend.reasons import LastError, said_with, was_killed
 from trainer.exit_codes import describe
 
 Object = Mapping[str, Any]
@@ -139,7 +140,11 @@ def _of_containers(status: Object) -> Trouble | None:
             last = _last_line(terminated.get("message"))
             meaning = describe(code)
             meant = "" if meaning.endswith(str(code)) else f", {meaning}"
-            return Trouble("exit", f"exit code {code}{meant}" + (f": {last}" if last else ""), "see its log")
+            words = f"exit code {code}{meant}" + (f": {last}" if last else "")
+            failed = _failed(str(terminated.get("message") or "").splitlines())
+            if failed is not None and was_killed(failed):
+                return Trouble("memory", words, "raise the role's `memory`, if it ran out of that")
+            return Trouble("exit", words, "see its log")
     return None
 
 
@@ -212,13 +217,19 @@ def _short(text: str) -> str:
 
 def _last_line(message: object) -> str:
     """Return the last error line of a container's last output: what the trainer's `failed` event tells, or the last plain line."""
-    lines = [line.strip() for line in str(message or "").splitlines() if line.strip()]
-    for line in reversed(lines):
-        event = _event(line)
-        if event is not None and event.get("event") == "failed":
-            return _short(": ".join(str(event[key]) for key in ("cause", "detail") if event.get(key)))
-    plain = [line for line in lines if _event(line) is None]
-    return _short(plain[-1]) if plain else ""
+    lines = [line.rstrip() for line in str(message or "").splitlines() if line.strip()]
+    last = LastError()
+    for line in lines:
+        if _event(line) is None:
+            last.feed(line)
+    event = _failed(lines)
+    return _short(last.line if event is None else said_with(event, last))
+
+
+def _failed(lines: Iterable[str]) -> dict[str, Any] | None:
+    """Return the trainer's last `failed` event in lines of output."""
+    events = [event for line in lines if (event := _event(line)) is not None and event.get("event") == "failed"]
+    return events[-1] if events else None
 
 
 def _event(line: str) -> dict[str, Any] | None:

@@ -13,11 +13,11 @@ from launcher.backend.local.logfiles import LogWriter
 from launcher.backend.local.processes import Identity
 from launcher.backend.model import Restart, State, TaskStatus
 from launcher.backend.progress import Pace, whole
-from launcher.backend.reasons import LAST_LINE, Start, said, waiting
+from launcher.backend.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
 from trainer.events import Event, parse
-from trainer.exit_codes import describe
+from trainer.exit_codes import SIGKILL, describe
 
 _READ = 64 * 1024
 # What is still in the pipe when a task has ended; more than the largest pipe that a user may have.
@@ -47,7 +47,8 @@ class TaskRun:
         self.told = False  # asked to stop
         self._start = Start()
         self.killed = False
-        self.last_line = ""
+        self._last = LastError()
+        self.remedy = ""
         self.failure = ""  # what the task itself said of why it gives up
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -106,7 +107,8 @@ class TaskRun:
         self.identity = processes.identify(self._process.pid) or Identity(self._process.pid, "")
         self.state, self.reason, self.exit_code, self.ended = State.RUNNING, "", None, None
         self.restart_at = self.term_at = self.kill_at = None
-        self.failure = self.last_line = ""
+        self.failure = self.remedy = ""
+        self._last = LastError()
         self._began = time.monotonic()
         self.started = self.started or time.time()
         return reading
@@ -185,9 +187,9 @@ class TaskRun:
         if self.failure:
             return self.failure
         # Who was killed from outside had no say: its last line is about something else.
-        if code in _KILLED_FROM_OUTSIDE or not self.last_line:
+        if code in _KILLED_FROM_OUTSIDE or not self._last.line:
             return _KILLED_FROM_OUTSIDE.get(code) or describe(code)
-        return f"{describe(code)}: {self.last_line}"
+        return f"{describe(code)}: {self._last.line}"
 
     def tell(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
@@ -197,17 +199,20 @@ class TaskRun:
         if not own or self.told:
             return False
         before = (self.state, self.reason)
+        if kind == "started":
+            self._last = LastError()  # of this attempt
         if self._start.waits(event):
             self.state, self.reason = State.PENDING, waiting(event)
         elif kind in {"started", "ready", "restored", "progress"}:
             self.state, self.reason = State.RUNNING, ""
         elif kind == "restarting":
-            code, cause = whole(event, "exit_code"), said(event)
+            code, cause = whole(event, "exit_code"), said_with(event, self._last)
             self.restarts.append(Restart(time.time(), self.attempt, code, cause))
             self._counted_in_place = whole(event, "restarts") or self._counted_in_place
             self.state, self.reason = State.RESTARTING, cause
         elif kind == "failed":
-            self.failure = said(event)
+            self.failure = said_with(event, self._last)
+            self.remedy = out_of_memory(self.name, limited=False) if was_killed(event) else ""
         return (self.state, self.reason) != before or kind == "restarting"
 
     def status(self) -> TaskStatus:
@@ -216,6 +221,7 @@ class TaskRun:
             name=self.name,
             state=self.state,
             reason=self.reason,
+            remedy=self._remedy(),
             address=self.task.address,
             pid=self._process.pid if self._process else None,
             restarts=tuple(self.restarts),
@@ -224,6 +230,11 @@ class TaskRun:
             ended=self.ended,
             **vars(self._pace),
         )
+
+    def _remedy(self) -> str:
+        if self.state is not State.FAILED:
+            return ""
+        return out_of_memory(self.name, limited=False) if self.exit_code == SIGKILL else self.remedy
 
     def close(self) -> None:
         """Close the log."""
@@ -238,5 +249,5 @@ class TaskRun:
             if event is not None:
                 events.append(event)
             elif line.strip():
-                self.last_line = line.decode("utf-8", "replace").strip()[:LAST_LINE]
+                self._last.feed(line.decode("utf-8", "replace"))
         return events

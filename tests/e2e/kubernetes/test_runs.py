@@ -209,7 +209,8 @@ def test_the_limit_on_restarts_holds_over_pods_too(name: str, rendered: Namespac
     assert [line for line in log.splitlines() if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
     found = rendered.status(name)
     assert found is not None
-    assert found.reason == f"chief, attempt 3: {LIMITED[name][1]}; the limit of 2 restarts is reached: the output above says more"
+    told = f"chief, attempt 3: {LIMITED[name][1]}; the limit of 2 restarts is reached"
+    assert found.reason == (f"{told}; {found.tasks[0].remedy}" if name == "limited-kills" else told)
     assert [one.attempt for one in found.tasks[0].restarts] == [1, 2]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.reasons import LAST_LINE, Start, said, waiting
+from launcher.backend.reasons import LAST_LINE, LastError, Start, out_of_memory, said, said_with, waiting, was_killed
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,46 @@ def test_who_was_ready_does_not_wait_for_peers_until_it_is_started_again() -> No
         start.waits({"event": kind}) for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
     ]
     assert heard == [False, True, False, False, False, False, False, True]
+
+
+_FRAMES = 'Traceback (most recent call last):\n  File "x.py", line 3, in <module>\n    fit(x)\n    ^^^^^^\n'
+_GRAPH = "tf.InvalidArgumentError: Graph execution error:\n\nDetected at node a defined at\n<stack traces unavailable>\n"
+
+
+@pytest.mark.parametrize(
+    "output, line",
+    [
+        (f"epoch 1\n{_FRAMES}ValueError: no such file\n", "ValueError: no such file"),
+        (f"{_FRAMES}mine.Empty: the tank\nleaving\n", "mine.Empty: the tank"),
+        (f"{_FRAMES}KeyError: 1\n\nDuring handling of the above:\n\n{_FRAMES}Lost: it\n", "Lost: it"),
+        ('  File "x.py", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n', "SyntaxError: invalid syntax"),
+        (
+            f"{_FRAMES}{_GRAPH}logits and labels differ\n\t [[{{{{node b}}}}]]\n",
+            "tf.InvalidArgumentError: Graph execution error: logits and labels differ",
+        ),
+        ("no data here\n    ^^^^^^\n\n", "no data here"),
+        ("ErrorHandler is set\nleaving\n", "leaving"),
+        (f"{_FRAMES}ValueError: caught\n" + 100 * "epoch\n", "epoch"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_what_went_wrong_is_found(output: str, line: str) -> None:
+    last = LastError()
+    for written in output.splitlines():
+        last.feed(written)
+    assert last.line == line
+
+
+def test_a_program_that_tells_no_detail_is_quoted_unless_it_was_killed() -> None:
+    last = LastError()
+    last.feed("ValueError: 1")
+    assert said_with({"event": "failed", "cause": "given up", "detail": ""}, last) == "given up: ValueError: 1"
+    assert said_with({"event": "failed", "cause": "given up", "detail": "KeyError: 2"}, last) == "given up: KeyError: 2"
+    killed = {"event": "failed", "cause": "killed", "exit_code": 1, "process_exit_code": 137}
+    assert (said_with(killed, last), was_killed(killed)) == ("killed", True)
+    assert was_killed({"event": "restarting", "exit_code": 137})
+
+
+def test_what_to_do_about_memory_names_the_field_of_the_role() -> None:
+    assert "`roles.worker.memory`" in out_of_memory("worker-3", limited=True)
+    assert "`roles.ps.memory`" in out_of_memory("ps-0", limited=False)

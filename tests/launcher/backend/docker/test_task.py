@@ -113,6 +113,7 @@ def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out() -> N
     assert view.gave_up == 2
     view.look(container("exited", 137, OOMKilled=True))
     assert view.state()[1].startswith("out of memory")
+    assert view.status().remedy == "raise `roles.chief.memory`, or lower `train.batch_size`"
 
 
 @pytest.mark.parametrize("code, final", [(0, False), (2, True), (75, False), (143, False), (1, True), (137, True)])

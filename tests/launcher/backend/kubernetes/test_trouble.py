@@ -43,6 +43,21 @@ PODS = {
             "message": 'Traceback\n{"event": "failed", "cause": "killed by SIGKILL", "detail": "no memory"}\n',
         }
     ),
+    "exit code 1: killed, exit code 137": container(
+        terminated={
+            "reason": "Error",
+            "exitCode": 1,
+            "message": '{"event": "failed", "cause": "killed, exit code 137", "detail": "", "process_exit_code": 137}\n',
+        }
+    ),
+    "exit code 1: the limit is reached: Empty: nothing there": container(
+        terminated={
+            "reason": "Error",
+            "exitCode": 1,
+            "message": 'Traceback (most recent call last):\n  File "a.py", line 1\n    ^^^^\nEmpty: nothing there\n'
+            '{"event": "failed", "cause": "the limit is reached", "detail": "", "process_exit_code": 1}\n',
+        }
+    ),
     "evicted by its node: The node was low on resource: memory.": {
         "status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     },
