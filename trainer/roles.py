@@ -154,7 +154,7 @@ def _train(context: Context) -> ExitCode:
     session.close()
     if context.job.strategy == "parameter_server":
         _dismiss(context)
-    _done(context, outcome.step, outcome.metrics)
+    _done(context, outcome.step, outcome.metrics, outcome.ended_early)
     return ExitCode.DONE
 
 
@@ -209,8 +209,9 @@ def _evaluate(context: Context) -> ExitCode:
     return ExitCode.DONE
 
 
-def _done(context: Context, step: int | None, metrics: dict[str, float]) -> None:
-    context.report("done", step=step, seconds=time.time() - context.began, metrics=metrics)
+def _done(context: Context, step: int | None, metrics: dict[str, float], ended_early: str | None = None) -> None:
+    early = {"ended_early": ended_early} if ended_early else {}
+    context.report("done", step=step, seconds=time.time() - context.began, metrics=metrics, **early)
 
 
 # (strategy, role) -> what the task does; every other task trains.

@@ -73,6 +73,10 @@ class RunStatus:
     steps: int | None = None
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation, else of training
+    metrics_of: str = "training"  # or evaluation: what `metrics` are of
+    training_metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None  # after which the last evaluation was
+    ended_early: str = ""  # why the run has succeeded before its last step
     examples_per_second: float | None = None
     seconds_per_step: float | None = None
     eta: float | None = None  # seconds

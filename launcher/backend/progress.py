@@ -19,6 +19,9 @@ class Progress:
     steps: int | None = None
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    training_metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None
+    ended_early: str = ""
     examples_per_second: float | None = None
     seconds_per_step: float | None = None
     checkpoint: str | None = None
@@ -33,6 +36,7 @@ class Progress:
             self.ready = True
         if kind == "evaluated":
             self.metrics, self.evaluated = numbers(event, "metrics"), True
+            self.evaluated_step = whole(event, "step")
         elif not leads:
             return kind == "ready"
         elif kind == "progress":
@@ -45,6 +49,7 @@ class Progress:
         elif kind == "done":
             self.step = whole(event, "step") or self.step
             self.metrics = numbers(event, "metrics") or self.metrics
+            self.ended_early = text(event, "ended_early")
         else:
             return kind == "ready"
         return True
@@ -56,6 +61,10 @@ class Progress:
             "steps": self.steps,
             "loss": self.loss,
             "metrics": dict(self.metrics),
+            "metrics_of": "evaluation" if self.evaluated else "training",
+            "training_metrics": dict(self.training_metrics),
+            "evaluated_step": self.evaluated_step,
+            "ended_early": self.ended_early,
             "examples_per_second": self.examples_per_second,
             "seconds_per_step": self.seconds_per_step,
             "eta": None if ended else self.eta(),
@@ -75,8 +84,10 @@ class Progress:
         self.loss = _number(event["loss"]) if "loss" in event else None
         self.examples_per_second = number(event, "examples_per_second")
         self.seconds_per_step = number(event, "seconds_per_step")
+        self.training_metrics = numbers(event, "metrics")
+        self.ended_early = ""
         if not self.evaluated:
-            self.metrics = numbers(event, "metrics")
+            self.metrics = dict(self.training_metrics)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.backend.model import LogLine, RunStatus, State
-from launcher.cli import formats, task_rows
+from launcher.cli import formats, measures, task_rows
 from launcher.cli.lines import LAUNCHER_NOTE, is_chatter
 from launcher.cli.pace import Pace
 from launcher.cli.prefixes import Prefixes
@@ -109,9 +109,8 @@ class LiveView:
     def _facts(self, status: RunStatus, progress: Event, steps: str, elapsed: str) -> Text:
         speed = progress.get("examples_per_second", status.examples_per_second)
         checkpoint = status.checkpoint_step if self._checkpoint is None else self._checkpoint
-        loss = progress.get("loss", status.loss)
-        facts = {"step": steps, "loss": formats.number(loss) if "loss" in progress or loss is not None else None}
-        facts |= {name: formats.number(value) for name, value in (progress.get("metrics") or status.metrics).items()}
+        facts: dict[str, str | None] = {"step": steps, "training": _of_progress(progress) or measures.training(status) or None}
+        facts |= {"evaluation": measures.evaluation(status) or None}
         facts |= {"": None if speed is None else f"{speed:,.0f} examples/s"}
         facts |= {"checkpoint": None if checkpoint is None else f"{checkpoint:,}", "elapsed": elapsed}
         facts |= {"left": None if status.eta is None else formats.duration(status.eta)}
@@ -121,3 +120,9 @@ class LiveView:
                 text.append(f"{name} " if name else "", style="bright_black").append(f"{value}   ")
         text.rstrip()
         return text
+
+
+def _of_progress(progress: Event) -> str:
+    """Write loss and metrics of training as the last progress event has them."""
+    loss = {"loss": progress["loss"]} if "loss" in progress else {}
+    return formats.metrics({**loss, **(progress.get("metrics") or {})})

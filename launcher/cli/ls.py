@@ -65,13 +65,13 @@ def _known(on: str | None, runs: Path, where: Where) -> list[RunStatus]:
 def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...]:
     import time
 
-    from launcher.cli import formats
+    from launcher.cli import formats, measures
     from launcher.cli.task_rows import state_cell
 
-    step = "" if status.step is None else f"{status.step:,}/{status.steps:,}" if status.steps else f"{status.step:,}"
+    step = measures.steps_cell(status)
     until = status.ended if status.state in ENDED else time.time()
     took = "" if status.started is None or until is None else formats.duration(until - status.started)
     started = "" if status.started is None else formats.ago(status.started)
     name = (status.name, "bold")
     state = state_cell(status.state, marked=marked)
-    return (name, status.backend, state, status.strategy, str(len(status.tasks)), step, formats.metrics(status.metrics), started, took)
+    return (name, status.backend, state, status.strategy, str(len(status.tasks)), step, measures.metrics_cell(status), started, took)

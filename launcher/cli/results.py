@@ -1,6 +1,5 @@
 """What a run came to: the exit code for it, and its summary for people and for programs."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,19 +8,21 @@ from rich.console import Console
 from rich.text import Text
 
 from launcher.backend.model import Backend, RunStatus, State, TaskStatus
-from launcher.cli import formats
+from launcher.backend.reasons import LastError, short
+from launcher.cli import formats, measures
 from launcher.cli.lines import LAUNCHER_NOTE, event_in
 from launcher.cli.runs import command, near
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
 from trainer.events import finite
-from trainer.exit_codes import ExitCode, describe
+from trainer.exit_codes import SIGKILL, ExitCode, describe
 
 # The exit codes of `up` and `wait`; docs/cli.md has the same table.
 EXIT_CODES: dict[State, int] = {State.SUCCEEDED: 0, State.FAILED: 1, State.INTERRUPTED: 1, State.STOPPED: int(ExitCode.STOPPED)}
 
-_ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b")
-_LAST_LINES = 50
+_LAST_LINES = 200
+# How a task ends through no fault of its own: a peer was lost, it was killed or asked to stop; or nobody knows.
+_PASSING = frozenset({None, int(ExitCode.PEER_LOST), int(ExitCode.STOPPED), SIGKILL})
 
 
 def summary(status: RunStatus, code: int) -> dict[str, Any]:
@@ -36,6 +37,8 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
         "steps": status.steps,
         "loss": status.loss,
         "metrics": status.metrics,
+        "metrics_of": status.metrics_of,
+        "ended_early": status.ended_early,
         "seconds": _seconds(status),
         "examples_per_second": status.examples_per_second,
         "seconds_per_step": status.seconds_per_step,
@@ -72,18 +75,17 @@ def _seconds(status: RunStatus) -> float | None:
 
 
 def _facts(status: RunStatus) -> list[tuple[str, str]]:
-    facts = []
+    facts = [("stopped early", f"at step {status.step or 0:,}: {status.ended_early}")] * bool(status.ended_early)
     if status.step is not None:
-        facts.append(("steps", f"{status.step:,} of {status.steps:,}" if status.steps else f"{status.step:,}"))
+        facts.append(("steps", measures.steps(status)))
     speed = []
     if status.examples_per_second is not None:
         speed.append(f"{status.examples_per_second:,.0f} examples/s")
     if status.seconds_per_step is not None:
         speed.append(f"{formats.seconds_each(status.seconds_per_step)} a step")
     facts += [("speed", ", ".join(speed))] * bool(speed)
-    if status.loss is not None:
-        facts.append(("training loss", formats.number(status.loss)))
-    facts += [("metrics", formats.metrics(status.metrics))] * bool(status.metrics)
+    facts += [("training", measures.training(status))] * bool(measures.training(status))
+    facts += [("evaluation", measures.evaluation(status))] * bool(measures.evaluation(status))
     restarts = [f"{task.name} {len(task.restarts)} (last: {task.restarts[-1].cause})" for task in status.tasks if task.restarts]
     facts.append(("restarts", ", ".join(restarts) or "none"))
     return facts
@@ -94,12 +96,25 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
     if status.checkpoint is not None:
         steps.append(("checkpoint", near(status.checkpoint)))
     if status.state is not State.SUCCEEDED and started_by:
-        steps.append(("go on with", command(runs, "up", *started_by, on=status.backend)))
+        steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:
         steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
     elif (Path(status.run_dir) / "logs").is_dir():
         steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
     return steps
+
+
+def _next_label(status: RunStatus) -> str:
+    """Return what the command line is that started a run which has not succeeded.
+
+    What failed by its own fault fails again until that is mended. Where no step is left, or none was ever done, there is nothing to go on from.
+    """
+    task = failed_task(status)
+    if status.state is State.FAILED and task is not None and task.exit_code not in _PASSING:
+        return "once mended"
+    some_done = status.step is not None or status.checkpoint is not None
+    some_left = status.steps is None or (status.step or 0) < status.steps
+    return "go on with" if status.state is not State.FAILED and some_done and some_left else "run it again"
 
 
 def failed_task(status: RunStatus) -> TaskStatus | None:
@@ -111,27 +126,43 @@ def failed_task(status: RunStatus) -> TaskStatus | None:
 def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str, str]]:
     if status.state not in (State.FAILED, State.INTERRUPTED):
         return []
-    facts = [("reason", status.reason)] * bool(status.reason)
     task = failed_task(status)
     if task is None:
+        facts = [("reason", status.reason)] * bool(status.reason)
         return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
+    last = last_error_line(backend, status.name, task.name)
+    reason = without(status.reason, last)
+    facts = [("reason", reason)] * bool(reason)
     how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
     if task.name not in status.reason:
         facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
-    last = last_error_line(backend, status.name, task.name)
     facts += [("last error", last)] * bool(last)
+    facts += [("to mend it", task.remedy)] * bool(task.remedy and task.remedy not in reason)
     role, _, index = task.name.partition("-")
     where = ["--role", role] + ["--index", index] * bool(index)
     return [*facts, ("log", command(runs, "logs", status.name, *where, on=status.backend))]
 
 
 def last_error_line(backend: Backend, name: str, task: str) -> str:
-    """Return the line that says why a task failed: the last that names an exception, its `failed` event, or the last of all."""
+    """Return the line that says why a task failed: the detail of its last `failed` event, the last that names an exception, or the last of all."""
     try:
         lines = [line.text for line in backend.logs(name, tasks=[task], follow=False, since=None, tail=_LAST_LINES)]
     except LauncherError:
         return ""
-    written = [line.strip() for line in lines if line.strip() and event_in(line) is None and not line.startswith(LAUNCHER_NOTE)]
-    errors = [line for line in written if _ERROR_LINE.match(line)]
-    details = [str(event["detail"]) for event in map(event_in, lines) if event and event["event"] == "failed" and event.get("detail")]
-    return (errors or details or written or [""])[-1]
+    last = LastError()
+    detail = ""
+    for line in lines:
+        event = event_in(line)
+        if event is not None:
+            detail = str(event.get("detail") or "") if event["event"] == "failed" and event["task"] == task else detail
+        elif not line.startswith(LAUNCHER_NOTE):
+            last.feed(line)
+    return detail or last.line
+
+
+def without(reason: str, last: str) -> str:
+    """Return a reason without the last error line, which is told by itself."""
+    for quoted in (last, short(last)):
+        if quoted and reason.endswith(quoted):
+            return reason.removesuffix(quoted).rstrip(" :")
+    return reason

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from launcher.backend.model import ENDED, Backend, RunStatus, Where
-from launcher.cli import formats, task_rows
+from launcher.cli import formats, measures, task_rows
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.runs import DEFAULT_RUNS, near
@@ -97,11 +97,11 @@ def _rendered(current: RunStatus, height: int | None) -> RenderableType:
 def _facts(current: RunStatus) -> list[tuple[str, str]]:
     facts = {
         "run": f"{current.name} on {current.backend}" + (f", {current.strategy}" if current.strategy else ""),
-        "state": f"{current.state}: {current.reason}" if current.reason else str(current.state),
+        "state": ": ".join(filter(None, (str(current.state), current.reason or measures.early(current)))),
         "started": _times(current),
-        "step": _step(current),
-        "loss": "" if current.loss is None else formats.number(current.loss),
-        "metrics": formats.metrics(current.metrics),
+        "step": measures.steps(current),
+        "training": measures.training(current),
+        "evaluation": measures.evaluation(current),
         "speed": _speed(current),
         "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),
         "checkpoint": _checkpoint(current),
@@ -115,12 +115,6 @@ def _times(current: RunStatus) -> str:
         return ""
     took = "" if current.ended is None else f", took {formats.duration(current.ended - current.started)}"
     return formats.ago(current.started) + took
-
-
-def _step(current: RunStatus) -> str:
-    if current.step is None:
-        return ""
-    return f"{current.step:,} of {current.steps:,} ({current.step / current.steps:.0%})" if current.steps else f"{current.step:,}"
 
 
 def _speed(current: RunStatus) -> str:

@@ -28,14 +28,13 @@ def state_cell(state: State, *, marked: bool) -> Cell:
 
 def row(task: TaskStatus, prefixes: Prefixes, *, marked: bool) -> tuple[Cell, ...]:
     """Return the cells of one task."""
-    step = task.step if task.local_step is None else task.local_step
     speed = "" if task.examples_per_second is None else f"{task.examples_per_second:,.0f}/s"
     restarts: Cell = (str(len(task.restarts)), "yellow") if task.restarts else ""
     failed = task.exit_code not in (None, 0)
     return (
         (task.name, prefixes.colour(task.name)),
         state_cell(task.state, marked=marked),
-        "" if step is None else f"{step:,}",
+        "" if task.step is None else f"{task.step:,}",
         speed,
         restarts,
         "" if task.exit_code is None else (str(task.exit_code), "red" if failed else ""),

@@ -30,7 +30,7 @@ class Enough:
     def __call__(self) -> str | None:
         """Return why it is enough, or None."""
         if self._train.max_seconds is not None and self.trained_seconds >= self._train.max_seconds:
-            return f"it has trained for {self._train.max_seconds:g} s, as train.max_seconds allows"
+            return f"it had trained for {self._train.max_seconds:g} s (train.max_seconds)"
         if self._train.early_stopping is not None and self._reason is None:
             stamp = evaluations.changed(self._run_dir)
             if stamp != self._stamp:  # an evaluator may have written it
@@ -58,5 +58,5 @@ def no_better(done: Sequence[Evaluated], rule: EarlyStopping) -> str | None:
             best, since = value, 0
     if since < rule.patience:
         return None
-    known = f"not got better than {sign * best:.6g}" if math.isfinite(best) else "had no finite value"
-    return f"{rule.metric} has {known} in {since} evaluations, as train.early_stopping allows"
+    known = f"did not improve on {sign * best:.6g}" if math.isfinite(best) else "had no finite value"
+    return f"{rule.metric} {known} in {since} evaluations (train.early_stopping)"

@@ -31,6 +31,7 @@ class Outcome:
     step: int
     finished: bool
     metrics: dict[str, float]
+    ended_early: str | None = None  # why, where that was before the last step
 
 
 def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter, stopped: Callable[[], bool]) -> Outcome:
@@ -170,7 +171,7 @@ class _Chief:
             self._best.flush()
         self.logs.close()
         self._keep("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
-        return Outcome(step, finished, self._metrics)
+        return Outcome(step, finished, self._metrics, early)
 
     def _tell(self, progress: Progress) -> None:
         examples_per_second, seconds_per_step = self._told_rate.take()

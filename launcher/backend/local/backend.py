@@ -245,6 +245,7 @@ _SUMMARY: dict[str, tuple[str, type]] = {
     "steps": ("steps", int),
     "metrics": ("metrics", dict),
     "checkpoint": ("checkpoint", str),
+    "ended_early": ("ended_early", str),
 }
 
 
@@ -259,6 +260,8 @@ def _with_summary(status: RunStatus, layout: Layout) -> RunStatus:
         for field, (key, kind) in _SUMMARY.items()
         if isinstance(summary.get(key), kind) and (newer or not getattr(status, field))
     }
+    if "metrics" in told:  # the chief records those of evaluations alone
+        told["metrics_of"] = "evaluation"
     if "checkpoint" in told:  # checkpoints are named by their step
         step = told["checkpoint"].rpartition("-")[2]
         told["checkpoint_step"] = int(step) if step.isdecimal() else None

@@ -10,6 +10,16 @@ def test_evaluations_are_told_rather_than_training_metrics() -> None:
     progress.apply({"event": "evaluated", "step": 1, "metrics": {"accuracy": 0.8}}, leads=False)
     progress.apply({"event": "progress", "step": 2, "steps": 9, "metrics": {"accuracy": 0.2}}, leads=True)
     assert (progress.step, progress.metrics) == (2, {"accuracy": 0.8})
+    told = progress.fields(ended=False)
+    assert (told["metrics_of"], told["evaluated_step"], told["training_metrics"]) == ("evaluation", 1, {"accuracy": 0.2})
+
+
+def test_why_a_run_ended_early_is_known_until_it_goes_on() -> None:
+    progress = Progress()
+    progress.apply({"event": "done", "step": 5, "ended_early": "no better"}, leads=True)
+    assert progress.fields(ended=True)["ended_early"] == "no better"
+    progress.apply({"event": "progress", "step": 6, "steps": 9}, leads=True)
+    assert progress.fields(ended=False)["ended_early"] == ""
 
 
 def test_only_the_task_that_leads_tells_of_steps() -> None:

@@ -25,6 +25,14 @@ def steps(count: int, seconds: float) -> None:
     tell("done", step=count, seconds=count * seconds, metrics={"accuracy": 1.0})
 
 
+def early() -> None:
+    """Report two steps of many, an evaluation after each, and the end before the last step."""
+    for step in (1, 2):
+        tell("progress", step=step, steps=100, loss=1 / step, metrics={"accuracy": 1.0})
+        tell("evaluated", step=step, metrics={"accuracy": 0.75}, seconds=0.1)
+    tell("done", step=2, seconds=0.1, metrics={"accuracy": 0.75}, ended_early="accuracy did not improve on 0.75 in 1 evaluations")
+
+
 def fail() -> NoReturn:
     print("about to fail", flush=True)
     raise ValueError("the data is not there")
@@ -63,4 +71,4 @@ if __name__ == "__main__":
     elif what == "slow":
         forever(float(values[0]))
     else:
-        {"fail": fail, "forever": forever, "stubborn": stubborn}[what]()
+        {"early": early, "fail": fail, "forever": forever, "stubborn": stubborn}[what]()

@@ -21,7 +21,13 @@ def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) 
     # A second and a half of thirty steps: the first, the last and about one a second between.
     assert sum(line.startswith("chief | step ") for line in lines) <= 6
     summary = dict(line.split(maxsplit=1) for line in done.stdout.partition("toy succeeded")[2].splitlines()[1:])
-    expected = {"steps": "30 of 30", "speed": "1,000 examples/s", "metrics": "accuracy 1", "restarts": "none", "run": "runs/toy"}
+    expected = {
+        "steps": "30 of 30 (100%)",
+        "speed": "1,000 examples/s",
+        "training": "loss 0.03333  accuracy 1",
+        "restarts": "none",
+        "run": "runs/toy",
+    }
     assert expected.items() <= summary.items()
     assert summary["checkpoint"] == "runs/toy/checkpoints/ckpt-30"
 
@@ -40,8 +46,30 @@ def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spe
     summary = done.stdout.partition("toy failed")[2]
     for fact in ("chief", "attempt 1", "exit code 1", "ValueError: the data is not there", "launcher logs toy --role chief"):
         assert fact in summary
+    assert summary.count("ValueError: the data is not there") == 1
+    assert "once mended" in summary
+    assert "go on with" not in summary
     shown = cli("logs", "toy", "--role", "chief")
     assert "chief | ValueError: the data is not there" in shown.stdout.splitlines()
+
+
+def test_a_run_that_ended_early_says_so_and_tells_training_from_evaluation(cli: Cli, spec: Spec) -> None:
+    done = cli("up", spec("early"))
+    assert done.returncode == 0
+    summary = dict(line.strip().split("  ", 1) for line in done.stdout.partition("toy succeeded")[2].splitlines()[1:])
+    told = {name: value.strip() for name, value in summary.items()}
+    assert told["stopped early"] == "at step 2: accuracy did not improve on 0.75 in 1 evaluations"
+    assert told["steps"] == "2, of 100 at most"
+    assert told["training"] == "loss 0.5  accuracy 1"
+    assert told["evaluation"] == "accuracy 0.75  after step 2"
+    status = cli("status").stdout
+    assert "succeeded: stopped early at step 2: accuracy did not improve" in status
+    assert "%" not in status
+    row = cli("ls").stdout.splitlines()[1]
+    assert "evaluation: accuracy 0.75" in row
+    assert "/100" not in row
+    as_json = json.loads(cli("status", "--json").stdout)
+    assert (as_json["metrics"], as_json["metrics_of"], as_json["loss"]) == ({"accuracy": 0.75}, "evaluation", 0.5)
 
 
 @pytest.mark.parametrize("what, code, state", [(["steps", "3", "0"], 0, "succeeded"), (["fail"], 1, "failed")])
@@ -197,6 +225,7 @@ def test_a_signal_saves_and_stops(
     assert "saving a checkpoint" in out
     assert "chief | saved" in out
     assert "toy stopped" in out
+    assert "run it again" in out  # it had done no step
     assert (tmp_path / "runs" / "toy" / "saved").is_file()
     assert json.loads(cli("status", "--json").stdout)["state"] == "stopped"
 

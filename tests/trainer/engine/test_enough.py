@@ -44,7 +44,7 @@ def test_a_run_that_gets_no_better_ends_as_done_after_a_checkpoint(tmp_path: Pat
     assert outcome.finished
     assert 60 <= session.step < 5000
     assert record.read(tmp_path)["state"] == "succeeded"
-    assert "not got better" in record.read(tmp_path)["ended_early"]
+    assert "did not improve on" in record.read(tmp_path)["ended_early"]
     assert any("train.early_stopping" in event["message"] for event in output.events("notice"))
     assert output.events("checkpoint")[-1]["step"] == session.step
     assert Checkpoints(tmp_path / "checkpoints", session.model, session.optimizer, 1).latest is not None

@@ -1,0 +1,47 @@
+"""How far a run is and how well it does, as people read it; what is of training and what of an evaluation is told apart."""
+
+from launcher.backend.model import RunStatus
+from launcher.cli import formats
+
+EVALUATION = "evaluation"
+
+
+def steps(status: RunStatus) -> str:
+    """Write the steps: `500 of 2,000 (25%)`; of a run that ended early those it has done, as no others are left."""
+    if status.step is None:
+        return ""
+    if not status.steps or status.ended_early:
+        return f"{status.step:,}" + (f", of {status.steps:,} at most" if status.steps and status.ended_early else "")
+    return f"{status.step:,} of {status.steps:,} ({status.step / status.steps:.0%})"
+
+
+def steps_cell(status: RunStatus) -> str:
+    """Write the steps for a table: `500/2,000`; of a run that ended early those it has done."""
+    if status.step is None:
+        return ""
+    return f"{status.step:,}/{status.steps:,}" if status.steps and not status.ended_early else f"{status.step:,}"
+
+
+def early(status: RunStatus) -> str:
+    """Say why a run has ended before its last step; empty where it has not."""
+    return f"stopped early at step {status.step or 0:,}: {status.ended_early}" if status.ended_early else ""
+
+
+def training(status: RunStatus) -> str:
+    """Write loss and metrics of training: `loss 0.12  accuracy 0.96`."""
+    metrics = status.training_metrics if status.metrics_of == EVALUATION else status.training_metrics or status.metrics
+    loss = {} if status.loss is None else {"loss": status.loss}
+    return formats.metrics({**loss, **metrics})
+
+
+def evaluation(status: RunStatus) -> str:
+    """Write the metrics of the last evaluation, with its step; empty where there was none."""
+    if status.metrics_of != EVALUATION or not status.metrics:
+        return ""
+    after = "" if status.evaluated_step is None else f"  after step {status.evaluated_step:,}"
+    return formats.metrics(status.metrics) + after
+
+
+def metrics_cell(status: RunStatus) -> str:
+    """Write the metrics for a table, and of what they are: `evaluation: loss 0.2  accuracy 0.95`."""
+    return f"{status.metrics_of}: {formats.metrics(status.metrics)}" if status.metrics else ""
