@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import shutil
 import sys
 import traceback
 from dataclasses import asdict
@@ -75,6 +77,21 @@ def _print(error: Exception, told: dict[str, Any]) -> None:
         from launcher.spec.problems import render
 
         print(render(error.problems), file=sys.stderr)
-    print(f"{red}error:{end} {told['error']}", file=sys.stderr)
-    if told["remedy"]:
-        print(f"{cyan}remedy:{end} {told['remedy']}", file=sys.stderr)
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    for name, style, text in (("error:", red, told["error"]), ("remedy:", cyan, told["remedy"])):
+        if text:
+            print(f"{style}{name}{end} {wrapped(text, width, len(name) + 1)}", file=sys.stderr)
+
+
+def wrapped(text: str, width: int | None, begun: int) -> str:
+    """Return a text in lines of `width` that break between words, never in a command in backticks; `begun` columns of the first are taken."""
+    if width is None:
+        return text
+    lines, left = [""], width - begun
+    for word in re.findall(r"[^\s`]*`[^`]*`\S*|\S+", text):
+        if lines[-1] and left < len(word) + 1:
+            lines.append("")
+            left = width
+        left -= len(word) + bool(lines[-1])
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)

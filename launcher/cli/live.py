@@ -59,7 +59,7 @@ class LiveView:
         if kind == "checkpoint":
             self._checkpoint = event["step"]
         if kind not in _SHOWN_BELOW and self._pace.admits(event):
-            self._console.print(self._prefixes.line(event["task"], render(event), _STYLES.get(kind, "")), soft_wrap=True)
+            self._console.print(self._prefixes.line(event["task"], render(event), _STYLES.get(kind, "")), overflow="fold")  # wraps at words
 
     def output(self, line: LogLine) -> None:
         """Let a program's own output scroll, without TensorFlow's chatter."""
@@ -84,7 +84,7 @@ class LiveView:
         shown, left_out = task_rows.most_telling(status, self._console.height - _KEPT_FREE)
         rows = [task_rows.row(task, self._prefixes, marked=True) for task in shown]
         parts: list[RenderableType] = [Text(), self._head(status.state), self._bar(status)]
-        parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT)]
+        parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, whole=task_rows.WHOLE, width=self._console.width)]
         if left_out:
             parts.append(Text(f"and {formats.count(left_out, 'more task')}", style="bright_black"))
         return Group(*parts)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -20,6 +21,7 @@ EXAMPLES = (
     ("launcher logs -f mnist", "and what it writes from now on, until it has ended"),
     ("launcher logs mnist --role worker --index 0 --since 10m", "one task, the last ten minutes"),
     ("launcher logs mnist --role ps --tail 20", "the last lines"),
+    ("launcher logs mnist --grep 'error|restart'", "the lines in which one of the words is"),
 )
 # Lines of each task among which the last ones about a task are looked for.
 _READ_FOR_TAIL = 2000
@@ -40,6 +42,9 @@ def logs(
         str | None, typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-01-31T12:00:00Z.", show_default=False)
     ] = None,
     tail: Annotated[int | None, typer.Option(help="Only so many lines of each task, the last.", min=0, show_default=False)] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this regular expression is found.", show_default=False)
+    ] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Show progress events as they were written, not as readable lines.")] = False,
     on: OnRun = None,
@@ -57,7 +62,8 @@ def logs(
     known = backend.status(run).tasks
     tasks = _chosen(run, known, role or [], index or [])
     write = _json if as_json else _writer(tasks, timestamps=timestamps, raw=raw)
-    if len(tasks) == len(known):
+    found = _search(grep, raw=raw)
+    if len(tasks) == len(known) and grep is None:
         for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
             write(line)
         return
@@ -65,13 +71,14 @@ def logs(
     read = list(dict.fromkeys([rules.leader(task.name for task in known), *tasks]))
     position = Position()
     if tail is not None:
-        within = max(_READ_FOR_TAIL, tail)
-        for line in _last(position.note(backend.logs(run, tasks=read, follow=False, since=started_after, tail=within)), tasks, tail):
+        within = None if grep else max(_READ_FOR_TAIL, tail)
+        there = position.note(backend.logs(run, tasks=read, follow=False, since=started_after, tail=within))
+        for line in _last(filter(found, there), tasks, tail):
             write(line)
         if not follow:
             return
     for line in position.after(backend.logs(run, tasks=read, follow=follow, since=position.since(read, started_after), tail=None)):
-        if _task_of(line) in tasks:
+        if _task_of(line) in tasks and found(line):
             write(line)
 
 
@@ -105,6 +112,25 @@ class Position:
                 left[line.task] -= 1
             elif line.time >= time:
                 yield line
+
+
+def _search(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
+    """Return what tells whether a line is wanted, as it is shown. Raises UsageError for what is no regular expression."""
+    from launcher.cli.lines import event_in
+    from trainer.events import render
+
+    try:
+        wanted = re.compile(pattern or "")
+    except re.error as error:
+        raise UsageError(
+            f"--grep: {pattern!r} is no regular expression: {error}", "put a backslash before characters such as ( [ * + ?"
+        ) from None
+
+    def found(line: LogLine) -> bool:
+        event = None if raw or not pattern else event_in(line.text)
+        return wanted.search(render(event) if event else line.text) is not None
+
+    return found
 
 
 def _task_of(line: LogLine) -> str:

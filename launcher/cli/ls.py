@@ -16,6 +16,8 @@ EXAMPLES = (
     ("launcher ls --json | jq -r '.[] | select(.state == \"running\") | .name'", "the names of those that run"),
 )
 _HEADERS = ("NAME", "ON", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK")
+# What a narrow terminal leaves out first; `status` tells it.
+_SPARE = ("STRATEGY", "TASKS", "TOOK", "ON", "STARTED", "METRICS", "STEP")
 
 
 def ls(
@@ -42,7 +44,7 @@ def ls(
 
     console = Console(highlight=False)
     rows = [_row(status, marked=console.is_terminal) for status in known]
-    show(console, _HEADERS, rows, right=("TASKS", "STEP"))
+    show(console, _HEADERS, rows, right=("TASKS", "STEP"), whole=("NAME", "STATE"), spare=_SPARE)
     if on is None and any((runs / ".kubernetes").glob("*/*/*/place.json")):
         print(f"of runs on clusters tells `{command(runs, 'ls', on='kubernetes')}`", file=sys.stderr)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from launcher.backend.model import Backend, RunStatus, State, TaskStatus
@@ -12,6 +13,7 @@ from launcher.backend.reasons import LastError, short
 from launcher.cli import formats, measures
 from launcher.cli.lines import LAUNCHER_NOTE, event_in
 from launcher.cli.runs import command, near
+from launcher.cli.tables import fact_lines
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
 from trainer.events import finite
@@ -64,9 +66,14 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
     facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, started_by)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        console.print(Text.assemble((f"  {name:<{width}}  ", "bright_black"), value), soft_wrap=True)
+        # What is read wraps at words; what is pasted, and all in a pipe, stays in one piece.
+        if console.is_terminal and name not in _PASTED:
+            console.print(Padding(fact_lines([(f"{name:<{width}}", value)]), (0, 0, 0, 2)))
+        else:
+            console.print(Text.assemble((f"  {name:<{width}}  ", "bright_black"), value), soft_wrap=True)
 
 
+_PASTED = frozenset({"run", "checkpoint", "log", "go on with", "run it again", "once mended", "TensorBoard"})
 _WORDS = {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.STOPPED: "stopped", State.INTERRUPTED: "was interrupted"}
 
 

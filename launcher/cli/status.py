@@ -14,7 +14,7 @@ from launcher.cli import formats, measures, task_rows
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.runs import DEFAULT_RUNS, near
-from launcher.cli.tables import grid, plain
+from launcher.cli.tables import fact_lines, grid, plain
 from trainer.events import finite
 
 EXAMPLES = (
@@ -59,7 +59,7 @@ def _watch(backend: Backend, run: str, console: Console) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             current = backend.status(run)
-            live.update(_rendered(current, console.height), refresh=True)
+            live.update(_rendered(current, console.width, console.height), refresh=True)
             if current.state in ENDED:
                 return
             time.sleep(WATCH_EVERY)
@@ -69,7 +69,7 @@ def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(finite(asdict(current))), flush=True)
     elif console.is_terminal:
-        console.print(_rendered(current, None))
+        console.print(_rendered(current, console.width, None))
     else:
         width = max(len(fact) for fact, _ in _facts(current))
         print("\n".join(f"{fact:<{width}}  {value}" for fact, value in _facts(current)))
@@ -77,18 +77,14 @@ def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:
         print("\n" + plain(task_rows.HEADERS, rows, right=task_rows.RIGHT) + "\n", flush=True)
 
 
-def _rendered(current: RunStatus, height: int | None) -> RenderableType:
+def _rendered(current: RunStatus, width: int, height: int | None) -> RenderableType:
     facts = _facts(current)
-    width = max(len(fact) for fact, _ in facts)
-    parts: list[RenderableType] = []
-    for fact, value in facts:
-        style = f"bold {task_rows.MARKS[current.state][1]}" if fact == "state" else ""
-        parts.append(Text.assemble((f"{fact:<{width}}  ", "bright_black"), (value, style)))
+    parts: list[RenderableType] = [fact_lines(facts, {"state": f"bold {task_rows.MARKS[current.state][1]}"})]
     most = len(current.tasks) if height is None else height - len(facts) - 4
     shown, left_out = task_rows.most_telling(current, most)
     prefixes = Prefixes(task.name for task in current.tasks)
     rows = [task_rows.row(task, prefixes, marked=True) for task in shown]
-    parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT)]
+    parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, whole=task_rows.WHOLE, width=width)]
     if left_out:
         parts.append(Text(f"and {formats.count(left_out, 'more task')}", style="bright_black"))
     return Group(*parts)

@@ -1,6 +1,6 @@
 """Tables: with colour and fitted to the window on a terminal, plain aligned text in a pipe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -9,21 +9,63 @@ from rich.text import Text
 # A cell is its text, or its text with a style.
 Cell = str | tuple[str, str]
 
+_GAP = 2  # columns of the terminal between two of the table
+_LONG_WORD = 20  # a longer one, a path for example, is folded before a column is left out
+
 
 def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell[0]
 
 
-def grid(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> Table:
-    """Return a table for a terminal; columns named in `right` hold numbers, columns that are empty throughout are left out."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold bright_black")
+def grid(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    right: Sequence[str] = (),
+    width: int | None = None,
+    whole: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> Table:
+    """Return a table for a terminal of `width`; columns named in `right` hold numbers, columns that are empty throughout are left out.
+
+    Nothing is cut: cells wrap at words, those of the columns in `whole` not at all. Where that is not enough, the columns in `spare` are left
+    out, one after another.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold bright_black")
     kept = [column for column in range(len(headers)) if any(_text(row[column]) for row in rows)]
+    cells = {column: [headers[column], *(_text(row[column]) for row in rows)] for column in kept}
+    natural = {column: max(map(len, cells[column])) for column in kept}
+    least = {column: natural[column] if headers[column] in whole else min(_longest_word(cells[column]), _LONG_WORD) for column in kept}
+    for name in spare:
+        if width is not None and _total(least[column] for column in kept) > width:
+            kept = [column for column in kept if headers[column] != name]
+    widths = _fitted({column: natural[column] for column in kept}, least, width)
     for column in kept:
-        last = column == kept[-1]
-        table.add_column(headers[column], justify="right" if headers[column] in right else "left", no_wrap=not last, overflow="ellipsis")
+        table.add_column(headers[column], justify="right" if headers[column] in right else "left", overflow="fold", width=widths[column])
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in (row[column] for column in kept)))
     return table
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    return max((len(word) for cell in cells for word in cell.split()), default=0)
+
+
+def _total(widths: Iterable[int]) -> int:
+    given = list(widths)
+    return sum(given) + _GAP * (len(given) - 1)
+
+
+def _fitted(natural: dict[int, int], least: dict[int, int], width: int | None) -> dict[int, int]:
+    """Return each column's width: its natural one, else one that its words fit in; where that is too much too, the widest is folded."""
+    widths = dict(natural)
+    while width is not None and _total(widths.values()) > max(width, len(widths) * (_GAP + 1)):
+        loosest = max(widths, key=lambda column: (widths[column] - least[column], widths[column]))
+        if widths[loosest] <= least[loosest]:
+            loosest = max(widths, key=lambda column: widths[column])
+            least[loosest] -= 1
+        widths[loosest] -= 1
+    return widths
 
 
 def plain(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> str:
@@ -37,9 +79,19 @@ def plain(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequ
     return "\n".join("  ".join(line).rstrip() for line in justified)
 
 
-def show(console: Console, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
-    """Print a table in the form that fits the console."""
+def fact_lines(facts: Iterable[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
+    """Return a line a fact for a terminal: its name, and beside it its value, which wraps at words; `styles` are of values, by name."""
+    lines = Table.grid(padding=(0, _GAP, 0, 0))
+    lines.add_column(style="bright_black", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for name, value in facts:
+        lines.add_row(Text(name), Text(value, style=(styles or {}).get(name, "")))
+    return lines
+
+
+def show(console: Console, headers: Sequence[str], rows: Sequence[Sequence[Cell]], **form: Sequence[str]) -> None:
+    """Print a table in the form that fits the console; `form` is right, whole and spare, as `grid` takes them."""
     if console.is_terminal:
-        console.print(grid(headers, rows, right=right))
+        console.print(grid(headers, rows, width=console.width, **form))
     else:
-        print(plain(headers, rows, right=right))
+        print(plain(headers, rows, right=form.get("right", ())))

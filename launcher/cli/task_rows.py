@@ -5,6 +5,7 @@ from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import Cell
 
 HEADERS = ("TASK", "STATE", "STEP", "SPEED", "RESTARTS", "EXIT", "REASON")
+WHOLE = HEADERS[:-1]  # the reason alone wraps
 RIGHT = ("STEP", "SPEED", "RESTARTS", "EXIT")
 
 _WORTH_TELLING = 0.1  # of a task's time

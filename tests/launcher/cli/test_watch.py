@@ -73,7 +73,12 @@ def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     stamped = cli("logs", "-t").stdout.splitlines()[0].split()[2]
     assert abs(datetime.fromisoformat(stamped).timestamp() - datetime.now(UTC).timestamp()) < 120
 
-    for arguments in (["--role", "worker"], ["--index", "3"], ["--since", "soon"]):
+    steps = ["chief | step 4/5", "chief | step 5/5"]
+    assert [line[:16] for line in cli("logs", "--grep", r"step [45]/", "--role", "chief").stdout.splitlines()] == steps
+    assert [line[:16] for line in cli("logs", "--grep", r"step \d/5", "--tail", "2").stdout.splitlines()] == steps
+    assert cli("logs", "--grep", "nowhere").stdout == ""
+
+    for arguments in (["--role", "worker"], ["--index", "3"], ["--since", "soon"], ["--grep", "("]):
         wrong = cli("logs", *arguments)
         assert (wrong.returncode, wrong.stdout) == (2, "")
 
