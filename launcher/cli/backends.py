@@ -11,7 +11,7 @@ from launcher.backend.local.layout import Layout
 from launcher.backend.model import ENDED, Backend, RunStatus, Where
 from launcher.cli.options import placed
 from launcher.cli.runs import beside, find_run, homes, looks_like_file, run_names
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
 
 # Each is called as the target of its plans.
@@ -29,7 +29,7 @@ def check_backend(name: str) -> Target:
     for known in BACKENDS:
         if known == name:
             return known
-    raise UsageError(f"there is no backend {name!r} in this version", f"use one of: {', '.join(BACKENDS)}")
+    raise UsageError(f"there is no backend {name!r} in this version", f"{did_you_mean(name, BACKENDS)}use one of: {', '.join(BACKENDS)}")
 
 
 def check_target(name: str) -> Target:

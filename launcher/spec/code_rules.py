@@ -95,6 +95,20 @@ def workload_is_there(subject: Subject) -> Iterator[Finding]:
         yield from _name_is_there(subject, path, path.relative_to(directory), f"{dotted}:{wanted.partition('.')[0]}")
 
 
+def code_is_given(subject: Subject) -> Iterator[Finding]:
+    """A module beside the spec is on the tasks' path: that is what `code` is for."""
+    spec = subject.spec
+    if spec.code is not None or spec.train is None or ":" not in spec.train.workload:
+        return
+    dotted = spec.train.workload.partition(":")[0]
+    top = dotted.partition(".")[0]
+    there = {path.name: path for path in _entries(subject.directory(("code",)))}
+    found = there.get(f"{top}.py") or next((path for path in (there.get(top),) if path and _is_package(path)), None)
+    if found is not None and not _may_be_installed(subject, dotted):
+        message = f"{found.name} is beside the spec, and not on the tasks' path"
+        yield Finding(_WORKLOAD, message, "`code`, the directory with your code", "add `code: .`")
+
+
 def _name_is_there(subject: Subject, path: FilePath, file: FilePath, workload: str) -> Iterator[Finding]:
     """Examine the module in the file at `path`, which messages call `file`."""
     dotted, _, name = workload.partition(":")

@@ -317,6 +317,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), kubernetes_rules.volumes_apart),
     ((("code",),), code_exists),
     ((("code",), ("train", "workload"), ("strategy",), ("env",)), code_rules.workload_is_there),
+    ((("code",), ("train", "workload"), ("env",)), code_rules.code_is_given),
     ((("code",), ("command",)), code_rules.program_is_there),
     ((("train", "data"),), data_exists),
 )

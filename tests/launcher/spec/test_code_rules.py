@@ -82,6 +82,19 @@ def test_a_program_placed_by_hand_needs_no_data_nor_does_an_installed_package(tm
     assert check(tmp_path / "other", None, workload="json.decoder:JSONDecoder") == []
 
 
+def test_a_module_beside_the_spec_is_no_code_until_the_spec_says_so(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text(f"{DATA}def model(): ...")
+    file = tmp_path / "cluster.yaml"
+    file.write_text("version: 1\nname: mine\ntrain: {workload: 'beside_it:model'}\n")
+    with pytest.raises(SpecError) as caught:
+        load(file)
+    [problem] = caught.value.problems
+    assert problem.message == "beside_it.py is beside the spec, and not on the tasks' path"
+    assert problem.remedy == "add `code: .`"
+    file.write_text(f"{file.read_text()}code: .\n")
+    assert load(file).code == str(tmp_path)
+
+
 def test_a_module_is_parsed_and_never_run(tmp_path: Path) -> None:
     assert check(tmp_path, f"raise SystemExit\n{DATA}def model(): ...") == []
     assert parse(b"\xef\xbb\xbfx = 1", "bom.py").names == {"x"}
