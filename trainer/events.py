@@ -22,7 +22,7 @@ FIELDS: dict[str, str] = {
     "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
     "input_wait, peer_wait (parts of the time, 0 to 1, spent waiting for input and for others' gradients), dropped (gradients that came too late)",
     "evaluated": "step, metrics ({name: float}), seconds",
-    "exported": "step, path, metric, value: the best model so far, by that metric, is complete on disk",
+    "exported": "step, path, metric, value: the best model so far, by that metric, is complete on disk; without a metric the last one",
     "checkpoint": "step, path, seconds: a checkpoint is complete on disk",
     "notice": "message: something a person should know",
     "restarting": "attempt (the next), restarts (counted so far), exit_code, cause, detail (the last error line), delay (seconds)",
@@ -116,13 +116,15 @@ def render(event: Event) -> str:
         "started": "attempt {attempt} started as {role}, pid {pid}",
         "ready": "ready after {seconds:.1f} s",
         "restored": "going on from step {step} ({path})",
-        "exported": "exported the model of step {step}, {metric} {value:.4g}: {path}",
         "checkpoint": "checkpoint at step {step}: {path}",
         "notice": "{message}",
         "restarting": "starting again in {delay:.1f} s (attempt {attempt}): {cause}",
         "stopping": "stopping: {reason}",
         "failed": "failed: {cause}: {detail}" if event.get("detail") else "failed: {cause}",
     }
+    if kind == "exported":
+        by = f", {event['metric']} {event['value']:.4g}" if event.get("metric") else ""
+        return f"exported the model of step {event['step']}{by}: {event['path']}"
     if kind == "evaluated":
         return f"evaluated step {event['step']}: {_numbers(event['metrics'])}"
     if kind == "done":

@@ -122,7 +122,7 @@ class EarlyStopping(Settings):
 
 
 class Export(Settings):
-    """Which model is exported for serving, into `export/best`."""
+    """Which model is exported for use elsewhere, into `export/best`; into `export/last` where nothing was evaluated."""
 
     metric: str | None = Field(
         None,
@@ -175,7 +175,9 @@ class Train(Settings):
     evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
     summaries: Summaries = Field(default_factory=Summaries, description="What to write for TensorBoard and how often.")
     export: Export | None = Field(
-        None, description="Export the best model for serving; left out, an evaluator exports it, and a chief without one does not."
+        None,
+        description="Export the best model for use elsewhere. Left out: a model of one's own is exported, a built-in one only by an evaluator."
+        " `{formats: []}` exports nothing.",
     )
 
 

@@ -26,6 +26,9 @@ _SHORTHANDS = {
     "tensorboard": "port",
 }
 
+# What people mean who switch a section on or off -> what to write.
+_SWITCHES = {"export": {False: "write `export: {formats: []}`, which exports nothing", True: "write `export: {}`"}}
+
 # Keys that people bring from Keras and from other launchers -> what to do instead.
 _IN_THE_MODEL = "give it to the model's `compile`, in the code that `train.workload` names"
 _WRITE_WORKERS, _WRITE_GPUS = "write `roles: {worker: {replicas: 4}}`", "write `gpus` under each role: `roles: {worker: {gpus: 1}}`"
@@ -180,6 +183,8 @@ def _wrong_type(path: Path, value: Any, expected: str, source: Source | None) ->
             remedy = f"write {path[-1]}: {_as_list(value)}"
         case "a mapping", list():
             remedy = "write lines of `key: value`, without dashes"
+        case "a mapping", bool() if str(path[-1]) in _SWITCHES:
+            remedy = _SWITCHES[str(path[-1])][value]
         case "a mapping", _:
             inner = _SHORTHANDS.get(str(path[-1]))
             remedy = f"write {path[-1]}: {{{inner}: {written}}}" if inner else "write lines of `key: value` below it"

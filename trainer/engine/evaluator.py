@@ -46,6 +46,7 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
             path = seen.next_of(paths)
             if path is None:
                 if over and chief.has_come(paths, report):
+                    evaluator.finish()
                     return evaluator.last()
                 time.sleep(_LOOK_EVERY)
             elif (problem := evaluator.load(path)) is not None:
@@ -155,7 +156,7 @@ class _Evaluator:
         self._logs = Logs(job.run_dir)
         self._best: BestModel | None = None
         if job.export:
-            self._best = BestModel(job.export, job.run_dir, self._evaluate.names, lambda: self._model, report, share=1)
+            self._best = BestModel(job.export, job.run_dir, self._evaluate.names, self._model, report, share=1)
         self._began = 0.0
 
     def load(self, path: str) -> Exception | None:
@@ -181,6 +182,11 @@ class _Evaluator:
         evaluations.append(self._run_dir, step, metrics)
         self._report("evaluated", step=step, metrics=metrics, seconds=time.monotonic() - self._began)
         return True
+
+    def finish(self) -> None:
+        """Tell of the best model also where an earlier attempt has written it."""
+        if self._best:
+            self._best.finish()
 
     def last(self) -> tuple[int, dict[str, float]]:
         """Return step and metrics of the last evaluation, also of an earlier attempt's; step 0 without any."""

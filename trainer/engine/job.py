@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainer.settings import Checkpoints, Export, Train, TrainerSettings
 from trainer.strategies import TRAINING, Strategy
-from trainer.workloads.catalog import with_defaults
+from trainer.workloads.catalog import CATALOG, with_defaults
 from trainer.workloads.errors import WorkloadError
 
 
@@ -32,7 +32,7 @@ class Job:
     has_evaluator: bool
     evaluate_every: int
     evaluation_batch_size: int
-    export: Export | None  # of the best model, by whoever evaluates; None: by nobody
+    export: Export | None  # of the best model, by the task that evaluates; None: by none
     summaries_every: int
     profile_every: int
 
@@ -78,6 +78,7 @@ def job(settings: TrainerSettings) -> Job:
 
 
 def _export(settings: TrainerSettings, train: Train) -> Export | None:
-    # An evaluator has the time; a chief would take it from training, and does so only when asked to.
-    export = train.export or (Export() if settings.has_evaluator else None)
+    # An evaluator has the time. A chief takes it from training: for a model of one's own, which is to be used, else when asked to.
+    own = settings.strategy in TRAINING and train.workload not in CATALOG
+    export = train.export or (Export() if settings.has_evaluator or own else None)
     return export if export and export.formats else None

@@ -10,7 +10,7 @@ from trainer.engine import averages, compute, endless, evaluations, pace
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.enough import Enough, check_metric
-from trainer.engine.export import BestModel
+from trainer.engine.export import BestModel, write_last
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.engine.pace import REPORT_EVERY, Due, Rate
@@ -93,8 +93,8 @@ class _Chief:
         self._evaluator: compute.Evaluator | compute.AgentEvaluator | None = None
         self._best: BestModel | None = None
         if job.export and not job.has_evaluator:
-            names = ("loss", *compute.metric_names(workload, session.model))
-            self._best = BestModel(job.export, job.run_dir, names, workload.model, report, share=_EXPORTING)
+            names = ("loss", *compute.metric_names(workload, session.model)) if job.export.metric else ()
+            self._best = BestModel(job.export, job.run_dir, names, session.model, report, share=_EXPORTING)
         self._save_due = Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = Due(job.evaluate_every)
         self._summaries_due = Due(job.summaries_every)
@@ -168,10 +168,18 @@ class _Chief:
         if finished:
             self._evaluate(step)
         if self._best:
-            self._best.flush()
+            self._best.finish()
+        self._export_last(step, finished=finished)
         self.logs.close()
         self._keep("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
+
+    def _export_last(self, step: int, *, finished: bool) -> None:
+        """Export the model as it is where there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
+        evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
+        if self._job.export and not evaluated and self._divergence.may_save(step):
+            with averages.shown(self._session.model, self._session.optimizer):
+                write_last(self._job.export, self._job.run_dir, step, self._metrics, self._session.model, self._report)
 
     def _tell(self, progress: Progress) -> None:
         examples_per_second, seconds_per_step = self._told_rate.take()

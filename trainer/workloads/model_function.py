@@ -104,6 +104,8 @@ _TRAIN_OP = (
 class _Model(keras.Model):
     """Holds the function's variables; called with (features, targets), gives its predictions and its loss."""
 
+    export_formats = ("saved_model",)  # a Keras file could not be read without the trainer
+
     def __init__(self, call: _Call) -> None:
         super().__init__(name="model_function", autocast=False)
         self._function = call

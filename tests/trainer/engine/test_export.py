@@ -1,7 +1,10 @@
-"""The best model's export: what it holds, when it is replaced, and that no reader finds half of it."""
+"""Exported models: what they hold, when they are replaced, and that no reader finds half of one."""
 
 import json
 import threading
+import warnings
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,16 @@ from tests.trainer.exported import assert_export_is_what_it_says
 from trainer.engine.export import BestModel
 from trainer.events import Reporter
 from trainer.settings import Export, direction
+from trainer.workloads.calling import Given
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.keras_model import KerasModel
 
 NAMES = ("loss", "accuracy")
 
 
 def best_model(run_dir: Path, output: Output, model: keras.Model | None = None, share: float = 1, **export: Any) -> BestModel:
     chosen = Export.model_validate({"formats": ["keras"], **export})
-    return BestModel(chosen, run_dir, NAMES, lambda: model or Small({}).model(), Reporter("chief", output), share=share)
+    return BestModel(chosen, run_dir, NAMES, model or Small({}).model(), Reporter("chief", output), share=share)
 
 
 def filled(value: float) -> list[keras.Variable]:
@@ -58,9 +63,88 @@ def test_a_run_exports_its_best_model_for_use_without_the_trainer(params: dict[s
     assert outcome.finished
 
 
-def test_a_chief_exports_only_when_it_is_asked_to(tmp_path: Path) -> None:
-    train(tmp_path, 20, {})
-    assert not (tmp_path / "export").exists()
+class Compiled(KerasModel):
+    """A compiled Keras model as a spec names it, with the points of `Small`."""
+
+    def __init__(self, source: Callable[[], keras.Model]) -> None:
+        inputs, targets = Small({})._inputs, Small({})._targets
+        data = {"train_data": lambda: (inputs, targets), "eval_data": lambda: (inputs[:100], targets[:100])}
+        super().__init__(source, data, Given("mine:model", {}, "synthetic", 0))
+
+
+def compiled() -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+    return model
+
+
+def run(run_dir: Path, source: Callable[[], keras.Model], steps: int = 20, stop_after: int | None = None, **changes: Any) -> Output:
+    chosen = {"export": None, "workload": "mine:model", **changes}
+    return train(run_dir, steps, {}, stop_after, data=lambda _: Compiled(source), **chosen)[2]
+
+
+def test_ones_own_model_is_exported_compiled_for_plain_keras(tmp_path: Path) -> None:
+    output = run(tmp_path, compiled, 30)
+    best = facts(tmp_path)
+    assert best["metric"] == "accuracy"
+    assert best["value"] == max(event["metrics"]["accuracy"] for event in output.events("evaluated"))
+    place = tmp_path / "export" / "best"
+    assert not place.readlink().is_absolute()  # it holds in another mount, and in a copy
+    with zipfile.ZipFile(place / "model.keras") as archive:
+        assert b"trainer" not in archive.read("config.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read = keras.models.load_model(place / "model.keras")
+    inputs, targets = Small({})._inputs[:100], Small({})._targets[:100]
+    told = read.evaluate(inputs, targets, verbose=0, return_dict=True)
+    assert told == pytest.approx(best["metrics"], rel=1e-4)
+    assert float(read.optimizer.learning_rate) == pytest.approx(0.02)
+    assert int(read.optimizer.iterations) == 0
+    read.fit(inputs, targets, verbose=0)
+    # What trains is as it was: the next start goes on from the checkpoint.
+    assert [event["step"] for event in run(tmp_path, compiled, 40).events("restored")] == [30]
+
+
+def test_a_run_that_is_stopped_before_an_evaluation_exports_its_last_model(tmp_path: Path) -> None:
+    output = run(tmp_path, compiled, 30, 10, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
+    last = tmp_path / "export" / "last"
+    [exported] = output.events("exported")
+    assert exported["path"] == str(last)
+    assert exported["step"] == json.loads((last / "metrics.json").read_text())["step"]
+    assert exported["metric"] is None
+    assert keras.models.load_model(last / "model.keras").compiled
+    output = run(tmp_path, compiled, 30, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
+    assert output.events("exported")[-1]["path"] == str(tmp_path / "export" / "best")
+    assert sorted(path.name.partition("-")[0] for path in (tmp_path / "export").iterdir()) == ["best", "best"]
+    # The best one stays, and is told of by an attempt that has found no better one.
+    output = run(tmp_path, compiled, 30, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
+    assert [(event["step"], event["path"]) for event in output.events("exported")] == [(30, str(tmp_path / "export" / "best"))]
+
+
+class Secretive(keras.Model):
+    """A model that Keras cannot save, as people write them."""
+
+    def __init__(self, shape: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._shape, self._layer = shape, keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self._layer(self._shape(inputs))
+
+
+def secretive() -> keras.Model:
+    model = Secretive(lambda inputs: inputs * 2.0)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_a_model_that_keras_cannot_save_is_told_in_one_line_and_the_run_succeeds(tmp_path: Path) -> None:
+    output = run(tmp_path, secretive)
+    [notice] = [event for event in output.events("notice") if "export" in event["message"]]
+    assert "the model cannot be exported as keras: " in notice["message"]
+    assert "get_config" in notice["message"]
+    assert facts(tmp_path)["formats"] == ["saved_model"]
 
 
 def test_only_a_better_model_takes_the_place_also_after_a_restart(tmp_path: Path) -> None:
@@ -140,13 +224,14 @@ def test_what_a_killed_attempt_left_half_written_goes(tmp_path: Path) -> None:
     assert weight(tmp_path) == 10.0
 
 
-def test_a_compiled_model_is_exported_without_its_optimizer(tmp_path: Path) -> None:
-    model = Small({}).model()
+def test_what_compile_was_given_and_cannot_be_loaded_is_left_out_and_told(tmp_path: Path) -> None:
+    model, output = Small({}).model(), Output()
     model.compile(optimizer="adam", loss=lambda targets, outputs: keras.ops.mean(targets - outputs))
     model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))
-    best_model(tmp_path, Output(), model).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(7))
+    best_model(tmp_path, output, model).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(7))
     read = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
     assert not read.compiled
+    assert "compile was given a lambda" in output.events("notice")[0]["message"]
     assert weight(tmp_path) == 7.0
     model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))  # it is as it was
     assert int(model.optimizer.iterations) == 2

@@ -34,3 +34,18 @@ def test_an_evaluator_takes_the_chiefs_evaluations() -> None:
 def test_nothing_to_train_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(WorkloadError, match=r"no `train` section; give one"):
         made(None)
+
+
+@pytest.mark.parametrize(
+    "train, settings, exports",
+    [
+        ({"workload": "mnist"}, {}, False),
+        ({"workload": "mnist"}, {"has_evaluator": True}, True),
+        ({"workload": "mnist", "export": {}}, {}, True),
+        ({"workload": "mine:model"}, {}, True),
+        ({"workload": "mine:model", "export": {"formats": []}}, {"has_evaluator": True}, False),
+        ({"workload": "mine:program"}, {"strategy": "manual"}, False),
+    ],
+)
+def test_a_model_of_ones_own_is_exported_unless_told_not_to(train: dict[str, Any], settings: dict[str, Any], exports: bool) -> None:
+    assert (made(train, **settings).export is not None) == exports

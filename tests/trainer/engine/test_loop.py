@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def settings(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train:
         "checkpoint": {"every_steps": 10, "keep": 2},
         "evaluate": {"every_steps": 20, "batch_size": 100},
         "summaries": {"every_steps": 10, "profile_every_steps": 0},
+        "export": {"formats": []},
     }
     return job(
         TrainerSettings.model_validate(
@@ -56,7 +58,7 @@ def train(
     params: dict[str, Any] | None = None,
     stop_after: int | None = None,
     kind: type[LocalSession] = LocalSession,
-    data: type[Small] = Small,
+    data: Callable[[dict[str, Any]], Any] = Small,
     **changes: Any,
 ) -> tuple[Any, Any, Output]:
     """Train in this process; returns session, outcome and what was reported."""
