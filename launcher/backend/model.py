@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from launcher.backend.stored import Part, Stored
 from launcher.plan.models import Plan
 
 
@@ -82,6 +83,7 @@ class RunStatus:
     eta: float | None = None  # seconds
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    model: str | None = None  # where the exported model is
     tensorboard: str = ""  # where it answers, when it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()
 
@@ -160,6 +162,9 @@ class Backend(Protocol):
 
     def set_aside(self, name: str, aside: str) -> str:
         """Keep what the run stored under the name `aside`, out of a new run's way; return where it is now. Nothing of it runs."""
+
+    def fetch(self, name: str, part: Part) -> AbstractContextManager[Stored]:
+        """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board | None:
         """Have TensorBoard serve the run's logs and say where; None where the logs are in a directory of this machine."""

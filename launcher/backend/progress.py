@@ -26,6 +26,7 @@ class Progress:
     seconds_per_step: float | None = None
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    model: str | None = None
     ready: bool = False
     evaluated: bool = False
 
@@ -37,6 +38,8 @@ class Progress:
         if kind == "evaluated":
             self.metrics, self.evaluated = numbers(event, "metrics"), True
             self.evaluated_step = whole(event, "step")
+        elif kind == "exported":  # by the evaluator where there is one
+            self.model = text(event, "path") or None
         elif not leads:
             return kind == "ready"
         elif kind == "progress":
@@ -70,6 +73,7 @@ class Progress:
             "eta": None if ended else self.eta(),
             "checkpoint": self.checkpoint,
             "checkpoint_step": self.checkpoint_step,
+            "model": self.model,
         }
 
     def eta(self) -> float | None:

@@ -47,6 +47,7 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
         "restarts": {task.name: len(task.restarts) for task in status.tasks if task.restarts},
         "checkpoint": status.checkpoint,
         "checkpoint_step": status.checkpoint_step,
+        "model": status.model,
         "run_dir": status.run_dir,
     }
     return {key: finite(value) for key, value in told.items()}
@@ -102,6 +103,9 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
     steps = [("run", near(status.run_dir))]
     if status.checkpoint is not None:
         steps.append(("checkpoint", near(status.checkpoint)))
+    if status.model is not None:
+        taken = "" if status.backend == "local" else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
+        steps.append(("model", near(status.model) + taken))
     if status.state is not State.SUCCEEDED and started_by:
         steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:

@@ -101,6 +101,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "speed": _speed(current),
         "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),
         "checkpoint": _checkpoint(current),
+        "model": "" if current.model is None else near(current.model),
         "run directory": near(current.run_dir),
     }
     return [(fact, value) for fact, value in facts.items() if value]

@@ -39,6 +39,7 @@ VERBS: dict[str, Verb] = dict(
         _verb("ls", WATCH, "List the runs."),
         _verb("status", WATCH, "Show how a run and each of its tasks are."),
         _verb("logs", WATCH, "Show what the tasks write."),
+        _verb("get", WATCH, "Copy a run's model, checkpoints, logs or results here."),
         _verb("tensorboard", WATCH, "Open TensorBoard on a run's logs."),
     ]
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,7 @@ def test_a_chief_exports_what_it_found_best(strategy: str, roles: dict[str, Any]
     done = forked_launcher.run("up", str(file), "--runs", str(tmp_path / "runs"), timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run("best", tmp_path / "runs")
+    assert re.search(rf"^  model +{re.escape(str(run.directory))}/export/best$", done.stdout, re.MULTILINE), done.stdout
     chief = "worker-0" if strategy == "multi_worker_mirrored" else "chief"
     best = run.directory / "export" / "best"
     facts = json.loads((best / "metrics.json").read_text())

@@ -29,6 +29,7 @@ from launcher.backend.local.backend import LocalBackend
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.trouble import explain
 from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, always
+from launcher.backend.stored import Part, Stored, nothing
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
@@ -202,6 +203,19 @@ class DockerBackend:
             kept = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
         directory = str(layout.set_aside(aside)) if layout.run_dir.exists() else ""
         return " and ".join(filter(None, [kept, directory])) or "gone"
+
+    @contextlib.contextmanager
+    def fetch(self, name: str, part: Part) -> Iterator[Stored]:
+        """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
+        from launcher.backend.docker import volumes
+
+        stored = state.read_json(self._layout(name).spec)
+        with asking(f"reading the {part} of {name}"):
+            if not self._engine.volumes(name):
+                self.status(name)  # says so where there is no such run
+                raise nothing(name, part, ())
+            with volumes.opened(self._engine, name, part, None if stored is None else _spec(stored)) as opened:
+                yield opened
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
         """Have TensorBoard serve the run's logs, at `host` and `port` where given, and say where."""

@@ -1,22 +1,26 @@
-"""A run's volume kept under another name, out of a new run's way."""
+"""A run's volume: kept under another name, out of a new run's way, and read from here."""
 
 import contextlib
 import time
+from collections.abc import Iterator
 
 from docker.types import Mount
 
 from launcher import images
-from launcher.backend.docker.engine import COPY, ERRORS, Engine
+from launcher.backend.docker.engine import COPY, ERRORS, TIMEOUT, Engine
 from launcher.backend.docker.look import volume_of
 from launcher.backend.docker.problems import explain
 from launcher.backend.docker.task import OVER
+from launcher.backend.stored import PLACES, Part, Stored, nothing
 from launcher.errors import LauncherError
+from launcher.plan.places import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.spec.models import ClusterSpec
 
 ASIDE = f"{labels.PREFIX}set-aside"  # of which run
 _COPIED_WITHIN = 3600.0
 _LOOK_AGAIN = 0.2
+_PIECE = 1 << 20  # bytes
 
 
 def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -> str:
@@ -41,6 +45,65 @@ def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -
         raise
     old.remove()
     return f"volume {new}"
+
+
+@contextlib.contextmanager
+def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> Iterator[Stored]:
+    """Open for a `with` block what a run's volume has of a kind, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
+
+    The engine reads the volumes of a container, also of one that never runs; so any image will do.
+    """
+    [volume, *_] = engine.volumes(name)
+    container = engine.client.containers.create(
+        _any_image(engine, spec),
+        entrypoint=["true"],
+        network_mode="none",
+        mounts=[Mount(CONTAINER_RUNS, volume.name, read_only=True)],
+        labels={COPY: name},
+    )
+    try:
+        archive = _Archive(engine, str(container.id), f"{CONTAINER_RUNS}/{name}")
+        there = {known: place for known, places in PLACES.items() for place in reversed(places) if archive.has(place)}
+        if part not in there:
+            raise nothing(name, part, there)
+        with archive.read(there[part]) as chunks:
+            yield Stored(f"volume {volume.name}, {name}/{there[part]}", chunks)
+    finally:
+        container.remove(force=True)
+
+
+class _Archive:
+    """Directories of a container as tar files. The SDK's `get_archive` neither lets go of what is not read to the end nor gives up."""
+
+    def __init__(self, engine: Engine, container: str, root: str) -> None:
+        self._api, self._root = engine.client.api, root
+        self._url = f"{self._api.base_url}/v{self._api.api_version}/containers/{container}/archive"
+
+    def has(self, place: str) -> bool:
+        """Return whether a directory is there."""
+        answer = self._api.head(self._url, params=self._of(place), timeout=TIMEOUT)
+        return bool(answer.ok)
+
+    @contextlib.contextmanager
+    def read(self, place: str) -> Iterator[Iterator[bytes]]:
+        """Open a directory as the pieces of a tar file. Raises one of engine.ERRORS."""
+        with contextlib.closing(self._api.get(self._url, params=self._of(place), timeout=TIMEOUT, stream=True)) as answer:
+            answer.raise_for_status()
+            yield answer.iter_content(_PIECE)
+
+    def _of(self, place: str) -> dict[str, str]:
+        return {"path": f"{self._root}/{place}/."}  # the dot lets the engine follow a link
+
+
+def _any_image(engine: Engine, spec: ClusterSpec | None) -> str:
+    wanted = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
+    if images.find(wanted) is not None:
+        return wanted
+    for image in engine.client.images.list():
+        return str(image.id)
+    raise LauncherError(
+        f"the image {wanted} is not there, nor any other, and a container of it is to mount the volume", images.build_command(wanted)
+    )
 
 
 def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:

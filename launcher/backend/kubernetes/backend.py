@@ -33,6 +33,7 @@ from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.kubernetes.vanished import BACKEND
 from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where, always
+from launcher.backend.stored import Part, Stored
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
 from launcher.plan import places, planner
@@ -288,6 +289,13 @@ class KubernetesBackend:
         kept.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
         return look.claim_words(run.claim, cluster, aside)
+
+    def fetch(self, name: str, part: Part) -> contextlib.AbstractContextManager[Stored]:
+        """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
+        from launcher.backend.kubernetes import fetching  # with all of the client, which takes a second
+
+        self.status(name)  # says so where there is no such run
+        return fetching.opened(self._cluster(name), name, self._of_record(name), part)
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
         """Forward a port of this machine to the run's TensorBoard in the cluster."""

@@ -1,11 +1,13 @@
-"""What a pod does and ends: a run's directory moved aside or removed, on a volume that nothing else sees; or a probe of the cluster."""
+"""Pods that help with a run's volume: one moves the run's directory aside or removes it, one serves it to read; or a probe of the cluster."""
 
+import contextlib
 import math
 import time
+from collections.abc import Iterable, Iterator
 
 from launcher.backend.kubernetes import look, observe, trouble
 from launcher.backend.kubernetes.api import Cluster, Object
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.objects import TRAINER, Run, metadata
@@ -18,6 +20,7 @@ _WITHIN = 300.0  # seconds, an image that is pulled first and a node that is add
 _HOPE: dict[str, float] = {"image": 20.0, "config": 20.0}
 _PROBE_HOPE = {**_HOPE, "nodes": 60.0}  # who only asks does not wait for what may come
 _LOOK_EVERY = 0.5
+_SERVES_FOR = 4 * 3600.0  # seconds, of a pod whose launcher was killed and that does not end by itself
 
 
 def move_aside(cluster: Cluster, run: Run, aside: str) -> None:
@@ -37,6 +40,48 @@ def probe(cluster: Cluster, run: Run, command: list[str]) -> None:
     _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=False)
 
 
+@contextlib.contextmanager
+def serving(cluster: Cluster, run: Run, command: list[str], doing: str) -> Iterator[str]:
+    """Run a command beside the run's tasks for a `with` block, with the volume read-only; give the name of the pod, which runs by then.
+
+    Raises LauncherError with why it did not start.
+    """
+    made = _pod(run, command, read_only=True, within=_SERVES_FOR)
+    made["metadata"]["labels"] |= storage.volume_labels(run)
+    made["spec"] |= beside(run, cluster.listed("Pod", look.labels_of(run.name)))
+    made["metadata"]["namespace"] = cluster.namespace
+    name = str(cluster.create(made)["metadata"]["name"])
+    try:
+        _await_phase(cluster, name, doing, _HOPE, "Running")
+        yield name
+    finally:
+        cluster.delete("Pod", name, grace=1)
+
+
+def beside(run: Run, own: Iterable[Object]) -> Object:
+    """Return which node a pod has to be on, as fields of its spec: the one where one of the run's `own` pods has a volume of one node. Pure.
+
+    Raises:
+        UsageError: the volume is one pod's, and a pod of the run has it.
+    """
+    access = run.spec.storage.access
+    if access == "ReadWriteMany":
+        return {}
+    for pod in own:
+        claims = [(one.get("persistentVolumeClaim") or {}).get("claimName") for one in pod["spec"].get("volumes") or ()]
+        node = pod["spec"].get("nodeName")
+        if run.claim not in claims or not node or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+            continue
+        if access == "ReadWriteOncePod":
+            raise UsageError(
+                f"storage.access is ReadWriteOncePod, and the pod {pod['metadata']['name']} has the volume",
+                "wait until it has ended, or stop the run: launcher down",
+            )
+        on = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on]}}}}
+    return {}
+
+
 def tidy(cluster: Cluster, run: str) -> None:
     """Delete the run's pods of this kind that have ended and whose launcher was killed: a claim that one has mounted cannot go."""
     for pod in cluster.listed("Pod", {**look.labels_of(run), observe.COMPONENT: COMPONENT}):
@@ -49,20 +94,21 @@ def _do(cluster: Cluster, run: Run, command: list[str], doing: str, hope: dict[s
     made["metadata"]["namespace"] = cluster.namespace
     name = str(cluster.create(made)["metadata"]["name"])
     try:
-        _await_success(cluster, name, doing, hope)
+        _await_phase(cluster, name, doing, hope, "Succeeded")
     finally:
         cluster.delete("Pod", name, grace=1)
 
 
-def _pod(run: Run, command: list[str], *, mounted: bool) -> Object:
+def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool = False, within: float = _WITHIN) -> Object:
     volume, mount = pods.tmp()
-    mounts, volumes = ([storage.mount(), mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
+    own = storage.mount(read_only=read_only)
+    mounts, volumes = ([own, mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
     container = pods.container(run, TRAINER, command) | {"resources": _RESOURCES, "volumeMounts": mounts}
     head = metadata(run, f"{run.name}-{COMPONENT}", COMPONENT)
     head["generateName"] = f"{head.pop('name')}-"  # one for each use: two may be at work at once
     spec = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": math.ceil(_WITHIN),  # also where whoever made it was killed
+        "activeDeadlineSeconds": math.ceil(within),  # also where the launcher that made it was killed
         **pods.hardened(run),
         **pods.placed(run.options),
         "containers": [container],
@@ -71,19 +117,19 @@ def _pod(run: Run, command: list[str], *, mounted: bool) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec}
 
 
-def _await_success(cluster: Cluster, name: str, doing: str, hope: dict[str, float]) -> None:
+def _await_phase(cluster: Cluster, name: str, doing: str, hope: dict[str, float], wanted: str) -> None:
     began = time.monotonic()
     while True:
         pod = cluster.get("Pod", name)
         if pod is None:
             raise LauncherError(f"{doing}: the pod {name} was deleted, or evicted, before it was done", "try again; see kubectl get events")
         phase = pod.get("status", {}).get("phase")
-        if phase == "Succeeded":
+        if phase == wanted:
             return
         waited = time.monotonic() - began
         found = trouble.of_pod(pod)
         hopeless = found is not None and waited > (_HOPE["config"] if found.final else hope.get(found.kind, _WITHIN))
-        if phase == "Failed" or hopeless or waited > _WITHIN:
+        if phase in {"Failed", "Succeeded"} or hopeless or waited > _WITHIN:
             why = found.words if found else f"it is {phase} after {_WITHIN:.0f} s"
             raise LauncherError(
                 f"{doing}: the pod {name} did not succeed: {why}", found.remedy if found else f"see kubectl describe pod {name}"

@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from launcher.backend import archive
 from launcher.backend.local import leftovers, locks, processes, starting, state
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.logs import merged
 from launcher.backend.local.state import Snapshot
 from launcher.backend.local.trouble import explain
 from launcher.backend.model import ENDED, LogLine, RunStatus, State, always
+from launcher.backend.stored import PLACES, Part, Stored, nothing
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Plan
 
@@ -174,6 +176,20 @@ class LocalBackend:
         """Rename the run's directory."""
         return str(self.layout(name).set_aside(aside))
 
+    @contextlib.contextmanager
+    def fetch(self, name: str, part: Part) -> Iterator[Stored]:
+        """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
+        layout = self._known(name)
+        try:
+            there = archive.found(layout.run_dir, PLACES)
+            if part not in there:
+                raise nothing(name, part, there)
+            tree = archive.Tree(layout.run_dir / there[part])
+        except OSError as error:
+            raise explain(error, f"reading the {part} of {name}") from error
+        with contextlib.closing(tree):
+            yield Stored(str(layout.run_dir / there[part]), tree.stream(), tree.size)
+
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> None:
         """Serve nothing: the logs are in a directory of this machine."""
         del name, host, port
@@ -215,8 +231,9 @@ class LocalBackend:
         if not kept and status.state not in ENDED:
             status = leftovers.interrupted(layout, snapshot)
         # A run's directory may have been moved aside since; other backends store elsewhere what a run makes.
-        run_dir = str(layout.run_dir) if self._backend == BACKEND else status.run_dir
-        return _with_summary(dataclasses.replace(status, name=layout.name, run_dir=run_dir), layout)
+        if self._backend == BACKEND:
+            status = dataclasses.replace(status, run_dir=str(layout.run_dir), model=_model(layout))
+        return _with_summary(dataclasses.replace(status, name=layout.name), layout)
 
     def _let_go(self, name: str) -> None:
         fd = self._lifelines.pop(name, None)
@@ -237,6 +254,11 @@ def _await_snapshot(layout: Layout, *, timeout: float = 10.0) -> Snapshot | None
         if not locks.held(layout.lock) or time.monotonic() >= deadline:
             return state.read(layout.state)
         time.sleep(0.02)
+
+
+def _model(layout: Layout) -> str | None:
+    """Return where the run's exported model is, None where it has none."""
+    return next((str(layout.run_dir / place) for place in PLACES[Part.MODEL] if (layout.run_dir / place).is_dir()), None)
 
 
 # Field of RunStatus -> its name in run.json and its type there.

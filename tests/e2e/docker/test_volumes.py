@@ -1,22 +1,24 @@
-"""A run's volume under another name: all of it is there, or the old one still is."""
+"""A run's volume: under another name all of it is there, or the old one still is; and what `launcher get` reads of it."""
 
+import json
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from launcher.backend.docker.engine import Engine, asking, endpoint
+from launcher.backend.docker.engine import COPY, Engine, asking, endpoint
 from launcher.backend.docker.volumes import ASIDE, set_aside
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
 from launcher.render import labels
 from launcher.spec.models import ClusterSpec
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import unique, until
+from tests.e2e.docker.running import launch, unique, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
 
@@ -66,6 +68,27 @@ def test_all_of_it_is_there_with_its_owners_and_rights(client: Engine, stored: S
     assert client.client.volumes.get(new).attrs["Labels"] == {ASIDE: stored.name}
     assert client.volumes(stored.name) == []
     assert set_aside(client, stored.name, f"{stored.aside}.again", None) == ""
+
+
+MODEL = (
+    "mkdir -p /runs/{0}/export/best-3-x/saved_model; cd /runs/{0}/export; ln -s best-3-x best; cd best; echo weights > model.keras;"
+    "echo part > saved_model/part; ln model.keras same; ln -s /etc/passwd away; chmod -R go= /runs/{0}; chown -R 1000 /runs/{0}"
+)
+
+
+def test_a_model_comes_out_of_a_volume_that_nothing_mounts_any_more(stored: Stored, image: Built, tmp_path: Path) -> None:
+    script = MODEL.format(stored.name)
+    docker("run", "--rm", "--user", "0", "--volume", f"{stored.name}_run:/runs", "--entrypoint", "sh", image.name, "-c", script)
+    done = launch("get", stored.name, "model", str(tmp_path / "mine"), "--json", runs=tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["origin"], told["files"], told["left_out"]) == (f"volume {stored.name}_run, {stored.name}/export/best", 3, ["away"])
+    copied = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert copied == {"mine/model.keras": "weights\n", "mine/same": "weights\n", "mine/saved_model/part": "part\n"}
+    assert not (tmp_path / "mine").is_symlink()
+    none = launch("get", stored.name, "results", runs=tmp_path / "runs")
+    assert (none.returncode, "has no results yet" in none.stderr, "it has model" in none.stderr) == (2, True, True), none.stderr
+    assert docker("ps", "--all", "--quiet", "--filter", f"label={COPY}={stored.name}") == ""
 
 
 def test_without_the_image_that_copies_nothing_is_touched(client: Engine, stored: Stored) -> None:

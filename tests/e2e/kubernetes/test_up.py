@@ -83,18 +83,34 @@ def test_tensorboard_is_reached_through_a_port_of_this_machine(followed: str, la
 
 
 def test_a_run_that_is_complete_is_not_started_again_and_down_leaves_record_and_volume(
-    followed: str, spec: str, launcher: Launcher
+    followed: str, spec: str, launcher: Launcher, tmp_path: Path
 ) -> None:
     assert followed
     assert f"is complete at step {STEPS}" in launcher("up", spec)
     launcher("down", "done")
     assert left(launcher.namespace) == ["done", "done-record"]
     assert launcher.status("done")["state"] == "succeeded"
+    copied(launcher, "done", tmp_path / "checkpoints", f"ckpt-{STEPS}.index")
+    none = launcher("get", "done", "results", str(tmp_path / "results"), code=2)
+    assert "done has no results yet" in none
+    assert "it has checkpoints" in none
+    assert not (tmp_path / "results").exists()
     # The pods are gone; their lines were kept while `up` followed them.
     assert '"done"' in launcher("logs", "done", "--role", "chief", "--raw")
     assert "deleted claim done" in launcher("down", "done", "--delete-data", "--yes")
     assert left(launcher.namespace) == []
     assert "there is no run done" in launcher("status", "done", code=2)
+
+
+def copied(launcher: Launcher, name: str, place: Path, file: str) -> None:
+    """Copy a run's checkpoints; nothing is left of the pod that gave them."""
+    told = json.loads(launcher("get", name, "checkpoints", str(place), "--json"))
+    assert told["origin"].startswith(f"claim {name} in ")
+    assert told["origin"].endswith(f", {name}/checkpoints")
+    assert (place / file).is_file(), sorted(place.iterdir())
+    assert launcher("get", name, "checkpoints", str(place), code=2)  # it is there already
+    pods = launcher.namespace.objects("Pod", name)
+    assert not [pod for pod in pods if "housekeeping" in pod["metadata"]["name"] and not pod["metadata"].get("deletionTimestamp")]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +127,11 @@ def long(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def goes_on(namespace: Namespace, step: int) -> None:
     """Wait until the long run has gone on beyond a step."""
     until(lambda: namespace.step("long") > step, 180, f"a step after {step}", lambda: namespace.describe("long"))
+
+
+def test_what_a_run_stores_comes_here_while_it_runs(long: Path, launcher: Launcher, tmp_path: Path) -> None:
+    until(lambda: launcher.status("long")["checkpoint"], 60, "a checkpoint", lambda: launcher.namespace.describe("long"))
+    copied(launcher, long.stem, tmp_path / "checkpoints", "checkpoint")
 
 
 def test_a_run_goes_on_without_the_launcher_and_another_up_is_refused(long: Path, launcher: Launcher) -> None:

@@ -50,3 +50,12 @@ def test_a_restored_run_starts_from_its_checkpoint() -> None:
     progress = Progress()
     progress.apply({"event": "restored", "step": 40, "path": "ckpt-40"}, leads=True)
     assert progress.fields(ended=False)["step"] == 40
+
+
+def test_the_task_that_exports_the_model_tells_where_it_is() -> None:
+    progress = Progress()
+    assert progress.fields(ended=True)["model"] is None
+    assert progress.apply({"event": "exported", "step": 5, "path": "/runs/x/export/best"}, leads=False)
+    assert progress.fields(ended=True)["model"] == "/runs/x/export/best"
+    progress.apply({"event": "exported", "step": 5, "path": 5}, leads=True)
+    assert progress.model is None

@@ -1,0 +1,176 @@
+"""Directories as tar streams, and a small HTTP server of such streams.
+
+A pod is given the text of this file to run (kubernetes/fetching.py), so it imports Python's own library alone, of any version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import stat
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import BinaryIO
+
+TOKEN_HEADER, SIZE_HEADER, PLACE_HEADER = "X-Token", "X-Size", "X-Place"
+_CHUNK = 1 << 20
+_KEPT_OPEN = 100  # files of a directory; a system may allow a process 256
+_TRIES = 5  # to list and open files of which a run deletes some meanwhile, as it does old checkpoints
+
+
+def found(run_dir: Path, places: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return for each of `places`, names with directories of the run's, the first directory that is there and not empty."""
+    there: dict[str, str] = {}
+    for name, candidates in places.items():
+        for candidate in candidates:
+            if (run_dir / candidate).is_dir() and any((run_dir / candidate).iterdir()):
+                there.setdefault(name, candidate)
+    return there
+
+
+class Tree:
+    """The files below a directory as they are when it is made: they are held open, so one that is deleted meanwhile is in the stream too.
+
+    A link at the top is followed, those below are kept as links; sockets, pipes and devices are left out. Close it at the end.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._open, self._held = ExitStack(), 0
+        for attempt in range(1, _TRIES + 1):
+            top = directory.resolve(strict=True)  # each time: where a link leads may have changed, and been removed
+            try:
+                self._entries = [(path, *self._entry(path, top)) for path in _below(top)]
+                break
+            except FileNotFoundError:
+                self._open.close()
+                self._held = 0
+                if attempt == _TRIES:
+                    raise
+        self.size = sum(info.size for _, info, _ in self._entries)  # bytes of all files
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._open.close()
+
+    def stream(self) -> Iterator[bytes]:
+        """Yield the tar file; the first entry is the directory itself. Raises OSError where a file is shorter than it was."""
+        for path, info, file in self._entries:
+            if not info.isreg():
+                yield info.tobuf()
+                continue
+            with ExitStack() as later:
+                yield from _file(path, info, file or later.enter_context(_opened(path)))
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    def _entry(self, path: Path, top: Path) -> tuple[tarfile.TarInfo, BinaryIO | None]:
+        found = path.lstat()
+        info = tarfile.TarInfo(str(path.relative_to(top)))
+        info.mode, info.mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
+        if stat.S_ISDIR(found.st_mode):
+            info.type = tarfile.DIRTYPE
+        elif stat.S_ISLNK(found.st_mode):
+            info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
+        elif self._held < _KEPT_OPEN:
+            file = self._open.enter_context(_opened(path))
+            self._held += 1
+            info.size = os.fstat(file.fileno()).st_size
+            return info, file
+        else:
+            info.size = found.st_size
+        return info, None
+
+
+def _below(top: Path) -> Iterator[Path]:
+    yield top
+    for directory, directories, files in os.walk(top, onerror=_raise):
+        directories.sort()
+        for name in sorted([*directories, *files]):
+            path = Path(directory, name)
+            if stat.S_IFMT(path.lstat().st_mode) in {stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK}:
+                yield path
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _opened(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb")
+
+
+def _file(path: Path, info: tarfile.TarInfo, file: BinaryIO) -> Iterator[bytes]:
+    yield info.tobuf()
+    left = info.size
+    while left:
+        data = file.read(min(left, _CHUNK))
+        if not data:
+            raise OSError(f"{path} became shorter while it was read")
+        left -= len(data)
+        yield data
+    yield bytes(-info.size % tarfile.BLOCKSIZE)
+
+
+def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port: int, idle: float) -> None:
+    """Serve `GET /<name of a place>` on loopback, as a tar stream in chunks, until nobody has asked for `idle` seconds.
+
+    Who asks has to know the text of which `digest` is the SHA-256. The answer is 404 with the JSON list of what there is where that is nothing.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # with chunks: one that is missing is noticed
+        timeout = idle  # who asks may be gone without a word
+
+        def do_GET(self) -> None:
+            told = hashlib.sha256(self.headers.get(TOKEN_HEADER, "").encode()).hexdigest()
+            if not hmac.compare_digest(told, digest):
+                self._answer(403, b"")
+                return
+            there = found(run_dir, places)
+            name = self.path.strip("/")
+            if name not in there:
+                self._answer(404, json.dumps(sorted(there)).encode())
+                return
+            with closing(Tree(run_dir / there[name])) as tree:
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.send_header(SIZE_HEADER, str(tree.size))
+                self.send_header(PLACE_HEADER, there[name])
+                self.end_headers()
+                for data in tree.stream():
+                    if data:
+                        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+                self.wfile.write(b"0\r\n\r\n")
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+            pass
+
+    class Server(HTTPServer):
+        timeout = idle
+        over = False
+
+        def handle_timeout(self) -> None:
+            self.over = True
+
+    with Server(("127.0.0.1", port), Handler) as server:
+        while not server.over:
+            server.handle_request()
+
+
+if __name__ == "__main__":
+    _run_dir, _places, _digest, _port, _idle = sys.argv[1:]
+    serve(Path(_run_dir), json.loads(_places), _digest, int(_port), float(_idle))

@@ -1,0 +1,103 @@
+"""What a run has stored on its volume, read from here: a pod that mounts it serves it on its own loopback, to which a port is forwarded.
+
+So it takes no right to run commands in pods (`pods/exec`). Nobody else gets at it: other pods cannot reach a pod's loopback, and who may forward
+ports needs the token, which stays in this process; the pod knows its digest.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kubernetes.client import ApiClient, CoreV1Api
+from kubernetes.stream import portforward
+
+from launcher.backend import archive
+from launcher.backend.kubernetes import look, volume
+from launcher.backend.kubernetes.api import ERRORS, Cluster, asking
+from launcher.backend.stored import PLACES, Part, Stored, nothing
+from launcher.errors import LauncherError, UsageError
+from launcher.plan.places import CONTAINER_RUNS
+from launcher.render.kubernetes.objects import Run
+
+_PORT = 8080  # in the pod
+_IDLE = 120.0  # seconds without a request or a reader after which the pod ends by itself
+_ANSWERS_WITHIN = 60.0  # seconds after it runs: a slow machine imports Python's HTTP server
+_AGAIN = 0.5
+_PIECE = 1 << 16
+
+
+@contextlib.contextmanager
+def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator[Stored]:
+    """Open for a `with` block what a run, None where its spec is not known, has stored of a kind; the pod is gone afterwards.
+
+    Raises UsageError where there is nothing of it, LauncherError where the pod cannot be started or does not answer.
+    """
+    if run is None:
+        raise UsageError(
+            f"{name} was not started by `launcher up`: its spec is not known",
+            f"copy its directory from a pod that mounts the volume: kubectl cp POD:{CONTAINER_RUNS}/{name} {name}",
+        )
+    if cluster.get("PersistentVolumeClaim", run.claim) is None:
+        raise nothing(name, part, ())
+    token = secrets.token_urlsafe(32)
+    with volume.serving(cluster, run, _command(run, token), f"reading the {part} of {run.name}") as pod:
+        answer = _answer(cluster, pod, part, token)
+        with contextlib.closing(answer):
+            if answer.status == http.client.NOT_FOUND:
+                raise nothing(run.name, part, json.loads(answer.read()))
+            if answer.status != http.client.OK:
+                raise LauncherError(f"reading the {part} of {run.name}: the pod {pod} answered {answer.status}", "try again")
+            place = answer.headers[archive.PLACE_HEADER]
+            where = look.claim_words(run.claim, cluster, run.name) + place
+            yield Stored(where, _pieces(answer, pod), int(answer.headers[archive.SIZE_HEADER]))
+
+
+def _command(run: Run, token: str) -> list[str]:
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    text = Path(archive.__file__).read_text(encoding="utf-8")
+    return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(PLACES), digest, str(_PORT), str(_IDLE)]
+
+
+def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTPResponse:
+    """Ask the pod's server, which may still be starting."""
+    deadline = time.monotonic() + _ANSWERS_WITHIN
+    while True:
+        try:
+            return _ask(cluster, pod, part, token)
+        except (http.client.HTTPException, *ERRORS) as error:
+            if time.monotonic() > deadline:
+                raise LauncherError(
+                    f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {error or type(error).__name__}",
+                    f"see what it says: kubectl logs {pod} -n {cluster.namespace}",
+                ) from error
+            time.sleep(_AGAIN)
+
+
+def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTPResponse:
+    # A client of its own: while one opens a stream it is of no other use.
+    api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
+    stream: Any = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(_PORT))
+    connection = http.client.HTTPConnection("localhost", _PORT)
+    connection.sock = stream.socket(_PORT)
+    connection.sock.settimeout(_IDLE)
+    try:
+        connection.request("GET", f"/{part}", headers={archive.TOKEN_HEADER: token, "Connection": "close"})
+        return connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _pieces(answer: http.client.HTTPResponse, pod: str) -> Iterator[bytes]:
+    with asking(f"reading from the pod {pod}"):
+        try:
+            while data := answer.read(_PIECE):
+                yield data
+        except http.client.HTTPException as error:  # a chunk that is missing
+            raise LauncherError(f"the pod {pod} ended while it was read from", "try again") from error

@@ -1,0 +1,47 @@
+"""What a run has stored, by the kinds that `launcher get` copies."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from launcher.errors import UsageError
+
+
+class Part(StrEnum):
+    """A kind of what a run stores."""
+
+    MODEL = "model"
+    CHECKPOINTS = "checkpoints"
+    LOGS = "logs"
+    RESULTS = "results"
+
+
+# Where the run directory has it: the first of these directories that is there.
+PLACES: dict[str, tuple[str, ...]] = {
+    Part.MODEL: ("export/best", "export/last"),
+    Part.CHECKPOINTS: ("checkpoints",),
+    Part.LOGS: ("logs",),
+    Part.RESULTS: ("results",),
+}
+_COMES: dict[Part, str] = {
+    Part.MODEL: "a model of one's own is exported with its first evaluation, a built-in one with `train.export: {}` in the spec",
+    Part.CHECKPOINTS: "the first one is saved as train.checkpoint says, and at the end",
+    Part.LOGS: "they are written while it trains, unless train.summaries.every_steps is 0",
+    Part.RESULTS: "a program writes them to $RUN_DIR/results",
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A directory of a run as a tar stream, whose first entry is the directory itself. `size` in bytes, where it is known before."""
+
+    origin: str  # where it is, for people
+    chunks: Iterator[bytes]
+    size: int | None = None
+
+
+def nothing(run: str, part: Part, there: Iterable[str]) -> UsageError:
+    """Return the error of a run that has nothing of a kind; `there` are the kinds of which it has something."""
+    known = ", ".join(sorted(there))
+    remedy = f"it has {known}; {_COMES[part]}" if known else _COMES[part]
+    return UsageError(f"{run} has no {part} yet", remedy)

@@ -1,0 +1,119 @@
+"""`launcher get`: copy what a run has stored: its model, checkpoints, logs or results."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launcher.backend.model import Where
+from launcher.backend.stored import Part, Stored, nothing
+from launcher.cli import formats, unpacking
+from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
+from launcher.cli.runs import DEFAULT_RUNS, near
+from launcher.cli.unpacking import Unpacked
+
+EXAMPLES = (
+    ("launcher get mnist", "the exported model, into ./mnist-model"),
+    ("launcher get mnist model models/first --on kubernetes", "the same, into models/first, from a cluster"),
+    ("launcher get mnist checkpoints", "all checkpoints that are kept, into ./mnist-checkpoints"),
+)
+_TELL_EVERY = 10.0  # seconds, where there is no terminal
+
+
+def get(
+    name: Name = None,
+    what: Annotated[
+        Part,
+        typer.Argument(
+            metavar="WHAT", help="model, checkpoints, logs (TensorBoard's) or results; model when left out.", show_default=False
+        ),
+    ] = Part.MODEL,
+    destination: Annotated[
+        Path | None, typer.Argument(metavar="DEST", help="The directory to make; left out, ./NAME-model and the like.", show_default=False)
+    ] = None,
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is at DEST.")] = False,
+    on: OnRun = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> None:
+    """Copy a run's model, checkpoints, logs or results here."""
+    from launcher.cli.backends import open_run
+
+    backend, run = open_run(name, on, runs, Where(context, namespace))
+    place = Path(destination or f"{run}-{what}").absolute()
+    unpacking.check(place, runs, replace=force)
+    began = time.monotonic()
+    with backend.fetch(run, what) as stored:
+        with _progress(stored, f"{run}: {what}", quiet=as_json) as seen:
+            unpacked = unpacking.unpack(stored.chunks, place, seen=seen)
+        origin = stored.origin
+    if not unpacked.files:
+        raise nothing(run, what, ())
+    if as_json:
+        facts = {"name": run, "what": what, "path": str(place), "origin": origin, "files": unpacked.files, "bytes": unpacked.size}
+        print(json.dumps({**facts, "left_out": unpacked.left_out, "seconds": round(time.monotonic() - began, 3)}))
+        return
+    _tell(run, what, place, unpacked)
+
+
+def _tell(run: str, what: Part, place: Path, unpacked: Unpacked) -> None:
+    shown = near(str(place))
+    print(f"{run}: the {_called(what, place)} in {shown}, {formats.count(unpacked.files, 'file')}, {formats.memory(unpacked.size)}")
+    if unpacked.left_out:
+        print(f"left out, as they lead elsewhere or are no files: {', '.join(unpacked.left_out)}", file=sys.stderr)
+    if what is Part.MODEL and (place / "model.keras").is_file():
+        print(f'load it with keras.models.load_model("{shown}/model.keras")')
+    elif what is Part.MODEL and (place / "saved_model").is_dir():
+        print(f'load it with tf.saved_model.load("{shown}/saved_model")')
+
+
+def _called(what: Part, place: Path) -> str:
+    if what is not Part.MODEL:
+        return f"{what} are"
+    facts: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads((place / "metrics.json").read_text(encoding="utf-8"))
+    if not isinstance(facts.get("step"), int):
+        return "model is"
+    by = f", {facts['metric']} {formats.number(facts.get('value'))}" if facts.get("metric") else ""
+    return f"model of step {facts['step']:,}{by} is"
+
+
+@contextlib.contextmanager
+def _progress(stored: Stored, doing: str, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show on stderr how many bytes have come: a bar on a terminal, else a line each ten seconds."""
+    if quiet:
+        yield lambda _: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(doing, stored.size)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(doing, total=stored.size)
+        yield lambda count: progress.advance(bar, count)
+
+
+class _Lines:
+    """Says every while in a line how many bytes have come."""
+
+    def __init__(self, doing: str, size: int | None) -> None:
+        self._doing, self._of = doing, "" if size is None else f" of {formats.memory(size)}"
+        self._came, self._told = 0, time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        self._came += count
+        if time.monotonic() - self._told >= _TELL_EVERY:
+            self._told = time.monotonic()
+            print(f"{self._doing}: {formats.memory(self._came)}{self._of}", file=sys.stderr, flush=True)

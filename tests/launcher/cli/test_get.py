@@ -1,0 +1,144 @@
+"""`launcher get`: what a run has stored is copied whole or not at all, and never over what is there."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import unpacking
+from launcher.errors import LauncherError, UsageError
+from tests.launcher.cli.conftest import Cli, Spec
+
+
+def packed(*entries: tuple[str, bytes | str]) -> bytes:
+    """Return a tar file of a directory `top`; a text is where a link leads."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        top = tarfile.TarInfo("top")
+        top.type = tarfile.DIRTYPE
+        tar.addfile(top)
+        for name, content in entries:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname = tarfile.SYMTYPE, content
+                tar.addfile(info)
+            else:
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def pieces(content: bytes, size: int = 700) -> Iterator[bytes]:
+    yield from (content[start : start + size] for start in range(0, len(content), size))
+
+
+def unpack(content: bytes, destination: Path) -> unpacking.Unpacked:
+    return unpacking.unpack(pieces(content), destination, seen=lambda _: None)
+
+
+def test_nothing_is_written_outside_whatever_the_stream_says(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    content = packed(
+        ("top/file", b"inside"),
+        ("top/near", "file"),
+        ("top/../../escaped", b"x"),
+        ("/etc/escaped", b"x"),
+        ("top/away", "/etc"),
+        ("top/away/escaped", b"y"),
+        ("top/up", "../.."),
+    )
+    done = unpack(content, tmp_path / "own" / "copy")
+    assert set(done.left_out) >= {"../../escaped", "away", "up"}
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["copy"]
+    copy = tmp_path / "own" / "copy"
+    assert (copy / "near").read_bytes() == b"inside"
+    assert not (copy / "away").is_symlink()
+    assert not Path("/etc/escaped").exists()
+
+
+@pytest.mark.parametrize("length", [0, 600, 1500, 2048, 2100, 3584, 4000])  # headers, at 0, 512 and 2048, have 512 bytes, files 1,024
+def test_of_a_stream_that_ends_early_nothing_is_left(length: int, tmp_path: Path) -> None:
+    content = packed(("top/one", bytes(1000)), ("top/two", bytes(1000)))
+    with pytest.raises(LauncherError, match="no whole tar file"):
+        unpack(content[:length], tmp_path / "copy")
+    assert not list(tmp_path.iterdir())
+    assert unpack(content, tmp_path / "copy").files == 2
+
+
+def test_what_is_there_is_replaced_as_a_whole_and_only_when_asked_to(tmp_path: Path) -> None:
+    place = tmp_path / "copy"
+    place.mkdir()
+    (place / "old").touch()
+    with pytest.raises(UsageError, match="is there already") as refused:
+        unpacking.check(place, tmp_path / "runs", replace=False)
+    assert "--force" in refused.value.remedy
+    unpacking.check(place, tmp_path / "runs", replace=True)
+    unpack(packed(("top/new", b"x")), place)
+    assert [path.name for path in tmp_path.rglob("*")] == ["copy", "new"]
+
+
+@pytest.mark.parametrize(
+    "destination, replace, told",
+    [
+        ("work", True, "holds the working directory"),
+        ("runs", True, "is not replaced"),
+        ("runs/mnist", True, "is not replaced"),
+        ("", True, "holds the working directory"),
+        ("none/copy", False, "there is no directory"),
+    ],
+)
+def test_no_directory_that_is_needed_is_replaced(
+    destination: str, replace: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "mnist").mkdir(parents=True)
+    (tmp_path / "work" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work" / "below")
+    with pytest.raises(UsageError, match=told):
+        unpacking.check(tmp_path / destination, tmp_path / "runs", replace=replace)
+
+
+def test_a_runs_model_and_checkpoints_come_here(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+    assert cli("up", spec("steps", "3", "0")).returncode == 0
+    run = tmp_path / "runs" / "toy"
+    none = cli("get", "toy")
+    assert none.returncode == 2
+    assert "toy has no model yet" in none.stderr
+    assert not (tmp_path / "toy-model").exists()
+
+    (run / "export" / "best-3-x").mkdir(parents=True)
+    (run / "export" / "best").symlink_to("best-3-x")
+    (run / "export" / "best" / "model.keras").write_bytes(b"model")
+    (run / "export" / "best" / "metrics.json").write_text(json.dumps({"step": 3, "metric": "accuracy", "value": 0.75}))
+    (run / "checkpoints").mkdir(exist_ok=True)
+    (run / "checkpoints" / "ckpt-3.index").touch()
+    got = cli("get", "toy")
+    assert got.returncode == 0, got.stderr
+    assert "the model of step 3, accuracy 0.75 is in toy-model, 2 files" in got.stdout
+    assert 'keras.models.load_model("toy-model/model.keras")' in got.stdout
+    assert not (tmp_path / "toy-model").is_symlink()
+    assert (tmp_path / "toy-model" / "model.keras").read_bytes() == b"model"
+    assert json.loads(cli("status", "toy", "--json").stdout)["model"] == str(run / "export" / "best")
+    assert "runs/toy/export/best" in cli("status", "toy").stdout
+    assert json.loads(cli("wait", "toy", "--json").stdout)["model"] == str(run / "export" / "best")
+
+    again = cli("get", "toy")
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    told = json.loads(cli("get", "toy", "checkpoints", "mine", "--json").stdout)
+    assert (told["name"], told["what"], told["path"], told["files"], told["left_out"]) == (
+        "toy",
+        "checkpoints",
+        str(tmp_path / "mine"),
+        1,
+        [],
+    )
+    none = cli("get", "toy", "results", "--json")
+    refused = json.loads(none.stderr)
+    assert (none.returncode, refused["error"]) == (2, "toy has no results yet")
+    assert refused["remedy"].startswith("it has checkpoints, model; ")
+    wrong = cli("get", "toy", "weights")
+    assert (wrong.returncode, "checkpoints" in wrong.stderr) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "runs", "toy-model", "toy.yaml"]
