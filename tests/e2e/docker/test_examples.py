@@ -44,7 +44,7 @@ def test_the_launcher_runs_a_program_and_every_verb_tells_of_it_until_nothing_is
         assert run.status()["state"] == "succeeded"
         assert run.launcher("logs", own) == logs
         run.launcher("get", own, "results", str(tmp_path / "results"))
-        assert "chief" in (tmp_path / "results" / "devices.txt").read_text()
+        assert "worker-2" in (tmp_path / "results" / "devices.txt").read_text()
         _its_logs_are_shown_again(run)
         run.launcher("down", own, "--delete-data", "--yes")
         assert left(own) == NOTHING
