@@ -58,11 +58,19 @@ def _workload(context: Context) -> Workload | Agent:
     return load_agent(context.job.train) or load_workload(context.job.train)
 
 
-def _single(context: Context, workload: Workload) -> Session:
+@dataclass(frozen=True)
+class Prepared:
+    """Devices and tasks that are ready to train: `replicas` batches make a step, `make` returns the session of a job whose steps are known."""
+
+    replicas: int
+    make: Callable[[Job], Session]
+
+
+def _single(_: Context, workload: Workload) -> Prepared:
     from trainer.engine.local import LocalSession
     from trainer.engine.ring import Ring
 
-    return LocalSession(workload, context.job, Ring())
+    return Prepared(1, lambda job: LocalSession(workload, job, Ring()))
 
 
 @contextmanager
@@ -76,7 +84,7 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _multi_worker(context: Context, workload: Workload) -> Session:
+def _multi_worker(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.local import LocalSession
     from trainer.engine.ring import Ring
 
@@ -86,65 +94,70 @@ def _multi_worker(context: Context, workload: Workload) -> Session:
         ring = Ring(len(names), names.index(context.task.name), context.job.train.gradients.wire)
     if message := ring.meet(names, list(addresses.values())):
         context.report("notice", message=message)
-    return LocalSession(workload, context.job, ring)
+    return Prepared(ring.size, lambda job: LocalSession(workload, job, ring))
 
 
-def _mirrored(context: Context, workload: Workload) -> Session:
+def _mirrored(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.mirrored import MirroredSession, devices
 
-    return MirroredSession(workload, context.job, devices(context.job.local_replicas))
+    names = devices(context.job.local_replicas)
+    return Prepared(len(names), lambda job: MirroredSession(workload, job, names))
 
 
-def _parameter_server(context: Context, workload: Workload) -> Session:
+def _parameter_server(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.asynchronous import AsynchronousSession
     from trainer.engine.ps_workers import connect
     from trainer.engine.synchronous import SynchronousSession
 
     connection = connect(context.task)
-    if context.job.train.sync is None:
-        return AsynchronousSession(workload, context.job, connection, context.stopped)
-    return SynchronousSession(workload, context.job, connection, context.stopped)
+    sync = context.job.train.sync
+    if sync is None:
+        return Prepared(1, lambda job: AsynchronousSession(workload, job, connection, context.stopped))
+    return Prepared(sync.replicas_to_aggregate, lambda job: SynchronousSession(workload, job, connection, context.stopped))
 
 
-def _single_agent(context: Context, agent: Agent) -> Session:
+def _single_agent(context: Context, agent: Agent) -> Prepared:
     from trainer.engine.agents import LocalAgentSession
 
-    return LocalAgentSession(agent, context.job, context.stopped)
+    return Prepared(1, lambda job: LocalAgentSession(agent, job, context.stopped))
 
 
-def _served_agent(context: Context, agent: Agent) -> Session:
+def _served_agent(context: Context, agent: Agent) -> Prepared:
     from trainer.engine.ps_workers import connect
     from trainer.engine.served_agents import ServedAgentSession
 
-    return ServedAgentSession(agent, context.job, connect(context.task), context.stopped)
+    connection = connect(context.task)
+    return Prepared(1, lambda job: ServedAgentSession(agent, job, connection, context.stopped))
 
 
-_SESSIONS: dict[str, Callable[[Context, Workload], Session]] = {
+_SESSIONS: dict[str, Callable[[Context, Workload], Prepared]] = {
     "single": _single,
     "mirrored": _mirrored,
     "multi_worker_mirrored": _multi_worker,
     "parameter_server": _parameter_server,
 }
-_AGENT_SESSIONS: dict[str, Callable[[Context, Agent], Session]] = {
+_AGENT_SESSIONS: dict[str, Callable[[Context, Agent], Prepared]] = {
     "single": _single_agent,
     "parameter_server": _served_agent,
 }
 
 
 def _train(context: Context) -> ExitCode:
-    from trainer.engine import loop
+    from trainer.engine import epochs, loop
 
-    # All sessions but one configure TensorFlow's devices, so they are made before anything that starts it up.
+    # All sessions but one configure TensorFlow's devices, so they are prepared before anything that starts it up.
     workload = _workload(context)
     if context.job.strategy != "single":
         _check_not_started(context)
     strategy = context.job.strategy
     if not arrival.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
         return ExitCode.STOPPED
-    session = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
+    ready = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
+    job = epochs.counted(context.job, workload, ready.replicas)  # not before: to look at a user's data may start TensorFlow
+    session = ready.make(job)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)
-    outcome = loop.run(session, workload, context.job, context.report, context.stopped)
+    outcome = loop.run(session, workload, job, context.report, context.stopped)
     if not outcome.finished:
         if context.job.strategy == "multi_worker_mirrored":
             # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.

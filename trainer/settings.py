@@ -145,6 +145,9 @@ class Train(Settings):
         description="A built-in name (mnist, cifar10, ...), or package.module:name of a class, Keras model, model function or program of one's own.",
     )
     steps: Steps | None = Field(None, description="Global steps to train for.")
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        None, description="Passes over the training data to train for, in the place of `steps`, where the number of examples is known."
+    )
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(None, description="Examples a replica takes in one step.")
     params: dict[str, Any] = Field(default_factory=dict, description="The workload's own parameters; docs/workloads.md lists them.")
     data: str = Field("synthetic", min_length=1, description="`synthetic`, `download`, or a directory with the published files.")

@@ -40,6 +40,12 @@ def misfits(train: Train, strategy: Strategy) -> list[Misfit]:
     return [one for rule in rules for one in rule(train, strategy)]
 
 
+def _one_length(train: Train, _: Strategy) -> Iterator[Misfit]:
+    if train.steps is not None and train.epochs is not None:
+        message = f"`epochs` ({train.epochs}) beside `steps` ({train.steps}): both say how long to train"
+        yield Misfit(("epochs",), message, "one of the two", "remove `steps` or `epochs`; `--set train.steps=` takes one of a file away")
+
+
 def _schedule(train: Train, _: Strategy) -> Iterator[Misfit]:
     rate = train.learning_rate
     if rate is None:
@@ -144,6 +150,7 @@ def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Misfit]:
 
 
 RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
+    _one_length,
     _schedule,
     _one_clip,
     _wire,

@@ -141,11 +141,11 @@ def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked
 
 
 def only_longer(changes: Sequence[Change]) -> bool:
-    """Tell whether all that changed is that there are more steps to train: nothing but going on can be meant."""
+    """Tell whether all that changed is that there are more steps or epochs to train: nothing but going on can be meant."""
     if len(changes) != 1:
         return False
     path, old, new = changes[0]
-    return path == "train.steps" and isinstance(old, int) and isinstance(new, int) and new > old
+    return path in ("train.steps", "train.epochs") and isinstance(old, int) and isinstance(new, int) and new > old
 
 
 def _other_spec(old: RunStatus) -> str:

@@ -32,9 +32,8 @@ _SWITCHES = {"export": {False: "write `export: {formats: []}`, which exports not
 # Keys that people bring from Keras and from other launchers -> what to do instead.
 _IN_THE_MODEL = "give it to the model's `compile`, in the code that `train.workload` names"
 _WRITE_WORKERS, _WRITE_GPUS = "write `roles: {worker: {replicas: 4}}`", "write `gpus` under each role: `roles: {worker: {gpus: 1}}`"
-_WRITE_STEPS = "write `train.steps`: an epoch has as many steps as there are examples, divided by batch_size and by the replicas"
 _BROUGHT = {
-    **dict.fromkeys(("epochs", "num_epochs", "max_epochs"), _WRITE_STEPS),
+    **dict.fromkeys(("num_train_epochs", "training_epochs"), "write `train.epochs`"),
     **dict.fromkeys(("lr", "base_lr"), "write `train.learning_rate: {initial: 0.001}`"),
     **dict.fromkeys(("optimizer", "loss", "metrics"), _IN_THE_MODEL),
     "callbacks": "write what they do: `train.early_stopping`, `train.learning_rate`, `train.checkpoint`, `train.summaries`, `train.export`",

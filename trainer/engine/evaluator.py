@@ -75,7 +75,9 @@ class _Chief:
         facts = record.read(self._job.run_dir)
         self._step = facts.get("step", 0)
         # What an earlier run of fewer steps, or of another spec, has left is no end of this one.
-        mine = (facts.get("steps"), facts.get("spec_digest")) == (self._job.steps, self._job.spec_digest)
+        # How many steps epochs are, the chief alone knows: its devices count.
+        length = ("epochs", self._job.train.epochs) if self._job.train.epochs else ("steps", self._job.steps)
+        mine = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._job.spec_digest)
         over = mine and facts.get("state") == "succeeded"
         if facts.get("updated") != self._updated:
             self._heard, self._updated = time.monotonic(), facts.get("updated")

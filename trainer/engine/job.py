@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.engine.epochs import Pass
 from trainer.settings import Checkpoints, Export, Train, TrainerSettings
 from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG, with_defaults
@@ -22,7 +23,7 @@ class Job:
     start_timeout: float
     orphan_timeout: float
     train: Train  # what `load_workload` takes
-    steps: int
+    steps: int  # 0 while `train.epochs` are not counted, see epochs.counted
     batch_size: int
     seed: int
     examples_per_step: int  # of one replica
@@ -35,6 +36,7 @@ class Job:
     export: Export | None  # of the best model, by the task that evaluates; None: by none
     summaries_every: int
     profile_every: int
+    one_pass: Pass | None = None  # over the training data, where its length is known and was asked for
 
 
 def job(settings: TrainerSettings) -> Job:
@@ -46,7 +48,7 @@ def job(settings: TrainerSettings) -> Job:
     if settings.train is None:
         raise WorkloadError("the settings have no `train` section; give one, or run a command: trainer -- python train.py")
     train = with_defaults(settings.train, settings.strategy)
-    if settings.strategy in TRAINING and (train.steps is None or train.batch_size is None):
+    if settings.strategy in TRAINING and ((train.steps is None and train.epochs is None) or train.batch_size is None):
         raise WorkloadError(
             f"train.steps is {train.steps} and train.batch_size {train.batch_size} for {train.workload}; give both a number"
         )

@@ -85,6 +85,7 @@ class _Chief:
             strategy=job.strategy,
             workload=job.train.workload,
             steps=job.steps,
+            **({"epochs": job.train.epochs} if job.train.epochs else {}),
             spec_digest=job.spec_digest,
         )
         self.enough = Enough(job.train, job.run_dir)

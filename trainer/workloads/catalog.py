@@ -192,7 +192,7 @@ CATALOG: dict[str, Entry] = {
             export=Export(formats=[]),  # it plays; it does not serve
         ),
         strategies=("single", "parameter_server"),
-        unused=("data", "sync", "learning_rate", "gradients", "precision", "jit_compile", "export"),
+        unused=("epochs", "data", "sync", "learning_rate", "gradients", "precision", "jit_compile", "export"),
         agent=True,
     ),
     "placement": _program("placement", "two additions on two tasks, brought together on the chief", PlacementParams),
@@ -208,6 +208,8 @@ def with_defaults(train: Train, strategy: Strategy = "single") -> Train:
     general = GENERAL if strategy in TRAINING else Train(workload=train.workload)
     base = entry.defaults if entry else general
     merged = _merge(base.model_dump(), train.model_dump(exclude_unset=True))
+    if train.epochs is not None and train.steps is None:
+        merged["steps"] = None
     return Train.model_validate(merged)
 
 

@@ -126,6 +126,10 @@ class Cifar10:
             return numbered.map(distort)  # the cores belong to the training step
         return numbered.map(distort, num_parallel_calls=DISTORTERS, deterministic=True).prefetch(AHEAD)
 
+    def train_examples(self) -> int:
+        """See Counted.train_examples."""
+        return len(self._pictures.train.labels)
+
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """Return the middle of each test picture once."""
         pictures = in_memory.once(self._pictures.test.images, self._pictures.test.labels, batch_size)

@@ -81,6 +81,10 @@ class KerasModel:
         """See Workload.train_data."""
         return self._train.batches(shard)
 
+    def train_examples(self) -> int | None:
+        """See Counted.train_examples."""
+        return self._train.count()
+
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """See Workload.eval_data."""
         return self._held_out.once(batch_size)

@@ -77,6 +77,10 @@ class LinearRegression:
         """Return endless shuffled batches of the points."""
         return in_memory.batches(self.x, self.y, shard)
 
+    def train_examples(self) -> int:
+        """See Counted.train_examples."""
+        return POINTS
+
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """Return all points once: there are no others."""
         return in_memory.once(self.x, self.y, batch_size)

@@ -71,6 +71,10 @@ class Mnist:
         """Return endless shuffled batches of the training digits."""
         return in_memory.batches(self._digits.train.images, self._digits.train.labels, shard)
 
+    def train_examples(self) -> int:
+        """See Counted.train_examples."""
+        return len(self._digits.train.labels)
+
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """Return the test digits once."""
         return in_memory.once(self._digits.test.images, self._digits.test.labels, batch_size)

@@ -63,6 +63,13 @@ class Scheduling(Protocol):
         """Return what `optimizer` returns, for steps of so many examples; called in its place."""
 
 
+class Counted(Protocol):
+    """What a workload adds that knows how many examples it trains on: `train.epochs` may then say how long."""
+
+    def train_examples(self) -> int | None:
+        """Return how many there are in an epoch; None where that is not known."""
+
+
 class HeldOutMetrics(Protocol):
     """Metrics that go through the whole held-out set, because no mean over batches gives them (AUC, precision)."""
 

@@ -47,6 +47,13 @@ class UserData:
             lambda examples, facts: pipeline.once(examples, facts, batch_size),
         )
 
+    def count(self) -> int | None:
+        """Return how many examples there are; None where nobody can tell."""
+        self._look_once()
+        if self._arrays is not None:
+            return len(tf.nest.flatten(self._arrays)[0])
+        return self._facts.count if self._facts is not None else None
+
     def first(self, size: int) -> tuple[Any, Any]:
         """Return one batch of the first examples, at most `size` of them."""
         with tf.init_scope():
@@ -62,10 +69,7 @@ class UserData:
         of_arrays: Callable[[Any, Any], tf.data.Dataset],
         of_examples: Callable[[tf.data.Dataset, pipeline.Facts], tf.data.Dataset],
     ) -> tf.data.Dataset:
-        if not self._read:
-            with tf.init_scope():
-                self._look(self._value())
-            self._read = True
+        self._look_once()
         if self._arrays is not None:
             try:
                 return of_arrays(*_paired(self._arrays))
@@ -76,6 +80,12 @@ class UserData:
             return of_examples(self._examples(self._facts), self._facts)
         except WorkloadError as error:
             raise WorkloadError(f"{self._name}: {error}") from error
+
+    def _look_once(self) -> None:
+        if not self._read:
+            with tf.init_scope():
+                self._look(self._value())
+            self._read = True
 
     def _value(self) -> Any:
         return call(self._source, self._given) if callable(self._source) else self._source

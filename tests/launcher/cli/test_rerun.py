@@ -29,6 +29,7 @@ def run(state: State) -> RunStatus:
         (State.INTERRUPTED, [], NOTHING_ASKED, "resume"),
         (State.SUCCEEDED, [], NOTHING_ASKED, "complete"),
         (State.SUCCEEDED, [("train.steps", 100, 200)], NOTHING_ASKED, "resume"),
+        (State.SUCCEEDED, [("train.epochs", 3, 5)], NOTHING_ASKED, "resume"),
         (State.SUCCEEDED, [], Asked(fresh=True, resume=False, may_prompt=False), "fresh"),
         (State.STOPPED, OTHER_LOSS, Asked(fresh=False, resume=True, may_prompt=False), "resume"),
         (State.STOPPED, OTHER_LOSS, Asked(fresh=True, resume=False, may_prompt=False), "fresh"),

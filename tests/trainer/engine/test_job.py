@@ -23,6 +23,14 @@ def test_what_the_spec_leaves_out_the_workload_decides() -> None:
     assert made_job.steps_per_execution is None
 
 
+@pytest.mark.parametrize("workload", ["mnist", "own.code:model"])
+def test_epochs_take_the_place_of_steps(workload: str) -> None:
+    """Also once more in the task, which is not told what is not set."""
+    first = made({"workload": workload, "epochs": 3})
+    again = made(first.train.model_dump(exclude_none=True))
+    assert (first.train.epochs, first.train.steps) == (again.train.epochs, again.train.steps) == (3, None)
+
+
 def test_zero_is_never() -> None:
     assert made({"workload": "mnist", "evaluate": {"every_steps": 0}}).evaluate_every == 0
 
