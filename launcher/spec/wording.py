@@ -36,7 +36,7 @@ _BROUGHT = {
     **dict.fromkeys(("num_train_epochs", "training_epochs"), "write `train.epochs`"),
     **dict.fromkeys(("lr", "base_lr"), "write `train.learning_rate: {initial: 0.001}`"),
     **dict.fromkeys(("optimizer", "loss", "metrics"), _IN_THE_MODEL),
-    "callbacks": "write what they do: `train.early_stopping`, `train.learning_rate`, `train.checkpoint`, `train.summaries`, `train.export`",
+    "callbacks": "give the module of `train.workload` a function `callbacks` that returns them",
     **dict.fromkeys(("class_weight", "sample_weight"), "let `train_data` return (inputs, targets, sample_weights)"),
     **dict.fromkeys(("validation_data", "validation_split"), "give the module of `train.workload` an `eval_data`"),
     **dict.fromkeys(("num_workers", "workers"), _WRITE_WORKERS),

@@ -52,7 +52,7 @@ class Player:
 class AgentSession(ABC):
     """The chief's part: it learns from what is played; see Session. `stopped` tells whether this task was asked to stop."""
 
-    is_chief = True
+    is_chief = follows_weights = True
 
     def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
         self._agent, self._target, self._stopped = agent, job.steps, stopped
@@ -82,6 +82,15 @@ class AgentSession(ABC):
         self._step = step
         self._window.clear()
         self._publish()
+
+    def hold(self, step: int) -> None:
+        """See Session.hold. An agent has no callbacks."""
+        del step
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between."""
+        del current  # it always is
+        return hooks()
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Return when at least `steps` more steps were played and learned from, or the task is asked to stop; see Session.run."""

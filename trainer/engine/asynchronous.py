@@ -81,8 +81,9 @@ class AsynchronousSession(ServerSession):
     def _fill(self, share: int) -> None:
         if not self._workers.in_flight:  # how many steps a lost call has done, the servers alone know
             self._step = self._scheduled = self._read_step()
-        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < self._target:
-            steps = min(share, self._target - self._scheduled)
+        last = min(self._target, self._held)
+        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < last:
+            steps = min(share, last - self._scheduled)
             self._workers.schedule(steps)
             self._scheduled += steps
 

@@ -1,10 +1,11 @@
 """Saves and restores the chief's model, optimizer and global step, as plain TensorFlow checkpoints.
 
-The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=...)`.
+The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`.
 A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before.
 
 `learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The optimizer's own, in
 the checkpoint as well, may be lower by now. A resume with another rate is known by the first and takes nothing of the second.
+`callbacks` are the bytes of callback_state, empty without callbacks.
 """
 
 import json
@@ -24,6 +25,7 @@ from trainer.workloads.errors import WorkloadError
 # Where a checkpoint has the value of a variable.
 _VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 _BUILT_WITH = _VALUE.format("learning_rate")
+_CALLBACKS = _VALUE.format("callbacks")
 _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
 
@@ -33,10 +35,11 @@ class CheckpointError(WorkloadError):
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was loaded: its global step and path."""
+    """A checkpoint that was loaded: its global step and path, and what it has of callbacks."""
 
     step: int
     path: str
+    callbacks: bytes = b""
 
 
 def listed(directory: Path) -> list[str]:
@@ -62,7 +65,8 @@ class Checkpoints:
         self._rate, self._constant = schedules.described(optimizer), schedules.constant(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
         self._parts = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
-        self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate))
+        self._callbacks = tf.Variable(b"", dtype=tf.string)
+        self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
         self._recovered = _recover(directory)
         self._manager = tf.train.CheckpointManager(self._saved, str(directory), max_to_keep=keep, checkpoint_name="ckpt")
 
@@ -109,7 +113,8 @@ class Checkpoints:
             if before != self._rate:
                 schedules.set_rate(self._optimizer, self._constant)
                 notice(f"learning rate {before} -> {self._rate} from step {step}")
-            return Restored(step, path)
+            callbacks = reader.get_tensor(_CALLBACKS) if reader.has_tensor(_CALLBACKS) else b""
+            return Restored(step, path, callbacks)
         if paths:
             raise CheckpointError(
                 f"none of the {len(paths)} checkpoints can be read: {', '.join(paths)}; start afresh, or put a copy in their place"
@@ -140,9 +145,10 @@ class Checkpoints:
             f"the checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}); train under another name, or start afresh"
         )
 
-    def save(self, step: int) -> str:
+    def save(self, step: int, callbacks: bytes = b"") -> str:
         """Write a checkpoint of global step `step`, delete those beyond `keep`, and return its path."""
         self._step.assign(step)
+        self._callbacks.assign(callbacks)
         path: str = self._manager.save(checkpoint_number=step)
         return path
 

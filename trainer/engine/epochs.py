@@ -24,17 +24,20 @@ class Pass:
         """Return the global step with which so many epochs end."""
         return -(-epochs * self.examples // self.per_step)
 
+    def epoch_at(self, step: int) -> int:
+        """Return the epoch, counted from 0, to which the step after `step` belongs."""
+        return step * self.per_step // self.examples
+
 
 def counted(job: "Job", workload: "Workload | Agent", replicas: int) -> "Job":
-    """Return the job with `train.epochs` in steps, of which each takes a batch of `replicas`; as it is where it has steps.
+    """Return the job with `train.epochs` in steps, of which each takes a batch of `replicas`; where it has steps these stay.
 
     Raises:
         WorkloadError: it has epochs, and how many examples there are is not known.
     """
-    epochs = job.train.epochs
+    epochs, one_pass = job.train.epochs, _pass(job, workload, replicas)
     if epochs is None:
-        return job
-    one_pass = pass_of(job, workload, replicas)
+        return replace(job, one_pass=one_pass)
     if one_pass is None:
         raise WorkloadError(
             f"train.epochs is {epochs}, and how many examples {job.train.workload} trains on is not known; expected arrays, a tf.data.Dataset "
@@ -44,8 +47,7 @@ def counted(job: "Job", workload: "Workload | Agent", replicas: int) -> "Job":
     return replace(job, steps=one_pass.steps(epochs), one_pass=one_pass)
 
 
-def pass_of(job: "Job", workload: "Workload | Agent", replicas: int) -> Pass | None:
-    """Return a pass over the workload's training data; None where it cannot tell how many examples there are."""
+def _pass(job: "Job", workload: "Workload | Agent", replicas: int) -> Pass | None:
     count = getattr(workload, "train_examples", None)
     examples = count() if count is not None else None
     return Pass(examples, job.examples_per_step * replicas) if examples else None

@@ -36,7 +36,7 @@ class Job:
     export: Export | None  # of the best model, by the task that evaluates; None: by none
     summaries_every: int
     profile_every: int
-    one_pass: Pass | None = None  # over the training data, where its length is known and was asked for
+    one_pass: Pass | None = None  # over the training data, where its length is known; see epochs.counted
 
 
 def job(settings: TrainerSettings) -> Job:

@@ -1,6 +1,7 @@
 """Training by one process, or by several in step with an all-reduce: strategies single and multi_worker_mirrored."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -8,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import clock, compute, endless, updates
+from trainer.engine import clock, compute, endless, schedules, updates
+from trainer.engine.changes import Snapshot
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica
 from trainer.engine.ring import Ring
@@ -22,6 +24,8 @@ _LINGER = 0.3
 
 class LocalSession:
     """One replica in this process; with a ring of several tasks, one replica in each of them."""
+
+    follows_weights = True
 
     def __init__(self, workload: Workload, job: Job, ring: Ring) -> None:
         self._workload, self._job, self._ring = workload, job, ring
@@ -41,6 +45,13 @@ class LocalSession:
 
     def push(self, step: int) -> None:
         """See Session.push. Each task's random layers have a seed of their own, so that replicas drop different units."""
+        self._step = self._share(step)
+        first = self._step * self._job.train.gradients.accumulate
+        shard = Shard(self._job.batch_size, self._job.seed, index=self._ring.index, count=self._ring.size, start=first)
+        self._iterator = iter(endless.checked(self._workload.train_data(shard), self._job, self._step))
+
+    def _share(self, step: int) -> int:
+        """Give every task the first one's model, optimizer and step; return that."""
         where = tf.Variable(step, dtype=tf.int64)
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
         self._ring.share_from_first([where, *variables])
@@ -49,13 +60,30 @@ class LocalSession:
             own = np.zeros(seed.shape, seed.dtype.as_numpy_dtype)
             own.flat[0] = self._ring.index
             seed.assign_add(own)
-        self._step = int(where.numpy())
-        first = self._step * self._job.train.gradients.accumulate
-        shard = Shard(self._job.batch_size, self._job.seed, index=self._ring.index, count=self._ring.size, start=first)
-        self._iterator = iter(endless.checked(self._workload.train_data(shard), self._job, self._step))
+        return int(where.numpy())
 
     def settle(self) -> None:
         """Do nothing: no call outlasts `run`."""
+
+    def hold(self, step: int) -> None:
+        """Do nothing: `run` begins no step that it was not asked for."""
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between."""
+        del current  # it always is
+        if self._ring.size == 1:
+            return hooks()
+        told = [0.0] * 3
+        if self.is_chief:
+            before = Snapshot(self.model.weights)
+            stop = hooks()
+            told = [float(stop), float(before.changed()), schedules.constant(self.optimizer) or 0.0]
+        stops, changes, rate = self._ring.agree(told)
+        if schedules.constant(self.optimizer) is not None:
+            schedules.set_rate(self.optimizer, rate)
+        if changes:
+            self._share(self._step)
+        return bool(stops)
 
     def pull(self) -> None:
         """Do nothing: model and optimizer are where the training happens."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.engine import averages, compute, endless, evaluations, pace
+from trainer.engine.callbacks import Hooks
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.enough import Enough, check_metric
@@ -43,21 +44,22 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         CheckpointError: the checkpoints in the run directory are of another model.
         DivergedError: a loss or a weight is not finite, and `train.on_nan` is `stop`.
     """
-    divergence = Divergence(session, job, report)
-    chief = _Chief(session, workload, job, report, divergence) if session.is_chief else None
+    divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
+    chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
     report.start = session.step
     speaker = Speaker(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
-    wanted = proposal = job.steps_per_execution or 1
+    fixed = job.steps_per_execution or (1 if hooks.by_batch else None)
+    wanted = proposal = fixed or 1
     profile_due = Due(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
     profile_due.start(session.step)
-    stop = finish = False
+    stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
     step = session.step  # as told; the session may be ahead of it after a checkpoint
     while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
-        steps = 1 if profiling else pace.to_boundary(step, wanted, job.steps, *every)
+        steps = 1 if profiling else pace.to_boundary(step, wanted, hooks.until(job.steps), *every)
         with endless.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.enough()), next_steps=proposal)
         divergence.look(progress.not_finite)
@@ -65,8 +67,11 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         finish = progress.finish and step < job.steps
         stop = progress.stop and step < job.steps and not finish
         (chief or speaker).after(progress)
+        finish = hooks.after(progress) or finish
+        if chief:
+            chief.save_when_due(progress)
         wanted = progress.next_steps or wanted
-        if not job.steps_per_execution and not profiling:
+        if not fixed and not profiling:
             proposal = pace.next_steps(progress.steps, progress.seconds)
     return chief.finish(finished=not stop) if chief else Outcome(session.step, not stop, {})
 
@@ -74,9 +79,11 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
 class _Chief:
     """What the chief alone does between calls: it reports, saves, evaluates and writes."""
 
-    def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter, divergence: Divergence) -> None:
+    def __init__(
+        self, session: Session, workload: Workload | Agent, job: Job, report: Reporter, divergence: Divergence, hooks: Hooks
+    ) -> None:
         self._session, self._workload, self._job, self._report = session, workload, job, report
-        self._divergence = divergence
+        self._divergence, self._hooks = divergence, hooks
         self.logs = Logs(job.run_dir)
         self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep)
         self._record = Record(
@@ -114,6 +121,7 @@ class _Chief:
         if restored:
             self._report("restored", step=restored.step, path=restored.path)
             self._saved_step = step
+            self._hooks.restore(restored.callbacks)
         for due in (self._save_due, self._evaluate_due, self._summaries_due, self._report_due):
             due.start(step)
         self._keep("running", step)
@@ -125,7 +133,7 @@ class _Chief:
         return step
 
     def after(self, progress: Progress) -> None:
-        """Do what is due after a call."""
+        """Tell, write and evaluate what is due after a call."""
         step = progress.step
         last = step >= self._job.steps or progress.finish
         for rate in (self._told_rate, self._written_rate):
@@ -145,8 +153,11 @@ class _Chief:
         if self._evaluate_due(step) and not last:
             if not pulled:
                 self._session.pull()
-            self._evaluate(step)
-        if self._save_due(step) and not last:
+            self.evaluate(step)
+
+    def save_when_due(self, progress: Progress) -> None:
+        """Save after a call, and what callbacks have done then, when it is time."""
+        if self._save_due(progress.step) and progress.step < self._job.steps and not progress.finish:
             self._settle()
             self._session.pull()
             if self._saved_step != self._session.step:  # the save before had waited for these very steps
@@ -158,16 +169,18 @@ class _Chief:
 
     def finish(self, *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
-        early = self.enough() if finished and self._session.step < self._job.steps else None
+        early = self._hooks.reason or self.enough() if finished and self._session.step < self._job.steps else None
         if early:
             self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
         self._settle()
         step = self._session.step
         self._session.pull()
+        if self._hooks.end(finished=finished):  # the last weights are others than were saved and evaluated
+            self._saved_step = self._evaluated_step = None
         if self._saved_step != step:
             self._save(step)
         if finished:
-            self._evaluate(step)
+            self.evaluate(step)
         if self._best:
             self._best.finish()
         self._export_last(step, finished=finished)
@@ -215,14 +228,15 @@ class _Chief:
             facts["trained_seconds"] = self.enough.trained_seconds
         self._record.update(state, step, **facts)
 
-    def _evaluate(self, step: int) -> None:
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate at `step`, where that is not done, and return loss and metrics."""
         if self._evaluated_step == step:
-            return
+            return self._metrics
         began = time.monotonic()
         if self._evaluator is None:
             self._evaluator = compute.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
         with averages.shown(self._session.model, self._session.optimizer):
-            self._metrics = self._evaluator()
+            self._metrics = self._hooks.evaluation(self._evaluator)
             if self._best and self._divergence.may_save(step):
                 self._best.offer(step, self._metrics, self._session.model.weights)
         self._evaluated_step = step
@@ -231,12 +245,13 @@ class _Chief:
             evaluations.append(self._job.run_dir, step, self._metrics)
         self._keep("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
+        return self._metrics
 
     def _save(self, step: int) -> None:
         if not self._divergence.may_save(step):
             return
         began = time.monotonic()
-        path = self._checkpoints.save(step)
+        path = self._checkpoints.save(step, self._hooks.state(step))
         self._saved_step = step
         self._keep("running", step, checkpoint=path)
         self._report("checkpoint", step=step, path=path, seconds=time.monotonic() - began)

@@ -1,6 +1,7 @@
 """Training on every GPU of one machine, or on logical CPU devices where it has none: strategy mirrored."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,7 +27,7 @@ def devices(replicas: int) -> list[str]:
 class MirroredSession:
     """One replica a device; each computes gradients on its own batch, and their mean is applied once."""
 
-    is_chief = True
+    is_chief = follows_weights = True
 
     def __init__(self, workload: Workload, job: Job, names: list[str]) -> None:
         self._workload, self._job = workload, job
@@ -68,6 +69,14 @@ class MirroredSession:
 
     def pull(self) -> None:
         """Do nothing: model and optimizer are where the training happens."""
+
+    def hold(self, step: int) -> None:
+        """Do nothing: `run` begins no step that it was not asked for."""
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between: what is assigned to a mirrored variable is assigned on each device."""
+        del current  # it always is
+        return hooks()
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """See Session.run."""

@@ -7,11 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import compute, endless
+from trainer.engine import compute, endless, schedules
 from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
 from trainer.engine.ps_workers import CHIEF, Connection, Done, Seat, Workers, constant, watching
 from trainer.engine.replica import Replica
+from trainer.engine.session import NotFinite
 from trainer.workloads.protocol import Shard, Workload
 
 
@@ -19,6 +20,7 @@ class ServerSession(ABC):
     """The chief's part; see Session. `replicas` make a step together; `apart` is ServerState's."""
 
     is_chief = True
+    follows_weights = False
 
     def __init__(
         self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, apart: bool
@@ -32,6 +34,7 @@ class ServerSession(ABC):
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
             self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
         self._step = 0
+        self._held = job.steps
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
         endless.checked(first, job, among=1 if apart else connection.workers)  # in rounds each worker takes every step
         self._data = _worker_data(workload, job, connection.workers)
@@ -52,6 +55,26 @@ class ServerSession(ABC):
         """See Session.pull."""
         with watching():
             self._state.pull()
+
+    @abstractmethod
+    def settle(self) -> NotFinite | None:
+        """See Session.settle."""
+
+    def hold(self, step: int) -> None:
+        """See Session.hold."""
+        self._held = step
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between."""
+        if current:
+            self.settle()
+            self.pull()
+        before = schedules.constant(self.optimizer)
+        stop = hooks()
+        if (rate := schedules.constant(self.optimizer)) != before:
+            with watching():
+                self._state.set_rate(rate)
+        return stop
 
     def close(self) -> None:
         """End what is still under way; servers are told to stop by `servers.stop_all`."""

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import packing, updates
+from trainer.engine import packing, schedules, updates
 from trainer.engine.packing import Pack
 
 
@@ -136,6 +136,11 @@ class ServerState:
             average.assign(source.value)
         for group in self.groups:
             group.push(step)
+
+    def set_rate(self, rate: float | None) -> None:
+        """Let the servers go on with this learning rate; None leaves a schedule as it is."""
+        for group in self.groups:
+            schedules.set_rate(group.optimizer, rate)
 
     def pull(self) -> None:
         """Copy the servers' state to the chief's model and optimizer."""

@@ -16,7 +16,7 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _DEVICES, _STATE = 1, 2, 3, 4, 5, 100  # instance keys: one a place in the program
+_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _DEVICES, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
 _NAMED = 5  # tasks that a message names
 _MEETING = 15.0  # seconds for all tasks to connect to each other
 
@@ -41,6 +41,7 @@ class Ring:
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else None
         self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
         self._exchange: Exchange | None = None
+        self._agreed = tf.function(lambda vector: self._total(vector, _AGREED), autograph=False)
 
     def meet(self, names: Sequence[str], addresses: Sequence[str]) -> str:
         """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
@@ -162,6 +163,14 @@ class Ring:
         if self._exchange:
             return tf.ensure_shape(tf.numpy_function(self._exchange.total, [vector], vector.dtype), vector.shape)
         return self._reduce(vector, instance)  # whose vectors are all of one size
+
+    def agree(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums over all tasks of a few numbers, as float32 has them, between steps; all give as many."""
+        vector = np.array(numbers, np.float32)
+        if self.size > 1:
+            with self.watching():
+                vector = self._agreed(tf.constant(vector)).numpy()
+        return [float(number) for number in vector]
 
     def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Give every task the values that the first task's variables hold."""

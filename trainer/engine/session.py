@@ -1,6 +1,6 @@
 """What a strategy gives the loop: a session that runs steps and can show its state."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,11 +73,15 @@ class Progress:
 
 
 class Session(Protocol):
-    """A cluster ready to train. Model and optimizer hold the current state after `pull`, on the chief."""
+    """A cluster ready to train. Model and optimizer hold the current state after `pull`, on the chief.
+
+    `follows_weights` says whether training goes on with weights that were changed in `between`.
+    """
 
     model: "keras.Model"
     optimizer: "keras.optimizers.Optimizer"
     is_chief: bool
+    follows_weights: bool
 
     @property
     def step(self) -> int:
@@ -97,6 +101,19 @@ class Session(Protocol):
 
     def pull(self) -> None:
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
+
+    def hold(self, step: int) -> None:
+        """Begin no step after `step` until the next call of this; every task calls it."""
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
+
+        What it changes of the learning rate, and of the weights, holds on every task from the next step on. With `current`, model and
+        optimizer have the cluster's current state before, as after `settle` and `pull`.
+
+        Raises:
+            PeerLostError: a task that has to hear of it is gone.
+        """
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Run `steps` global steps. Every task calls it with the same number.

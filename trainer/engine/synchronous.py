@@ -47,7 +47,14 @@ class SynchronousSession(ServerSession):
         self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
 
     def settle(self) -> None:
-        """Do nothing: no round outlasts `run`."""
+        """Do nothing: no round outlasts `run`. Nor does one begin that was not asked for, whatever `hold` says."""
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between. Workers, which wait for the next round, end their calls where none follows."""
+        stop = super().between(hooks, current=current)
+        if stop:
+            self._quiet()
+        return stop
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Do `steps` rounds; see Session.run. Fewer when the task is asked to stop meanwhile: too few workers may be left."""

@@ -218,7 +218,6 @@ GENERAL = Train(
     steps=1000,
     batch_size=32,
     checkpoint=Checkpoints(every_seconds=60),
-    evaluate=Evaluation(every_steps=0),
     summaries=Summaries(every_steps=100, profile_every_steps=0),
 )
 

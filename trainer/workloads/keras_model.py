@@ -10,6 +10,7 @@ import tensorflow as tf
 from trainer.workloads.calling import Given, call, where
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
+from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
 
 # What a subclass may override of Keras's own training, which the engine does not call.
@@ -25,6 +26,7 @@ class KerasModel:
 
     def __init__(self, source: Any, siblings: Mapping[str, Any], given: Given) -> None:
         self._source, self._given = source, given
+        self.callbacks = UserCallbacks(siblings.get("callbacks"), given)
         self._train = UserData(siblings["train_data"], given, "train_data")
         self._held_out = UserData(siblings["eval_data"], given, "eval_data")
         self._model: keras.Model | None = None

@@ -29,12 +29,17 @@ def load_workload(train: Train) -> Workload:
     if entry:
         return _made(found, entry.target, train)
     from trainer.workloads.module_forms import made_from
+    from trainer.workloads.user_callbacks import NAME, UserCallbacks, source_in
     from trainer.workloads.user_code import convert_workload
 
-    workload = made_from(found, module, Given(train.workload, train.params, train.data, train.seed))
+    given = Given(train.workload, train.params, train.data, train.seed)
+    workload = made_from(found, module, given)
     if workload is None:
         workload = _made(found, train.workload, train)
         convert_workload(workload)
+        callbacks = source_in(module)
+        if callbacks is not None and not hasattr(workload, "callbacks"):
+            setattr(workload, NAME, UserCallbacks(callbacks, given))
     return cast("Workload", workload)
 
 

@@ -15,6 +15,7 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.own_variables import OwnVariables, StandIn
 from trainer.workloads.protocol import Shard
 from trainer.workloads.train_op import TrainOp
+from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_code import converted
 from trainer.workloads.user_data import UserData
 
@@ -32,6 +33,7 @@ class ModelFunction:
     ) -> None:
         self._call = _Call(function, arguments, given)
         self._measure = converted(metrics) if metrics is not None else None
+        self.callbacks = UserCallbacks(siblings.get("callbacks"), given)
         self._train = UserData(siblings["train_data"], given, "train_data")
         self._held_out = UserData(siblings["eval_data"], given, "eval_data")
         self._optimizer: keras.optimizers.Optimizer | None = None

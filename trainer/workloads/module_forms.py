@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainer.workloads import calling
+from trainer.workloads import calling, user_callbacks
 from trainer.workloads.calling import Given
 from trainer.workloads.errors import WorkloadError
 
@@ -84,4 +84,5 @@ def _data(module: ModuleType, given: Given) -> dict[str, Any]:
             f"train.workload {given.workload}: {module.__file__} has no {' and no '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}: "
             "a function that returns (inputs, targets) as arrays, or a tf.data.Dataset of examples; docs/workloads.md shows it."
         )
-    return {name: getattr(module, name) for name in DATA}
+    callbacks = user_callbacks.source_in(module)
+    return {name: getattr(module, name) for name in DATA} | ({} if callbacks is None else {user_callbacks.NAME: callbacks})

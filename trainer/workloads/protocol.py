@@ -70,6 +70,13 @@ class Counted(Protocol):
         """Return how many there are in an epoch; None where that is not known."""
 
 
+class CallingBack(Protocol):
+    """What a workload adds to have Keras's callbacks called between steps; see trainer/engine/callbacks.py."""
+
+    def callbacks(self) -> "list[keras.callbacks.Callback]":
+        """Return them, new ones; called once, in every task that trains."""
+
+
 class HeldOutMetrics(Protocol):
     """Metrics that go through the whole held-out set, because no mean over batches gives them (AUC, precision)."""
 

@@ -39,6 +39,30 @@ def losing(): m = Losing(); m.compile("sgd", "mse"); return m
 def eager(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse", run_eagerly=True); return m
 def everything(**params): return params
 """,
+    "called": DATA
+    + """
+def model(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse"); return m
+def callbacks(patience=3): return [keras.callbacks.EarlyStopping(patience=patience)]
+class Class:
+    def __init__(self, params, data, seed): pass
+    def model(self): pass
+    optimizer = loss = metrics = train_data = eval_data = model
+""",
+    "imported": DATA
+    + """
+from keras import callbacks
+def model(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse"); return m
+""",
+    "unlisted": DATA
+    + """
+def model(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse"); return m
+callbacks = keras.callbacks.EarlyStopping()
+""",
+    "wrong": DATA
+    + """
+def model(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse"); return m
+def callbacks(kind="none"): return {"none": None, "class": [keras.callbacks.EarlyStopping], "number": [keras.callbacks.EarlyStopping(), 3]}[kind]
+""",
     "functions": DATA
     + """
 outside = None
@@ -220,3 +244,32 @@ def test_a_model_at_module_level_is_as_good() -> None:
     plain.compile("sgd", "mse")
     sys.modules["forms_models"].ready = plain  # type: ignore[attr-defined]
     assert workload("forms_models:ready").model() is plain
+
+
+def callbacks_of(name: str, **params: Any) -> list[Any]:
+    made: Any = workload(name, **params)
+    return [*made.callbacks()]
+
+
+def test_a_modules_callbacks_are_made_with_its_params() -> None:
+    assert [one.patience for one in callbacks_of("forms_called:model", patience=5)] == [5]
+    assert [one.patience for one in callbacks_of("forms_called:Class")] == [3]
+    assert callbacks_of("forms_called:model")[0] is not callbacks_of("forms_called:model")[0]
+
+
+def test_keras_own_module_is_no_list_of_callbacks_and_one_alone_is() -> None:
+    assert callbacks_of("forms_imported:model") == []
+    assert len(callbacks_of("forms_unlisted:model")) == 1
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        ("none", r"callbacks \(.*forms_wrong\.py:\d+\) gives NoneType; expected a list of Keras callbacks"),
+        ("class", "number 0 of its list is the class EarlyStopping; expected an object"),
+        ("number", "number 1 of its list is int; expected an object"),
+    ],
+)
+def test_what_is_no_list_of_callbacks_is_said(kind: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        callbacks_of("forms_wrong:model", kind=kind)

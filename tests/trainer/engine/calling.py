@@ -1,0 +1,61 @@
+"""A workload with Keras's callbacks, and one callback that changes what it may, for tests of each strategy."""
+
+# ruff: noqa: ARG002 - hooks have the arguments that Keras gives them
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.trainer.engine.small import Small
+from trainer.engine import epochs
+from trainer.engine.job import Job, job
+from trainer.settings import TrainerSettings
+
+Make = Callable[[], Sequence[keras.callbacks.Callback]]
+EXAMPLES = 400
+
+
+class Calling(Small):
+    """Has 400 examples and callbacks."""
+
+    def __init__(self, make: Make, **params: Any) -> None:
+        super().__init__(params)
+        self.callbacks = make
+
+    def train_examples(self) -> int:
+        return EXAMPLES
+
+
+def calling_job(workload: Calling, run_dir: Path, replicas: int = 1, **train: Any) -> Job:
+    """Return a job of batches of 16, 25 steps an epoch, that saves and evaluates at its end, and as callbacks want it."""
+    base = {"workload": "small:Small", "batch_size": 16, "summaries": {"every_steps": 0, "profile_every_steps": 0}}
+    base |= {"checkpoint": {"keep": 2}, "evaluate": {"batch_size": 100}}
+    settings = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
+    return epochs.counted(job(TrainerSettings.model_validate(settings)), workload, replicas)
+
+
+class Changing(keras.callbacks.Callback):
+    """Sets all weights to 0.5 after epoch 0, where it may, and the rate to 0 before epoch 2, with which it ends the run."""
+
+    def __init__(self, *, weights: bool = True) -> None:
+        super().__init__()
+        self.changes_weights = weights
+        self.seen: list[float] = []  # sums of the weights at the end of each epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            self.model.optimizer.learning_rate = 0.0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0 and self.changes_weights:
+            self.model.set_weights([np.full_like(weight, 0.5) for weight in self.model.get_weights()])
+        self.seen.append(sum_of(self.model))
+        self.model.stop_training = epoch == 2
+
+
+def sum_of(model: keras.Model) -> float:
+    """Return the sum of all weights."""
+    return float(sum(np.sum(weight) for weight in model.get_weights()))

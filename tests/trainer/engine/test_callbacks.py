@@ -1,0 +1,309 @@
+"""Keras's callbacks between steps, as `fit` calls them: the same hooks with the same logs, and what they remember after a restart."""
+
+# ruff: noqa: ARG002 - hooks have the arguments that Keras gives them
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.trainer.engine.calling import Calling, Changing, Make, calling_job
+from tests.trainer.engine.small import Poisoned
+from tests.trainer.engine.test_loop import Output
+from trainer.engine import loop, record
+from trainer.engine.local import LocalSession
+from trainer.engine.ring import Ring
+from trainer.engine.session import DivergedError
+from trainer.events import Reporter
+
+
+def train(
+    run_dir: Path,
+    make: Make,
+    *,
+    stop_after: int | None = None,
+    params: dict[str, Any] | None = None,
+    kind: type[Calling] = Calling,
+    **changes: Any,
+) -> tuple[LocalSession, loop.Outcome, Output]:
+    """Train in this process, 25 steps an epoch; return session, outcome and what was reported."""
+    workload = kind(make, **(params or {}))
+    job = calling_job(workload, run_dir, **changes)
+    session = LocalSession(workload, job, Ring())
+    output = Output()
+    stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
+    return session, loop.run(session, workload, job, Reporter("chief", output), stopped), output
+
+
+def notices(output: Output) -> list[str]:
+    return [event["message"] for event in output.events("notice")]
+
+
+class Told(keras.callbacks.Callback):
+    """Writes down each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.logs: list[dict[str, float]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.calls.append(f"train {self.params['epochs']}x{self.params['steps']}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.calls.append("end")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(f"epoch {epoch}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(f"epoch {epoch} done")
+        self.logs.append(dict(logs))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.calls.append("test")
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append("tested")
+
+
+EVALUATED = ["test", "tested"]
+
+
+def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> None:
+    told = Told()
+    session, outcome, output = train(tmp_path, lambda: [told], epochs=2)
+    two = [["epoch 0", *EVALUATED, "epoch 0 done"], ["epoch 1", *EVALUATED, "epoch 1 done"]]
+    assert told.calls == ["train 2x25", *two[0], *two[1], "end"]
+    assert [set(logs) for logs in told.logs] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 2
+    assert {f"val_{name}": value for name, value in outcome.metrics.items()}.items() <= told.logs[-1].items()
+    assert told.logs[1]["loss"] < told.logs[0]["loss"]
+    assert [event["step"] for event in output.events("evaluated")] == [25, 50]
+    assert session.model.optimizer is session.optimizer
+
+
+@pytest.mark.parametrize(
+    "length, expected",
+    [
+        ({"steps": 60, "evaluate": {"every_steps": 20}}, [0, 1, 2]),
+        ({"steps": 60}, [0, 1, 2]),  # two passes, and the begin of a third
+        ({"epochs": 2, "batch_size": 300}, [0, 1]),
+        ({"epochs": 5, "batch_size": 1000}, [0, 1, 2, 3, 4]),  # of which a step has two or three
+    ],
+    ids=["between evaluations", "passes", "batches of two epochs", "epochs within a step"],
+)
+def test_an_epoch_is_a_pass_or_the_span_between_evaluations(length: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
+    told = Told()
+    train(tmp_path, lambda: [told], **length)
+    assert [int(call.split()[1]) for call in told.calls if call.endswith("done")] == expected
+
+
+def test_without_evaluations_before_the_end_there_are_none_in_the_logs_before(tmp_path: Path) -> None:
+    told = Told()
+    train(tmp_path, lambda: [told], epochs=2, evaluate={"every_steps": 0})
+    assert [call for call in told.calls if call in EVALUATED] == EVALUATED
+    assert ["val_loss" in logs for logs in told.logs] == [False, True]
+
+
+def test_hooks_of_batches_are_called_for_each_step(tmp_path: Path) -> None:
+    calls: list[tuple[str, int, tuple[str, ...]]] = []
+
+    def make() -> list[keras.callbacks.Callback]:
+        begin = lambda batch, logs: calls.append(("begin", batch, tuple(logs)))  # noqa: E731 - as users write them
+        end = lambda batch, logs: calls.append(("end", batch, tuple(logs)))  # noqa: E731 - as users write them
+        return [keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)]
+
+    train(tmp_path, make, epochs=2)
+    one = [call for batch in range(25) for call in (("begin", batch, ()), ("end", batch, ("loss", "accuracy")))]
+    assert calls == one * 2
+
+
+class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
+    """As https://keras.io/guides/writing_your_own_callbacks has it."""
+
+    def __init__(self, patience: int = 0) -> None:
+        super().__init__()
+        self.patience = patience
+        self.best_weights: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.wait = 0
+        self.stopped_epoch = 0
+        self.best = np.inf
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        current = logs.get("loss")
+        if np.less(current, self.best):
+            self.best = current
+            self.wait = 0
+            self.best_weights = self.model.get_weights()
+        else:
+            self.wait += 1
+            if self.wait >= self.patience:
+                self.stopped_epoch = epoch
+                self.model.stop_training = True
+                self.model.set_weights(self.best_weights)
+
+
+class CustomLearningRateScheduler(keras.callbacks.Callback):
+    """As the same guide has it."""
+
+    def __init__(self, schedule: Callable[[int, float], float]) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.seen: list[Any] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        lr = float(self.model.optimizer.learning_rate)
+        self.model.optimizer.learning_rate = self.schedule(epoch, lr)
+        self.seen.append((lr, self.model.get_weights()[0]))
+
+
+def at_rate(rate: float) -> dict[str, Any]:
+    return {"optimizer": "SGD", "arguments": {"learning_rate": rate}}
+
+
+def test_early_stopping_as_the_guide_has_it_ends_the_run_and_says_why(tmp_path: Path) -> None:
+    stopping = EarlyStoppingAtMinLoss()
+    session, outcome, output = train(tmp_path, lambda: [stopping], epochs=100, params=at_rate(5.0))
+    assert outcome.finished
+    assert (outcome.step % 25, outcome.step < 2500) == (0, True)
+    why = f"the callback EarlyStoppingAtMinLoss.on_epoch_end has set model.stop_training in epoch {outcome.step // 25}"
+    assert f"the run ends after step {outcome.step} of 2500: {why}" in notices(output)
+    assert record.read(tmp_path)["state"] == "succeeded"
+    assert record.read(tmp_path)["ended_early"] == why
+    for weight, best in zip(session.model.get_weights(), stopping.best_weights, strict=True):
+        np.testing.assert_array_equal(weight, best)
+
+
+def test_a_scheduler_as_the_guide_has_it_changes_the_rate_that_is_trained_with(tmp_path: Path) -> None:
+    scheduler = CustomLearningRateScheduler(lambda epoch, _: 0.5 if epoch == 0 else 0.0)
+    train(tmp_path, lambda: [scheduler], epochs=3, params=at_rate(0.125))
+    rates, weights = zip(*scheduler.seen, strict=True)
+    assert rates == (0.125, 0.5, 0.0)
+    assert not np.array_equal(weights[0], weights[1])
+    np.testing.assert_array_equal(weights[1], weights[2])
+
+
+def test_weights_and_rate_that_a_callback_sets_are_trained_with(tmp_path: Path) -> None:
+    changing = Changing()
+    session, outcome, _ = train(tmp_path, lambda: [changing], epochs=10)
+    assert outcome.step == 75
+    assert changing.seen[0] == 0.5 * sum(weight.size for weight in session.model.get_weights())
+    assert changing.seen[0] != changing.seen[1] == changing.seen[2]
+
+
+def test_the_weights_of_the_best_epoch_come_back_at_the_end_and_are_what_is_saved_and_evaluated(tmp_path: Path) -> None:
+    def make() -> list[keras.callbacks.Callback]:
+        worse = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch == 0 else 5.0)
+        return [worse, keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True)]
+
+    told = Told()
+    session, outcome, output = train(tmp_path, lambda: [*make(), told], epochs=20, params=at_rate(0.1))
+    assert outcome.step == 75
+    assert outcome.metrics["loss"] == pytest.approx(told.logs[0]["val_loss"])
+    assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
+    again, _, _ = train(tmp_path, list, steps=75, params=at_rate(0.1))
+    for weight, saved in zip(session.model.get_weights(), again.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, saved)
+
+
+def remembering() -> list[keras.callbacks.Callback]:
+    return [
+        keras.callbacks.CSVLogger("log.csv"),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", min_delta=10.0, patience=2, factor=0.5),
+        keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=10.0, patience=7, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint("models/{epoch}.keras"),
+    ]
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((run_dir / "results" / "log.csv").read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.Outcome, Output]:
+    """A run with such callbacks that is never interrupted."""
+    directory = tmp_path_factory.mktemp("straight")
+    _, outcome, output = train(directory, remembering, epochs=20)
+    return directory, outcome, output
+
+
+@pytest.mark.parametrize("stop_after", [60, 74], ids=["within an epoch", "at the end of one"])
+def test_callbacks_go_on_where_they_were(
+    stop_after: int, straight: tuple[Path, loop.Outcome, Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory, whole, output = straight
+    reason = "the callback EarlyStopping.on_epoch_end has set model.stop_training in epoch 8"
+    assert f"the run ends after step {whole.step} of 500: {reason}" in notices(output)
+    _, first, _ = train(tmp_path / "halves", remembering, epochs=20, stop_after=stop_after, steps_per_execution=1)
+    assert (first.finished, first.step) == (False, stop_after + 1)
+    resumed, second, output = train(tmp_path / "halves", remembering, epochs=20)
+    assert second.step == whole.step == 8 * 25
+    assert f"the run ends after step 200 of 500: {reason}" in notices(output)
+    assert float(resumed.optimizer.learning_rate.numpy()) == pytest.approx(0.05 * 0.5**3)
+    assert second.metrics == pytest.approx(whole.metrics)
+    there, here = rows(directory), rows(tmp_path / "halves")
+    assert [row["epoch"] for row in here] == [str(epoch) for epoch in range(8)]
+    for one, other in zip(there, here, strict=True):
+        assert {name: float(value) for name, value in other.items()} == pytest.approx({name: float(value) for name, value in one.items()})
+    assert sorted(path.name for path in (tmp_path / "halves/results/models").iterdir()) == [f"{epoch}.keras" for epoch in range(1, 9)]
+    assert {path.name for path in tmp_path.iterdir()} == {"halves"}  # nothing where the process happens to be
+
+
+def test_a_log_loses_what_it_says_of_epochs_that_are_done_again(tmp_path: Path) -> None:
+    train(tmp_path, remembering, epochs=3)
+    log = tmp_path / "results" / "log.csv"
+    log.write_text(log.read_text() + "3,0,0,0,0,0\n4,0,0,0,0,0\n")  # as of a task that was killed after its last checkpoint
+    train(tmp_path, remembering, epochs=5)
+    assert [row["epoch"] for row in rows(tmp_path)] == list("01234")
+    assert all(float(row["loss"]) > 0 for row in rows(tmp_path))
+
+
+def test_more_epochs_go_on_and_another_argument_counts(tmp_path: Path) -> None:
+    patience: dict[str, Any] = {"monitor": "loss", "min_delta": 10.0}
+    _, first, _ = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=4, **patience)], epochs=3)
+    assert first.step == 75
+    _, second, output = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=6, **patience)], epochs=20)
+    assert second.step == 25 * 7  # the first is better than none, and six are no better
+    assert "stop_training in epoch 7" in notices(output)[-1]
+
+
+def test_what_the_trainer_does_itself_is_left_out_and_told(tmp_path: Path) -> None:
+    def make() -> list[keras.callbacks.Callback]:
+        left_out = [
+            keras.callbacks.TensorBoard(),
+            keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
+            keras.callbacks.TerminateOnNaN(),
+        ]
+        return [*left_out, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None)]
+
+    _, _, output = train(tmp_path, make, epochs=1)
+    told = [message for message in notices(output) if "left out" in message]
+    assert [message.partition(" is left out: ")[0] for message in told] == [
+        f"the callback {name}" for name in ("TensorBoard", "BackupAndRestore", "TerminateOnNaN")
+    ]
+    assert not (tmp_path / "backup").exists()
+
+
+class Spoilt(Calling, Poisoned):
+    """Has inputs that are no numbers from batch 30 on."""
+
+
+def test_nan_fails_the_run_or_ends_it_by_the_callback(tmp_path: Path) -> None:
+    params = {"bad": 30, "activation": "tanh"}
+    with pytest.raises(DivergedError, match="at step 31"):
+        train(tmp_path / "stop", lambda: [keras.callbacks.TerminateOnNaN()], params=params, kind=Spoilt, epochs=4)
+    _, outcome, _ = train(
+        tmp_path / "warn", lambda: [keras.callbacks.TerminateOnNaN()], params=params, kind=Spoilt, epochs=4, on_nan="warn"
+    )
+    assert (outcome.finished, outcome.step) == (True, 31)
+    assert (
+        record.read(tmp_path / "warn")["ended_early"]
+        == "the callback TerminateOnNaN.on_train_batch_end has set model.stop_training in epoch 2"
+    )

@@ -1,0 +1,39 @@
+"""Callbacks on parameter servers: they see current weights, may change the rate, and not the weights before training is over."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.engine.drive_served_callbacks import KINDS
+
+DRIVER = Path(__file__).with_name("drive_served_callbacks.py")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    scratch = tmp_path_factory.mktemp("servers")
+    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=180, check=False)
+    assert done.stdout, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_callbacks_see_current_weights_and_their_rate_reaches_the_servers(report: dict[str, Any], kind: str) -> None:
+    told = report[kind]
+    assert (told["step"], told["rate"]) == (75, 0.0)
+    assert told["batches"] == [*range(25)] * 3
+    first, second, third = told["seen"]
+    assert first != second == third
+    assert told["sum"] == pytest.approx(first)  # EarlyStopping has put the best weights back, when training was over
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_callback_that_changes_weights_is_refused_by_name(report: dict[str, Any], kind: str) -> None:
+    message = report[kind]["refused"]
+    assert message.startswith("the callback Changing.on_epoch_end has changed weights of the model, which strategy")
+    assert "Change them in on_train_end, or train with single, mirrored or multi_worker_mirrored" in message

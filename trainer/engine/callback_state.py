@@ -1,0 +1,151 @@
+"""What callbacks remember, as bytes for a checkpoint: their simple attributes, without pickle.
+
+Simple are numbers, texts, None, NumPy arrays, and lists, tuples and dicts of such. The bytes are an .npz file: arrays by number, and
+`text`, JSON in which {"array": n} stands for one. An attribute is kept where it is not what it was when the callback was made, or
+when training began; and it comes back where the callback is made with the same value as then, so that an argument that was changed between two
+starts of a run is the one that counts.
+"""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+_OF_KERAS = frozenset({"_model", "model", "params", "_params"})
+# What a callback finds out for itself after each start, by its class.
+_FOUND_OUT: dict[type, frozenset[str]] = {
+    keras.callbacks.CSVLogger: frozenset({"append", "append_header"}),
+    keras.callbacks.EarlyStopping: frozenset({"min_delta"}),  # its sign, with the function that compares
+    keras.callbacks.ReduceLROnPlateau: frozenset({"min_delta"}),
+}
+_TEXT = "text"
+_NOTHING = object()
+
+
+class Remembered:
+    """The attributes of some callbacks, seen first when they are made: right after `__init__`."""
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        self._callbacks = list(callbacks)
+        self._names = _names(self._callbacks)
+        self._made = self._now()
+        self._begun = self._made
+
+    def begun(self) -> None:
+        """Look at them again, after `on_train_begin`."""
+        self._begun = self._now()
+
+    def pack(self, **more: Any) -> bytes:
+        """Return what is to be kept, and `more` of simple values."""
+        arrays: list[np.ndarray] = []
+        kept = {}
+        for name, now, made, begun in zip(self._names, self._now(), self._made, self._begun, strict=True):
+            changed = [key for key, value in now.items() if not (_same(value, made.get(key)) and _same(value, begun.get(key)))]
+            kept[name] = {key: [_to_json(now[key], arrays), _to_json(_plain(made.get(key)), arrays)] for key in changed}
+        text = json.dumps({"callbacks": kept, **more})
+        file = io.BytesIO()
+        named: dict[str, Any] = {_TEXT: np.frombuffer(text.encode(), np.uint8), **{str(n): array for n, array in enumerate(arrays)}}
+        np.savez(file, **named)
+        return file.getvalue()
+
+    def restore(self, packed: bytes) -> None:
+        """Give the callbacks back what `pack` kept of those of their class and place."""
+        found, arrays = _unpacked(packed)
+        for name, callback, made in zip(self._names, self._callbacks, self._made, strict=True):
+            for key, (now, before) in found["callbacks"].get(name, {}).items():
+                if _same(_from_json(before, arrays), _plain(made.get(key))):
+                    setattr(callback, key, _from_json(now, arrays))
+
+    def _now(self) -> list[dict[str, Any]]:
+        return [_attributes(callback) for callback in self._callbacks]
+
+
+def more_of(packed: bytes) -> dict[str, Any]:
+    """Return what `pack` was given beside the callbacks."""
+    found, _ = _unpacked(packed)
+    return {key: value for key, value in found.items() if key != "callbacks"}
+
+
+def _unpacked(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    with np.load(io.BytesIO(packed), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    found = json.loads(arrays.pop(_TEXT).tobytes().decode())
+    return found, arrays
+
+
+def _names(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """Return a name for each: its class, and which one of that class it is."""
+    seen: Counter[str] = Counter()
+    names = []
+    for callback in callbacks:
+        kind = type(callback).__qualname__
+        names.append(f"{kind}/{seen[kind]}")
+        seen[kind] += 1
+    return names
+
+
+def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    found_out = frozenset[str]().union(*(names for kind, names in _FOUND_OUT.items() if isinstance(callback, kind)))
+    every = {key: _copied(value) for key, value in vars(callback).items() if key not in _OF_KERAS | found_out}
+    return {key: value for key, value in every.items() if value is not _NOTHING}
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a simple value, `_NOTHING` for one that is not."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return value.copy() if np.asarray(value).dtype.kind in "biufc" else _NOTHING
+    if isinstance(value, dict):
+        copied = {key: _copied(one) for key, one in value.items()}
+        simple = all(isinstance(key, str) for key in value) and not any(one is _NOTHING for one in copied.values())
+        return copied if simple else _NOTHING
+    if type(value) in (list, tuple):
+        parts = [_copied(one) for one in value]
+        return _NOTHING if any(one is _NOTHING for one in parts) else type(value)(parts)
+    return _NOTHING
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that an attribute was made with; arrays as None, for they would double what is kept."""
+    return None if isinstance(value, np.ndarray) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic):
+        return bool(np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind in "fc"))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other) or (isinstance(one, float) and one != one and other != other)  # noqa: PLR0124 - NaN is not equal to itself
+
+
+def _to_json(value: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        arrays.append(np.asarray(value))
+        return {"array": len(arrays) - 1, "scalar": isinstance(value, np.generic)}
+    if isinstance(value, dict):
+        return {"dict": {key: _to_json(one, arrays) for key, one in value.items()}}
+    if isinstance(value, tuple):
+        return {"tuple": [_to_json(one, arrays) for one in value]}
+    return [_to_json(one, arrays) for one in value] if isinstance(value, list) else value
+
+
+def _from_json(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(one, arrays) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        array = arrays[str(value["array"])]
+        return array[()] if value["scalar"] else array
+    if "tuple" in value:
+        return tuple(_from_json(one, arrays) for one in value["tuple"])
+    return {key: _from_json(one, arrays) for key, one in value["dict"].items()}

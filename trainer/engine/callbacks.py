@@ -1,0 +1,254 @@
+"""Calls Keras's callbacks between steps, as `fit` does: on the chief, with the logs that `fit` would give them.
+
+Every task makes them and goes through the same places, since what a callback changes on the chief is to hold on all from the same step on
+(`Session.between`). An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
+the next, where `train.evaluate.every_steps` says so; else a pass again, or the whole run where the data's length is not known.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from trainer.engine import callback_files, callback_state
+from trainer.engine.changes import Snapshot
+from trainer.engine.epochs import Pass
+from trainer.engine.job import Job
+from trainer.engine.session import Progress, Session
+from trainer.events import Reporter
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Agent, Workload
+
+Evaluate = Callable[[int], dict[str, float]]
+
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_NEVER_CALLED = ("on_test_batch_begin", "on_test_batch_end")
+# What is left out, by its class, and why.
+_LEFT_OUT: dict[type, str] = {
+    keras.callbacks.TensorBoard: "the trainer writes TensorBoard's files itself (train.summaries)",
+    keras.callbacks.BackupAndRestore: "the trainer saves and resumes itself (train.checkpoint)",
+    keras.callbacks.ProgbarLogger: "the trainer shows progress itself",
+    keras.callbacks.SwapEMAWeights: "the trainer evaluates and exports an optimizer's averages itself",
+}
+_ON_NAN = "`train.on_nan: stop` fails the run before it would be called; with `train.on_nan: warn` it ends the run"
+
+
+class Hooks:
+    """The places between steps where callbacks are called. Without any, all of it does nothing."""
+
+    def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
+        self._session, self._job, self._report = session, job, report
+        made = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
+        self._callbacks = self._kept(made)
+        callback_files.place(self._callbacks, job.run_dir / "results")
+        self._remembered = callback_state.Remembered(self._callbacks)
+        self._span = _span(job)
+        self._epoch = 0
+        self._means = _Means()
+        self._packed = b""  # what a checkpoint had for them
+        self._logs: dict[str, float] = {}
+        self._evaluate: Evaluate | None = None
+        self.by_batch = any(_looks_at_batches(callback) for callback in self._callbacks)
+        self.reason: str | None = None  # why a callback has ended the run
+
+    def _kept(self, made: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+        reasons = dict(_LEFT_OUT)
+        if self._job.train.on_nan == "stop":
+            reasons[keras.callbacks.TerminateOnNaN] = _ON_NAN
+        kept = []
+        for callback in made:
+            why = next((reason for kind, reason in reasons.items() if isinstance(callback, kind)), None)
+            if why is None:
+                kept.append(callback)
+            self._tell(f"the callback {type(callback).__name__} is left out: {why}" if why else "")
+            if missed := [name for name in _NEVER_CALLED if why is None and _overrides(callback, name)]:
+                self._tell(f"{' and '.join(missed)} of the callback {type(callback).__name__} are never called; on_test_end is")
+        return kept
+
+    def _tell(self, message: str) -> None:
+        if message and self._session.is_chief:
+            self._report("notice", message=message)
+
+    def until(self, last: int) -> int:
+        """Return the step with which the epoch ends, at most `last`: calls of the session end there."""
+        return min(last, self._span.steps(self._epoch + 1)) if self._callbacks else last
+
+    def restore(self, packed: bytes) -> None:
+        """Take what a checkpoint had for the callbacks; they get it when training begins."""
+        self._packed = packed
+
+    def state(self, step: int) -> bytes:
+        """Return what a checkpoint of `step` is to have of the callbacks; empty without any."""
+        if not self._callbacks:
+            return b""
+        # The end of an epoch that was reached, but not told yet: as the task is asked to stop, or workers of servers were ahead.
+        pending = self._span.epoch_at(step) > self._epoch
+        return self._remembered.pack(epoch=self._epoch, pending=pending, means=self._means.state())
+
+    def begin(self, step: int, evaluate: Evaluate | None) -> bool:
+        """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
+        if not self._callbacks or step >= self._job.steps:
+            return False
+        self._evaluate = evaluate
+        self._epoch = self._span.epoch_at(step)
+        ended = self._session.between(lambda: self._begin(step))
+        self._session.hold(self.until(self._job.steps))
+        return ended
+
+    def _begin(self, step: int) -> bool:
+        model, optimizer = self._session.model, self._session.optimizer
+        model.optimizer = optimizer  # the one that trains: settings may have made it anew
+        model._delete_tracking("optimizer")  # noqa: SLF001 - see compute.build: checkpoints have it beside the model
+        model.stop_training = False
+        whole = self._span.epoch_at(self._job.steps - 1) + 1
+        for callback in self._callbacks:
+            callback.set_model(model)
+            callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or whole, "steps": self._span.steps(1)})
+        callback_files.make_directories(self._callbacks)
+        before = callback_state.more_of(self._packed) if self._packed else {}
+        if self._packed:
+            callback_files.go_on(self._callbacks, before["epoch"] if before["pending"] else self._epoch)
+        self._call("on_train_begin")
+        self._remembered.begun()
+        if before:
+            self._remembered.restore(self._packed)
+            self._means.restore(before["means"])
+        if before.get("pending"):
+            self._end(before["epoch"], step)
+        return bool(model.stop_training) or self._begin_epoch(self._epoch, step)
+
+    def after(self, progress: Progress) -> bool:
+        """Call what is due after a call of the session, on every task; return whether training is to end."""
+        if not self._callbacks:
+            return False
+        step = progress.step
+        self._means.add(progress)
+        reached = step >= self.until(self._job.steps) and not progress.stop
+        if not (reached or self.by_batch):
+            return False
+        ended = self._session.between(lambda: self._after(step, reached=reached), current=reached)
+        if reached:
+            self._epoch = self._span.epoch_at(step)
+            self._session.hold(self.until(self._job.steps))
+        return ended
+
+    def _after(self, step: int, *, reached: bool) -> bool:
+        model, start = self._session.model, self._span.steps(self._epoch)
+        if self.by_batch:
+            self._call("on_train_batch_end", step - 1 - start, logs=self._means.logs())
+        following = self._span.epoch_at(step)
+        if reached:
+            # One that is no more than begun ends with the last step. Of epochs shorter than a step, several end at once.
+            last = step >= self._job.steps and self._span.steps(following) < step
+            for epoch in range(self._epoch, max(following + last, self._epoch + 1)):
+                self._end(epoch, step)
+        elif model.stop_training:
+            self._end(self._epoch, step)
+        if model.stop_training or step >= self._job.steps:
+            return bool(model.stop_training)
+        if reached:
+            return self._begin_epoch(following, step)
+        return self._begin_batch(step - start)
+
+    def _begin_epoch(self, epoch: int, step: int) -> bool:
+        self._call("on_epoch_begin", epoch)
+        return self._begin_batch(step - self._span.steps(epoch))
+
+    def _begin_batch(self, batch: int) -> bool:
+        if self.by_batch:
+            self._call("on_train_batch_begin", batch)
+        return bool(self._session.model.stop_training)
+
+    def _end(self, epoch: int, step: int) -> None:
+        logs = self._means.logs()
+        if self._evaluate and (self._job.train.evaluate.every_steps != 0 or step >= self._job.steps):
+            logs |= {f"val_{name}": value for name, value in self._evaluate(step).items()}
+        self._call("on_epoch_end", epoch, logs=logs)
+        self._logs = logs
+        self._means = _Means()
+
+    def evaluation(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Evaluate, with the calls that belong to it before and after; on the chief."""
+        if self._evaluate is None:  # training has not begun, or there are no callbacks
+            return evaluate()
+        self._call("on_test_begin")
+        metrics = evaluate()
+        self._call("on_test_end", logs=dict(metrics))
+        return metrics
+
+    def end(self, *, finished: bool) -> bool:
+        """Call what is due when training is over, on the chief; return whether weights were changed. A run that was stopped goes on later."""
+        if not self._callbacks or self._evaluate is None:
+            return False
+        if not finished:
+            callback_files.close(self._callbacks)
+            return False
+        before = Snapshot(self._session.model.weights)
+        self._call("on_train_end", logs=self._logs, over=True)
+        return before.changed()
+
+    def _call(self, hook: str, *place: int, logs: dict[str, float] | None = None, over: bool = False) -> None:
+        model = self._session.model
+        logs = {} if logs is None else logs
+        for callback in self._callbacks:
+            before = None if over or self._session.follows_weights else Snapshot(model.weights)
+            getattr(callback, hook)(*place, logs)
+            name = f"{type(callback).__name__}.{hook}"
+            if before is not None and before.changed():
+                raise WorkloadError(
+                    f"the callback {name} has changed weights of the model, which strategy {self._job.strategy} does not train on: they are on "
+                    "the parameter servers. Change them in on_train_end, or train with single, mirrored or multi_worker_mirrored"
+                )
+            if model.stop_training and self.reason is None:
+                self.reason = f"the callback {name} has set model.stop_training in epoch {self._epoch + 1}"
+
+
+class _Means:
+    """Means of loss and metrics over the steps of an epoch so far."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._sums: dict[str, float] = {}
+
+    def add(self, progress: Progress) -> None:
+        """Count a call's steps."""
+        values = {**({} if progress.loss is None else {"loss": progress.loss}), **progress.metrics}
+        self._sums = {name: self._sums.get(name, 0.0) + value * progress.steps for name, value in values.items()}
+        self._steps += progress.steps
+
+    def logs(self) -> dict[str, float]:
+        """Return the means, `loss` first; none before a step."""
+        return {name: total / self._steps for name, total in self._sums.items()} if self._steps else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` takes."""
+        return {"steps": self._steps, "sums": self._sums}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._steps, self._sums = state["steps"], state["sums"]
+
+
+def _span(job: Job) -> Pass:
+    every = job.train.evaluate.every_steps
+    if job.train.epochs is None and every:
+        return Pass(every, 1)
+    return job.one_pass or Pass(max(1, job.steps), 1)
+
+
+def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
+    own = getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+    return own or name in vars(callback)  # as a LambdaCallback has it
+
+
+def _looks_at_batches(callback: keras.callbacks.Callback) -> bool:
+    if (
+        isinstance(callback, keras.callbacks.ModelCheckpoint)
+        and type(callback).on_train_batch_end is _SAVES
+        and callback.save_freq == "epoch"
+    ):
+        return False  # it looks, and does nothing
+    return any(_overrides(callback, name) for name in _BATCH_HOOKS)
+
+
+_SAVES = keras.callbacks.ModelCheckpoint.on_train_batch_end
