@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 from launcher.backend.local import leftovers
 from launcher.backend.local.layout import Layout
-from launcher.backend.model import ENDED, Backend, RunStatus, Where
+from launcher.backend.model import ENDED, Backend, RunStatus, State, Where
 from launcher.cli.options import placed
 from launcher.cli.runs import beside, find_run, homes, looks_like_file, run_names
 from launcher.errors import LauncherError, UsageError, did_you_mean
@@ -82,7 +82,7 @@ def _choose(run: str, backends: dict[str, Backend], *, one: bool) -> Backend:
             print(f"{run} on {target} could not be asked about: {error.message}", file=sys.stderr)
     if not known:
         return next(iter(backends.values()))
-    live = {target: status for target, status in known.items() if status.state not in ENDED}
+    live = {target: status for target, status in known.items() if status.state not in ENDED or _left_processes(status)}
     if one and len(live) > 1:
         raise UsageError(
             f"{run} runs on {' and on '.join(live)}", f"say which one is meant: {' or '.join(f'--on {target}' for target in live)}"
@@ -92,6 +92,12 @@ def _choose(run: str, backends: dict[str, Backend], *, one: bool) -> Backend:
         listed = ", ".join(f"on {target} ({status.state})" for target, status in known.items())
         print(f"{run} is {listed}: this is the one on {chosen}; --on names another", file=sys.stderr, flush=True)
     return backends[chosen]
+
+
+def _left_processes(status: RunStatus) -> bool:
+    """Return whether processes of an interrupted run still run. One whose directory was removed is known by these alone, without its tasks."""
+    interrupted = status.state is State.INTERRUPTED
+    return interrupted and (not status.tasks or any(task.pid for task in status.tasks if task.state is State.INTERRUPTED))
 
 
 def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:

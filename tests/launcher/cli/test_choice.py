@@ -1,5 +1,8 @@
 """Which run a name means where runs of that name are on several backends: real runs in the directories of two of them."""
 
+import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +53,23 @@ def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(places: di
     with pytest.raises(UsageError, match="run runs on local and on docker") as refused:
         choose(places, one=True)
     assert refused.value.remedy == "say which one is meant: --on local or --on docker"
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_processes_of_an_interrupted_run_go_before_a_newer_run_that_has_ended(places: dict[str, Runs], removed: bool) -> None:
+    local = places["local"]
+    local.start({"chief": FOREVER})
+    local.until_line("up")
+    places["docker"].start({"chief": "print('done')"})
+    places["docker"].wait()
+    os.kill(local.supervisor(), signal.SIGKILL)
+    local.until("the run to be interrupted", lambda: local.backend.status("run").state is State.INTERRUPTED)
+    if removed:
+        shutil.rmtree(local.layout().run_dir)
+    assert choose(places, one=True) == "local"
+    local.backend.stop("run", now=True)
+    assert local.processes() == []
+    assert choose(places, one=True) == "docker"
 
 
 def test_without_a_name_every_run_is_counted_wherever_it_is(places: dict[str, Runs], tmp_path: Path) -> None:
