@@ -10,7 +10,7 @@ from launcher.backend.local import leftovers
 from launcher.backend.local.layout import Layout
 from launcher.backend.model import ENDED, Backend, RunStatus, State, Where
 from launcher.cli.options import placed
-from launcher.cli.runs import beside, find_run, homes, looks_like_file, run_names
+from launcher.cli.runs import beside, find_run, homes, looks_like_file, run_names, run_names_here
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
 
@@ -44,7 +44,8 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     """Return the backend of the run that NAME means, and the run's name.
 
     Where `on` is left out, and runs of that name are on several backends, a live run goes before one that has ended, and then the newest;
-    which it is goes to stderr. `one`: there must not be several live ones, as the verb ends a run or waits for its end.
+    which it is goes to stderr. `one`: there must not be several live ones, as the verb ends a run or waits for its end; nor may none
+    be seen to live where a backend cannot be asked.
 
     Raises UsageError where it is not known which is meant, and what the backends raise.
     """
@@ -53,7 +54,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     if on is not None:
         backend = open_backend(on, runs, where)
         return backend, find_run(name, backend, runs)
-    names = [name] if name else run_names(runs)
+    names = [name] if name else run_names_here(runs) or run_names(runs)
     if len(names) > 1:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend("local", runs), runs)
@@ -69,28 +70,27 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
 
 def _choose(run: str, backends: dict[str, Backend], *, one: bool) -> Backend:
     known: dict[str, RunStatus] = {}
+    silent: dict[str, LauncherError] = {}
     for target, backend in backends.items():
         try:
             known[target] = backend.status(run)
         except UsageError:  # nothing of it is left there
             continue
         except LauncherError as error:
-            if one:
-                raise UsageError(
-                    f"{run} on {target} could not be asked about: {error.message}", "say with --on which one is meant"
-                ) from error
-            print(f"{run} on {target} could not be asked about: {error.message}", file=sys.stderr)
-    if not known:
-        return next(iter(backends.values()))
+            silent[target] = error
     live = {target: status for target, status in known.items() if status.state not in ENDED or _left_processes(status)}
+    if one and silent and not live:
+        target, cause = next(iter(silent.items()))
+        raise UsageError(f"{run} on {target} could not be asked about: {cause.message}", "say with --on which one is meant") from cause
     if one and len(live) > 1:
         raise UsageError(
             f"{run} runs on {' and on '.join(live)}", f"say which one is meant: {' or '.join(f'--on {target}' for target in live)}"
         )
-    chosen = max(live or known, key=lambda target: known[target].started or 0.0)
-    if len(known) > 1:
-        listed = ", ".join(f"on {target} ({status.state})" for target, status in known.items())
-        print(f"{run} is {listed}: this is the one on {chosen}; --on names another", file=sys.stderr, flush=True)
+    chosen = max(live or known, key=lambda target: known[target].started or 0.0, default=next(iter(backends)))
+    listed = [f"on {target} ({status.state})" for target, status in known.items()]
+    listed += [f"on {target} (could not be asked: {cause.message})" for target, cause in silent.items()]
+    if len(listed) > 1:
+        print(f"{run} is {', '.join(listed)}: this is the one on {chosen}; --on names another", file=sys.stderr, flush=True)
     return backends[chosen]
 
 

@@ -100,6 +100,11 @@ def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[
 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, without asking a backend: completion must be quick."""
+    placed = [path.parent.name for path in (runs / ".kubernetes").glob("*/*/*/place.json")]
+    return sorted({*run_names_here(runs), *(name for name in placed if "." not in name)})
+
+
+def run_names_here(runs: Path) -> list[str]:
+    """Return those of processes and containers: what is noted of runs on clusters stays when they, or even the cluster, are gone."""
     kept = [path.parent.name for on in ("local", "docker") for path in home(runs, on).glob("*/launcher")]
-    kept += [path.parent.name for path in (runs / ".kubernetes").glob("*/*/*/place.json")]
     return sorted({name for name in kept if "." not in name})

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher.backend.local.backend import LocalBackend
-from launcher.backend.model import Backend, State, Where
+from launcher.backend.model import Backend, RunStatus, State, Where
 from launcher.cli.backends import _choose, open_run
 from launcher.cli.runs import home, homes, run_names
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from tests.launcher.backend.local.running import FOREVER, Runs
 
 
@@ -53,6 +53,40 @@ def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(places: di
     with pytest.raises(UsageError, match="run runs on local and on docker") as refused:
         choose(places, one=True)
     assert refused.value.remedy == "say which one is meant: --on local or --on docker"
+
+
+class Unreachable(LocalBackend):
+    """Stands for a cluster that is gone, and of which a run is noted."""
+
+    def status(self, name: str) -> RunStatus:
+        """Raise as for a server that does not answer."""
+        raise LauncherError(f"asking about {name}: the cluster does not answer", "")
+
+
+def test_a_live_run_is_stopped_though_a_cluster_cannot_be_asked_and_one_that_has_ended_is_not(
+    places: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = places["local"]
+    local.start({"chief": FOREVER})
+    backends: dict[str, Backend] = {"local": local.backend, "kubernetes": Unreachable(tmp_path)}
+    assert _choose("run", backends, one=True) is local.backend
+    told = "on local (running), on kubernetes (could not be asked: asking about run: the cluster does not answer)"
+    assert capsys.readouterr().err == f"run is {told}: this is the one on local; --on names another\n"
+    local.backend.stop("run", now=True)
+    assert _choose("run", backends, one=False) is local.backend
+    with pytest.raises(UsageError, match="run on kubernetes could not be asked about: asking about run: the cluster does not answer"):
+        _choose("run", backends, one=True)
+
+
+def test_without_a_name_what_is_noted_of_clusters_counts_only_where_nothing_is_here(places: dict[str, Runs], tmp_path: Path) -> None:
+    place = tmp_path / ".kubernetes" / "context" / "namespace" / "gone" / "place.json"
+    place.parent.mkdir(parents=True)
+    place.touch()
+    assert run_names(tmp_path) == ["gone"]
+    places["local"].start({"chief": "print('done')"})
+    places["local"].wait()
+    assert open_run(None, None, tmp_path, Where())[1] == "run"
+    assert run_names(tmp_path) == ["gone", "run"]
 
 
 @pytest.mark.parametrize("removed", [False, True])
