@@ -54,6 +54,7 @@ class Keeper:
         self._progress = Progress()
         self._inbox: Inbox = queue.SimpleQueue()
         self._watch: Watch | None = None
+        self._started_as: dict[str, str] = {}  # task -> the id of its container
         self._ending: Ending | None = None
         self._requests = 0
         self._board = ""
@@ -88,8 +89,8 @@ class Keeper:
         self._see(containers, time.monotonic())
         for kept in self._tasks.values():
             kept.log.note(f"run {name} starts")
-        followed = {task: str(container.id) for task, container in look.members(containers).items()}
-        self._watch = Watch(self._engine, name, followed, self._inbox)
+        self._started_as = {task: str(container.id) for task, container in look.members(containers).items()}
+        self._watch = Watch(self._engine, name, self._started_as, self._inbox)
         self._record.save()
 
     def listen(self, lifeline: int | None) -> None:
@@ -119,6 +120,8 @@ class Keeper:
             if not self._lost and self._home.lost():
                 self._lost = True
                 self._record.lose()
+                for name, kept in self._tasks.items():
+                    kept.own = self._started_as.get(name)
                 self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", now=False)
             self._record.save_if_due()
         if self._watch is not None:
@@ -179,7 +182,7 @@ class Keeper:
         self._engine_seen = time.monotonic()
         found = look.members(containers)
         for name, kept in self._tasks.items():
-            if kept.look(found[name].attrs if name in found else {}, asked):
+            if kept.look(found[name].attrs if name in found and kept.is_own(found[name]) else {}, asked):
                 self._record.changed()
         self._board = look.board(containers) or self._board
         self._place = look.place_of(containers, self._plan.name)
@@ -321,7 +324,8 @@ class Keeper:
             kept.settle(ending)
             kept.log.close()
         self._ending, self._ended = ending, time.time()
-        if self._requests:
+        # A run that was started in the place of this one has removed what was left of it.
+        if self._requests and not (self._lost and self._layout.lock.exists()):
             self._board = ""
             with contextlib.suppress(*ERRORS):
                 self._engine.remove(self._plan.name)

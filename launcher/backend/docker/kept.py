@@ -49,6 +49,7 @@ class Kept:
         self.over_since: float | None = None
         self.start_at: float | None = None
         self.stop_at: float | None = None
+        self.own: str | None = None  # the id of its container, where one of its name may be of a run that was started in this one's place
         self.counted = 0  # restarts by the keeper that count
         self._delay = 0.0
         self._engine, self._run = engine, run
@@ -77,9 +78,13 @@ class Kept:
     def container(self) -> Container:
         """Return its container as it is now. Raises one of engine.ERRORS, NotFound when it is gone."""
         found = look.members(self._engine.containers(self._run))
-        if self.task.name not in found:
+        if self.task.name not in found or not self.is_own(found[self.task.name]):
             raise NotFound(f"the container of {self.task.name} is gone")
         return found[self.task.name]
+
+    def is_own(self, container: Container) -> bool:
+        """Return whether a container of its name is its own."""
+        return self.own is None or container.id == self.own
 
     def start_later(self, code: int, *, counts: bool) -> None:
         """Have its container started again after a while, as the engine leaves it."""

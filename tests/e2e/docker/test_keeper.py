@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,32 @@ def test_a_run_whose_directory_is_removed_is_stopped_and_none_starts_beside_it(t
             os.kill(keeper, signal.SIGCONT)
         run.until("the containers to go", lambda: not left(run.name)["containers"])
         assert not (run.runs / ".docker" / run.name).exists()
+
+
+def test_a_keeper_that_lost_its_directory_lets_a_run_alone_that_was_started_in_its_place(tmp_path: Path) -> None:
+    with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
+        before, layout, text = there.run.inspect("chief")["Id"], there.of.layout, there.of.file.read_text()
+        watch = there.keeper._watch
+        assert watch is not None
+        close, reached, goes_on = watch.close, threading.Event(), threading.Event()
+
+        def held(within: float) -> None:
+            close(within)
+            reached.set()
+            goes_on.wait(60)
+
+        watch.close = held  # type: ignore[method-assign]
+        shutil.rmtree(layout.run_dir)
+        assert reached.wait(60)
+        layout.tasks.mkdir(parents=True)
+        layout.lock.touch()
+        there.of.file.write_text(text)
+        second = keeper.Keeper(layout, there.of.plan, there.of.engine)
+        second.start()
+        goes_on.set()
+        there.thread.join(60)
+        there.keeper._tasks["chief"].kill()
+        after = there.run.inspect("chief")
+        assert (after["Id"] != before, after["State"]["Running"]) == (True, True)
+        assert second._watch is not None
+        second._watch.close(1)
