@@ -105,6 +105,15 @@ class DockerBackend:
         layout = self._layout(name)
         if locks.held(layout.lock):
             return self._kept.status(name)
+        if not self._kept.holds(name) or layout.state.exists():
+            return self._status(layout)
+        try:
+            return _removed(layout, self._status(layout))
+        except UsageError:  # not even its volume is there
+            return _removed(layout, RunStatus(name, BACKEND, State.STOPPED))
+
+    def _status(self, layout: Layout) -> RunStatus:
+        name = layout.name
         snapshot = state.read(layout.state)
         with asking(f"looking for the run {name}"):
             containers = self._engine.containers(name)
@@ -300,6 +309,14 @@ def _is_kept(layout: Layout) -> bool:
     """Tell whether a keeper that lives holds the run's lock."""
     snapshot = state.read(layout.state) if locks.held(layout.lock) else None
     return snapshot is not None and snapshot.supervisor is not None and processes.alive(snapshot.supervisor)
+
+
+def _removed(layout: Layout, status: RunStatus) -> RunStatus:
+    """Return the status of a run that this process follows, and whose directory was removed, from that of its containers."""
+    if status.state not in ENDED or status.state is State.SUCCEEDED:
+        return status
+    reason = f"{layout.run_dir} was removed while the run ran" + (f"; {status.reason}" if status.reason else "")
+    return dataclasses.replace(status, state=State.FAILED, reason=reason, ended=time.time())
 
 
 def _is_told(status: RunStatus, containers: list[Container]) -> bool:

@@ -71,6 +71,10 @@ class LocalBackend:
         if lifeline is not None:
             self._lifelines[name] = lifeline
 
+    def holds(self, name: str) -> bool:
+        """Return whether this process holds the lifeline of a run: it follows it in the foreground."""
+        return name in self._lifelines
+
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
         layout = self.layout(name)

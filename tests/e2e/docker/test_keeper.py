@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from launcher.backend.docker import keeper
-from launcher.backend.model import State
+from launcher.backend.docker.backend import DockerBackend
+from launcher.backend.model import ENDED, State
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.keeping import Kept, kept
@@ -139,6 +140,23 @@ def test_a_run_whose_directory_is_removed_is_stopped_and_none_starts_beside_it(t
             os.kill(keeper, signal.SIGCONT)
         run.until("the containers to go", lambda: not left(run.name)["containers"])
         assert not (run.runs / ".docker" / run.name).exists()
+
+
+def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path) -> None:
+    with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
+        name, backend = there.run.name, DockerBackend(there.run.runs)
+        backend._kept.hold(name, os.open(os.devnull, os.O_RDONLY))
+        shutil.rmtree(there.of.layout.run_dir)
+        there.run.until("the run to end", lambda: backend.status(name).state in ENDED, told=lambda: backend.status(name))
+        there.thread.join(60)
+        for volume in [*there.of.engine.volumes(name), None]:  # of which `up` goes on, or nothing
+            status = backend.status(name)
+            assert status.state is State.FAILED
+            told, goes_on = f"{there.of.layout.run_dir} was removed while the run ran", "`up` goes on from its last checkpoint"
+            assert (status.reason[: len(told)], goes_on in status.reason) == (told, volume is not None)
+            if volume is not None:
+                volume.remove()
+        backend._kept._let_go(name)
 
 
 def test_a_keeper_that_lost_its_directory_lets_a_run_alone_that_was_started_in_its_place(tmp_path: Path) -> None:
