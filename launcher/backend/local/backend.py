@@ -55,9 +55,12 @@ class LocalBackend:
         layout = self.layout(plan.name)
         try:
             leftovers.clear(layout, now=False)
+            new, began = not layout.run_dir.exists(), time.time()
             lock_fd = starting.lock(layout)
             try:
                 leftovers.await_none(layout, _KILL_WAIT)
+                if new:
+                    leftovers.remove_returned(layout, began)
                 lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach)
             finally:
                 os.close(lock_fd)

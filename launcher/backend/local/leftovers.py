@@ -4,8 +4,10 @@ The tasks notice by themselves that their supervisor is gone, save and leave; wh
 about that, or did not leave.
 """
 
+import contextlib
 import dataclasses
 import os
+import shutil
 import time
 
 from launcher.backend.local import locks, processes, state
@@ -17,6 +19,7 @@ from launcher.errors import LauncherError, UsageError
 _STEP = 0.1
 # A verb that only looks whether somebody keeps the run holds its lock for a moment.
 _LOOKED_AT_WITHIN = 1.0
+_CLOCKS = 0.05  # seconds by which a file's time may be behind the clock
 _KILLED = "the launcher's supervisor was killed"
 
 
@@ -105,6 +108,24 @@ def await_none(layout: Layout, within: float) -> None:
                 f"end them with `launcher down {layout.name}`, then try again",
             )
         time.sleep(_STEP)
+
+
+def remove_returned(layout: Layout, since: float) -> None:
+    """Remove what tasks have saved in place of a run's directory that was removed while they ran, at `since` (seconds since the epoch) or later.
+
+    Nothing is removed where something is older: somebody else has put it there.
+    """
+    with contextlib.suppress(OSError):
+        returned = [path for path in layout.run_dir.iterdir() if path != layout.directory]
+        files = [file for path in returned for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir()]
+        if any(file.lstat().st_mtime < since - _CLOCKS for file in files):
+            return
+        for path in returned:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        layout.run_dir.rmdir()  # not where a run has been started there since
 
 
 def _written(layout: Layout) -> float | None:

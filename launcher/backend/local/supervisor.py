@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.backend.local import endings, locks, ports, processes, state, summary
+from launcher.backend.local import endings, leftovers, locks, ports, processes, state, summary
 from launcher.backend.local.layout import Layout
 from launcher.backend.local.lifelines import Lifelines
 from launcher.backend.local.record import Record, say
@@ -72,7 +72,7 @@ class Supervisor:
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
         self._record = Record(layout.state, self._snapshot)
         self._home = locks.Hold(layout.lock)
-        self._lost = False
+        self._lost, self._seen = False, time.time()  # the directory, and when it was there last
         self._host = socket.gethostname()
         self._self = processes.identify(os.getpid())
         self._lifelines = Lifelines(endings.waves(self.plan))
@@ -197,10 +197,14 @@ class Supervisor:
 
     def _look_for_the_directory(self) -> None:
         """Kill every task where the run's directory was removed: what they would save would come back in its place."""
-        if not self._lost and self._home.lost():
-            self._lost = True
-            self._record.lose()
-            self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", now=True)
+        if self._lost:
+            return
+        if not self._home.lost():
+            self._seen = time.time()
+            return
+        self._lost = True
+        self._record.lose()
+        self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", now=True)
 
     # What follows
 
@@ -312,6 +316,8 @@ class Supervisor:
             if self._trains:
                 summary.settle(self._layout, ending.state, ending.reason)
             shutil.rmtree(self._layout.scratch, ignore_errors=True)
+        elif not self._layout.lock.exists():  # else a run that is starting there removes it
+            leftovers.remove_returned(self._layout, self._seen)
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()
         self._ports.close()

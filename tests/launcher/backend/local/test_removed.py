@@ -3,16 +3,32 @@
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from launcher.backend.local import backend, processes
+from launcher.backend.local import backend, leftovers, processes
 from launcher.backend.model import State
 from launcher.errors import UsageError
 from tests.launcher.backend.local.running import FOREVER, Runs
 
+# Sees that its directory is gone, and can save in its place.
+SAVES = """
+from pathlib import Path
+directory = Path(os.environ['RUN_DIR'])
+def wait(there):
+    while directory.exists() is not there:
+        time.sleep(0.005)
+def save():
+    (directory / 'checkpoints').mkdir(parents=True, exist_ok=True)
+    (directory / 'checkpoints' / 'ckpt-1.index').write_text('saved')
+    (directory / 'run.json').write_text('{}')
+print('up', flush=True)
+wait(False)
+(directory.parent.parent / 'gone').touch()
+"""
 TASKS = {"chief": FOREVER, "ps-0": FOREVER}
 
 
@@ -74,6 +90,45 @@ def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(runs: Runs, m
         assert "was removed while the run ran; still running: process" in status.reason
         runs.backend.stop("run")
         assert gone(runs)
+
+
+def test_a_checkpoint_that_is_saved_before_the_end_does_not_bring_it_back(runs: Runs) -> None:
+    runs.start({"chief": SAVES + "save()\ntime.sleep(60)"})
+    runs.until_line("up")
+    supervisor, run_dir = runs.supervisor(), runs.layout().run_dir
+    os.kill(supervisor, signal.SIGSTOP)
+    shutil.rmtree(run_dir)
+    runs.until("the chief to save", (run_dir / "run.json").exists)
+    os.kill(supervisor, signal.SIGCONT)
+    runs.until("the supervisor to end", lambda: processes.identify(supervisor) is None)
+    assert not run_dir.exists()
+
+
+def test_a_checkpoint_that_is_saved_into_the_directory_of_a_new_run_is_none_of_its(runs: Runs) -> None:
+    runs.start({"chief": SAVES + "wait(True)\nsave()\ntime.sleep(60)"})
+    runs.until_line("up")
+    supervisor, run_dir = runs.supervisor(), runs.layout().run_dir
+    os.kill(supervisor, signal.SIGSTOP)
+    shutil.rmtree(run_dir)
+    runs.until("the chief to see that", (runs.directory.parent / "gone").exists)
+    starting = threading.Thread(target=runs.start, args=(TASKS,))
+    starting.start()
+    runs.until("the chief to save", (run_dir / "run.json").exists)
+    os.kill(supervisor, signal.SIGCONT)
+    starting.join(60)
+    assert sorted(path.name for path in run_dir.iterdir()) == ["launcher"]
+    assert runs.backend.status("run").state == State.RUNNING
+    runs.backend.stop("run", now=True)
+
+
+def test_what_somebody_else_put_in_its_place_stays(runs: Runs) -> None:
+    layout = runs.layout()
+    (layout.run_dir / "checkpoints").mkdir(parents=True)
+    old = layout.run_dir / "checkpoints" / "ckpt-9.index"
+    old.touch()
+    os.utime(old, (1, 1))
+    leftovers.remove_returned(layout, since=2)
+    assert old.exists()
 
 
 def test_who_follows_it_is_told(runs: Runs) -> None:
