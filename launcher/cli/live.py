@@ -17,7 +17,7 @@ from launcher.cli import formats, measures, task_rows
 from launcher.cli.lines import LAUNCHER_NOTE, is_chatter
 from launcher.cli.pace import Pace
 from launcher.cli.prefixes import Prefixes
-from launcher.cli.tables import grid
+from launcher.cli.tables import fact_lines, grid
 from trainer.events import Event, render
 
 # What the display below shows anyway does not scroll.
@@ -25,7 +25,7 @@ _SHOWN_BELOW = frozenset({"started", "ready", "progress", "checkpoint", "done"})
 _STYLES = {"restarting": "yellow", "failed": "red", "stopping": "yellow", "waiting": "bright_black"}
 _BAR = partial(ProgressBar, complete_style="cyan", finished_style="green")
 # Lines of the terminal that stay free for what scrolls.
-_KEPT_FREE = 8
+_KEPT_FREE = 10
 
 
 class LiveView:
@@ -106,11 +106,10 @@ class LiveView:
         line.add_row(_BAR(total=steps, completed=min(step, steps)), Text(f"{100 * step / steps:3.0f} %"))
         return Group(line, self._facts(status, progress, f"{step:,}/{steps:,}", elapsed))
 
-    def _facts(self, status: RunStatus, progress: Event, steps: str, elapsed: str) -> Text:
+    def _facts(self, status: RunStatus, progress: Event, steps: str, elapsed: str) -> RenderableType:
         speed = progress.get("examples_per_second", status.examples_per_second)
         checkpoint = status.checkpoint_step if self._checkpoint is None else self._checkpoint
-        facts: dict[str, str | None] = {"step": steps, "training": _of_progress(progress) or measures.training(status) or None}
-        facts |= {"evaluation": measures.evaluation(status) or None}
+        facts: dict[str, str | None] = {"step": steps}
         facts |= {"": None if speed is None else f"{speed:,.0f} examples/s"}
         facts |= {"checkpoint": None if checkpoint is None else f"{checkpoint:,}", "elapsed": elapsed}
         facts |= {"left": None if status.eta is None else formats.duration(status.eta)}
@@ -119,7 +118,8 @@ class LiveView:
             if value is not None:
                 text.append(f"{name} " if name else "", style="bright_black").append(f"{value}   ")
         text.rstrip()
-        return text
+        measured = {"training": _of_progress(progress) or measures.training(status), "evaluation": measures.evaluation(status)}
+        return Group(text, fact_lines([(name, value) for name, value in measured.items() if value]))
 
 
 def _of_progress(progress: Event) -> str:

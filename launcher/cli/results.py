@@ -64,7 +64,9 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
     head = f"{status.name} {_WORDS[status.state]}{took}"
     console.print()
     console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
-    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, started_by)]
+    task = failed_task(status) if status.state in {State.FAILED, State.INTERRUPTED} else None
+    last = last_error_line(backend, status.name, task.name) if task else ""
+    facts = [*_failure(status, task, last, runs), *_facts(status, last), *_next(status, runs, started_by)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         # What is read wraps at words; what is pasted, and all in a pipe, stays in one piece.
@@ -82,7 +84,7 @@ def _seconds(status: RunStatus) -> float | None:
     return None if status.started is None or status.ended is None else round(status.ended - status.started, 3)
 
 
-def _facts(status: RunStatus) -> list[tuple[str, str]]:
+def _facts(status: RunStatus, last: str) -> list[tuple[str, str]]:
     facts = [("stopped early", f"at step {status.step or 0:,}: {status.ended_early}")] * bool(status.ended_early)
     if status.step is not None:
         facts.append(("steps", measures.steps(status)))
@@ -94,7 +96,9 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
     facts += [("speed", ", ".join(speed))] * bool(speed)
     facts += [("training", measures.training(status))] * bool(measures.training(status))
     facts += [("evaluation", measures.evaluation(status))] * bool(measures.evaluation(status))
-    restarts = [f"{task.name} {len(task.restarts)} (last: {task.restarts[-1].cause})" for task in status.tasks if task.restarts]
+    restarts = [
+        f"{task.name} {len(task.restarts)} (last: {without(task.restarts[-1].cause, last)})" for task in status.tasks if task.restarts
+    ]
     facts.append(("restarts", ", ".join(restarts) or "none"))
     return facts
 
@@ -123,7 +127,7 @@ def _next_label(status: RunStatus) -> str:
     task = failed_task(status)
     if status.state is State.FAILED and task is not None and task.exit_code not in _PASSING:
         return "once mended"
-    some_done = status.step is not None or status.checkpoint is not None
+    some_done = bool(status.step) or status.checkpoint is not None
     some_left = status.steps is None or (status.step or 0) < status.steps
     return "go on with" if status.state is not State.FAILED and some_done and some_left else "run it again"
 
@@ -134,14 +138,13 @@ def failed_task(status: RunStatus) -> TaskStatus | None:
     return min(failed, key=lambda task: task.ended or 0.0, default=None)
 
 
-def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str, str]]:
+def _failure(status: RunStatus, task: TaskStatus | None, last: str, runs: Path) -> list[tuple[str, str]]:
+    """Return why a run failed: its reason, the task it failed by, whose last error line is `last`, and where to read more."""
     if status.state not in (State.FAILED, State.INTERRUPTED):
         return []
-    task = failed_task(status)
     if task is None:
         facts = [("reason", status.reason)] * bool(status.reason)
         return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
-    last = last_error_line(backend, status.name, task.name)
     reason = without(status.reason, last)
     facts = [("reason", reason)] * bool(reason)
     how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
