@@ -36,7 +36,8 @@ def ls(
         return
     if not known:
         place = "in the namespace" if on == "kubernetes" else f"under {runs}"
-        print(f"there are no runs {place}; start one with `{command(runs, 'up', 'FILE', on=on or 'local')}`")
+        elsewhere = "" if on == "kubernetes" else "; --runs names another directory"
+        print(f"there are no runs {place}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or 'local')}`")
         return
     from rich.console import Console
 

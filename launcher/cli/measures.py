@@ -10,8 +10,10 @@ def steps(status: RunStatus) -> str:
     """Write the steps: `500 of 2,000 (25%)`; of a run that ended early those it has done, as no others are left."""
     if status.step is None:
         return ""
-    if not status.steps or status.ended_early:
-        return f"{status.step:,}" + (f", of {status.steps:,} at most" if status.steps and status.ended_early else "")
+    if not status.steps:
+        return f"{status.step:,}"
+    if early(status):
+        return f"{status.step:,}, of {status.steps:,} at most"
     return f"{status.step:,} of {status.steps:,} ({status.step / status.steps:.0%})"
 
 
@@ -19,12 +21,14 @@ def steps_cell(status: RunStatus) -> str:
     """Write the steps for a table: `500/2,000`; of a run that ended early those it has done."""
     if status.step is None:
         return ""
-    return f"{status.step:,}/{status.steps:,}" if status.steps and not status.ended_early else f"{status.step:,}"
+    return f"{status.step:,}/{status.steps:,}" if status.steps and not early(status) else f"{status.step:,}"
 
 
 def early(status: RunStatus) -> str:
     """Say why a run has ended before its last step; empty where it has not."""
-    return f"stopped early at step {status.step or 0:,}: {status.ended_early}" if status.ended_early else ""
+    if not status.ended_early or (status.step is not None and status.step == status.steps):
+        return ""
+    return f"at step {status.step or 0:,}: {status.ended_early}"
 
 
 def training(status: RunStatus) -> str:

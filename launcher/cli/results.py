@@ -76,7 +76,7 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
             console.print(Text.assemble((f"  {name:<{width}}  ", "bright_black"), value), soft_wrap=True)
 
 
-_PASTED = frozenset({"run", "checkpoint", "log", "go on with", "run it again", "once mended", "TensorBoard"})
+_PASTED = frozenset({"run", "checkpoint", "model", "log", "go on with", "run it again", "once mended", "TensorBoard"})
 _WORDS = {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.STOPPED: "stopped", State.INTERRUPTED: "was interrupted"}
 
 
@@ -85,7 +85,7 @@ def _seconds(status: RunStatus) -> float | None:
 
 
 def _facts(status: RunStatus, last: str) -> list[tuple[str, str]]:
-    facts = [("stopped early", f"at step {status.step or 0:,}: {status.ended_early}")] * bool(status.ended_early)
+    facts = [("stopped early", measures.early(status))] * bool(measures.early(status))
     if status.step is not None:
         facts.append(("steps", measures.steps(status)))
     speed = []

@@ -99,7 +99,7 @@ def _told_once(current: RunStatus) -> RunStatus:
 def _facts(current: RunStatus) -> list[tuple[str, str]]:
     facts = {
         "run": f"{current.name} on {current.backend}" + (f", {current.strategy}" if current.strategy else ""),
-        "state": ": ".join(filter(None, (str(current.state), current.reason or measures.early(current)))),
+        "state": ": ".join(filter(None, (str(current.state), current.reason or _early(current)))),
         "started": _times(current),
         "step": measures.steps(current),
         "training": measures.training(current),
@@ -111,6 +111,11 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "run directory": near(current.run_dir),
     }
     return [(fact, value) for fact, value in facts.items() if value]
+
+
+def _early(current: RunStatus) -> str:
+    why = measures.early(current)
+    return f"stopped early {why}" if why else ""
 
 
 def _times(current: RunStatus) -> str:

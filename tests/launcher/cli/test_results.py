@@ -1,0 +1,97 @@
+"""What a summary says of how a run ended, and what it suggests to type next."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from launcher.backend.model import Backend, LogLine, Restart, RunStatus, State, TaskStatus
+from launcher.cli import measures
+from launcher.cli.results import show_summary, without
+
+FAILED = TaskStatus("chief", State.FAILED, exit_code=1)
+ERROR = "ValueError: no such file (/home/ada/net.py:7)"
+
+
+class Logs:
+    """A backend of which only the logs are read."""
+
+    def logs(self, name: str, **chosen: Any) -> Iterator[LogLine]:
+        """Yield a traceback."""
+        del name, chosen
+        yield from (LogLine(0.0, "chief", line) for line in ("Traceback (most recent call last):", "    ^^^^", ERROR))
+
+
+def told(status: RunStatus) -> dict[str, str]:
+    """Return the facts of the summary by their names."""
+    console = Console(file=io.StringIO(), width=500)
+    show_summary(console, cast("Backend", Logs()), status, Path("runs"), ("net.yaml",))
+    lines = console.file.getvalue().splitlines()[2:]  # type: ignore[attr-defined]
+    return {name: value.strip() for name, _, value in (line.strip().partition("  ") for line in lines)}
+
+
+def run(state: State, *tasks: TaskStatus, **known: Any) -> RunStatus:
+    return RunStatus("net", "local", state, tasks=tasks, **known)
+
+
+@pytest.mark.parametrize(
+    "status, label",
+    [
+        (run(State.STOPPED, step=5, steps=9), "go on with"),
+        (run(State.STOPPED, checkpoint="ckpt-5"), "go on with"),
+        (run(State.INTERRUPTED, step=5, steps=9), "go on with"),
+        (run(State.STOPPED), "run it again"),
+        (run(State.STOPPED, step=0, steps=9), "run it again"),
+        (run(State.STOPPED, step=9, steps=9), "run it again"),
+        (run(State.FAILED, FAILED, step=5, steps=9), "once mended"),
+        (run(State.FAILED, TaskStatus("chief", State.FAILED, exit_code=137), step=5, steps=9), "run it again"),
+        (run(State.FAILED, reason="not done within the deadline of 5 s"), "run it again"),
+    ],
+)
+def test_what_to_type_next_claims_to_go_on_only_where_that_does(status: RunStatus, label: str) -> None:
+    facts = told(status)
+    assert facts[label] == "launcher up net.yaml"
+    assert len({"go on with", "run it again", "once mended"} & set(facts)) == 1
+
+
+def test_an_error_is_told_once() -> None:
+    task = TaskStatus("chief", State.FAILED, exit_code=1, restarts=(Restart(0.0, 1, 1, f"failed with exit code 1: {ERROR}"),))
+    facts = told(run(State.FAILED, task, reason=f"chief failed on attempt 2 (exit code 1): failed with exit code 1: {ERROR}"))
+    assert facts["last error"] == ERROR
+    assert facts["reason"] == "chief failed on attempt 2 (exit code 1): failed with exit code 1"
+    assert facts["restarts"] == "chief 1 (last: failed with exit code 1)"
+    assert without("the reason", "") == "the reason"
+
+
+def test_a_remedy_is_told_where_the_reason_does_not_have_it() -> None:
+    task = TaskStatus("chief", State.FAILED, exit_code=137, remedy="raise `roles.chief.memory`")
+    assert told(run(State.FAILED, task, reason="chief failed"))["to mend it"] == "raise `roles.chief.memory`"
+    assert "to mend it" not in told(run(State.FAILED, task, reason="chief failed; raise `roles.chief.memory`"))
+
+
+def test_training_and_evaluation_are_told_apart() -> None:
+    trained = run(State.RUNNING, step=5, steps=9, loss=0.5, metrics={"accuracy": 1.0}, training_metrics={"accuracy": 1.0})
+    assert (measures.training(trained), measures.evaluation(trained)) == ("loss 0.5  accuracy 1", "")
+    assert measures.metrics_cell(trained) == "training: accuracy 1"
+    known = {"metrics": {"accuracy": 0.9}, "metrics_of": "evaluation", "evaluated_step": 4}
+    evaluated = run(State.RUNNING, step=5, steps=9, loss=0.5, training_metrics={"accuracy": 1.0}, **known)
+    assert (measures.training(evaluated), measures.evaluation(evaluated)) == ("loss 0.5  accuracy 1", "accuracy 0.9  after step 4")
+    assert measures.metrics_cell(evaluated) == "evaluation: accuracy 0.9"
+
+
+@pytest.mark.parametrize(
+    "known, steps, cell",
+    [
+        ({}, "", ""),
+        ({"step": 1500}, "1,500", "1,500"),
+        ({"step": 1500, "steps": 3000}, "1,500 of 3,000 (50%)", "1,500/3,000"),
+        ({"step": 1500, "steps": 3000, "ended_early": "no better"}, "1,500, of 3,000 at most", "1,500"),
+        ({"step": 3000, "steps": 3000, "ended_early": "no better"}, "3,000 of 3,000 (100%)", "3,000/3,000"),
+    ],
+)
+def test_a_run_that_ended_early_is_not_at_some_percent(known: dict[str, Any], steps: str, cell: str) -> None:
+    status = run(State.SUCCEEDED, **known)
+    assert (measures.steps(status), measures.steps_cell(status)) == (steps, cell)
