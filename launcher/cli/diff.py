@@ -9,11 +9,11 @@ import typer
 
 from launcher.backend.model import Where
 from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, placed
-from launcher.cli.runs import DEFAULT_RUNS
+from launcher.cli.runs import DEFAULT_RUNS, homes
 from launcher.plan.models import Target
 
 EXAMPLES = (
-    ("launcher diff cluster.yaml", "what `up --on kubernetes` would make, change or delete; nothing when it would change nothing"),
+    ("launcher diff cluster.yaml --on kubernetes", "what `up` would make, change or delete there; nothing when it would change nothing"),
     ("launcher diff cluster.yaml --set train.steps=500 && echo same", "the exit code is 1 where there is a difference"),
     ("launcher diff cluster.yaml --on local", "what has changed in the spec since its run was started here last"),
 )
@@ -24,7 +24,16 @@ def diff(
     file: SpecFile,
     *,
     overrides: Set = None,
-    on: Annotated[str, typer.Option("--on", metavar=TARGETS, help="Where the run is.", autocompletion=complete_backend)] = "kubernetes",
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar=TARGETS,
+            help="Where the run is; left out, where it was started from here, a cluster first.",
+            autocompletion=complete_backend,
+            show_default=False,
+        ),
+    ] = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,
@@ -33,7 +42,7 @@ def diff(
     """Show what `up` would change."""
     from launcher.cli.backends import check_backend
 
-    target = check_backend(on)
+    target = check_backend(on or ("kubernetes" if context or namespace else _where(file, overrides or [], runs)))
     if target == "kubernetes":
         context, namespace = placed("kubernetes", context, namespace)
         lines = _of_objects(file, overrides or [], runs, Where(context, namespace))
@@ -42,6 +51,14 @@ def diff(
         told, lines = _of_spec(file, overrides or [], target, runs, Where(context, namespace))
     print("\n".join([json.dumps(told)] if as_json else lines), end="\n" if lines or as_json else "")
     return DIFFERS if told["differs"] else 0
+
+
+def _where(file: Path, overrides: Sequence[str], runs: Path) -> str:
+    """Return where the run of a spec was started from here; a cluster where it is in several places or in none, as there are objects there."""
+    from launcher.spec.loader import load
+
+    there = homes(runs, load(file, overrides).name)
+    return "kubernetes" if "kubernetes" in there or not there else there[0]
 
 
 def _of_objects(file: Path, overrides: Sequence[str], runs: Path, where: Where) -> list[str]:

@@ -138,7 +138,7 @@ def test_diff_shows_what_has_changed_since_the_run_was_started(cli: Cli, spec: S
     none = cli("diff", file, "--on", "local")
     assert (none.returncode, "there is no run toy on local" in none.stdout) == (1, True)
     assert cli("up", file).returncode == 0
-    same = cli("diff", file, "--on", "local")
+    same = cli("diff", file)  # it has been started here, and nowhere else
     assert (same.returncode, same.stdout) == (0, "")
     other = cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3")
     assert other.returncode == 1
