@@ -6,20 +6,24 @@ trainer --health
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import stat
 import sys
 import time
 import typing
+from dataclasses import replace
 
 from trainer import __version__
 from trainer.exit_codes import MEANING, ExitCode
 
 if typing.TYPE_CHECKING:
+    from trainer.job import Job
+    from trainer.restarts import Policy
     from trainer.settings import TrainerSettings
     from trainer.strategies import Strategy
-    from trainer.supervise import Job, Report
+    from trainer.supervise import Report
     from trainer.tf_config import TaskConfig
 
 _ENVIRONMENT = {
@@ -106,6 +110,7 @@ def _health() -> int:
 
 def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     from trainer.events import Reporter
+    from trainer.output import Output
     from trainer.supervise import supervise
     from trainer.tf_config import TaskConfig, TfConfigError, parse
 
@@ -133,7 +138,8 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         print(f"trainer: TF_CONFIG and settings are right; this task is {name}")
         return ExitCode.DONE
     failure: list[str] = []
-    code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name), failure))
+    output = Output()
+    code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), failure), output)
     if settings is not None and not command and task.is_chief:
         _settle(settings, code, "".join(failure))
     _last_words(code)
@@ -222,9 +228,8 @@ def _lifeline(problems: list[str]) -> int | None:
 
 
 def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None, lifeline: int | None) -> "Job":
+    from trainer.job import TRAINING, Job, Patience
     from trainer.peers import awaited, watched_chief, watched_workers
-    from trainer.restarts import Policy
-    from trainer.supervise import TRAINING, Job, Patience
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     if settings is not None:
@@ -240,9 +245,18 @@ def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[s
         watched_chief=None if command else watched_chief(task, strategy),
         watched_workers=() if command else watched_workers(task, strategy),
         lifeline=lifeline,
-        policy=Policy(max_restarts=settings.max_restarts) if settings else Policy(),
+        policy=_policy(task, settings, command),
         patience=Patience(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Patience(),
     )
+
+
+def _policy(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None) -> "Policy":
+    """Return how often the task is started again. One that saves or reads checkpoints tells by them that training comes further."""
+    from trainer.restarts import Policy
+
+    policy = Policy(max_restarts=settings.max_restarts) if settings else Policy()
+    tells = not command and settings is not None and settings.strategy != "manual" and (task.is_chief or task.role == "evaluator")
+    return replace(policy, recovers_after=math.inf) if tells else policy
 
 
 def _likely_strategy(task: "TaskConfig") -> "Strategy":

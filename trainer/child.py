@@ -11,17 +11,27 @@ from pathlib import Path
 from trainer import lifeline
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], *, bound: bool) -> int:
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    bound: bool,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    pass_fds: tuple[int, ...] = (),
+) -> int:
     """Start `command` as the leader of a new process group and return its pid; it dies when this process does.
 
     `bound`: the command calls lifeline.die_with_parent itself; other programs are wrapped for it.
-    Standard input, output and error are this process's own.
+    Standard input is this process's own, and output and error where None is given for them.
     """
     pipe = _parent_pipe() if lifeline.needs_pipe() else None
     process = subprocess.Popen(
         command if bound else lifeline.wrapped(list(command)),
         env={**environment, **lifeline.child_environment(pipe)},
-        pass_fds=() if pipe is None else (pipe,),
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds if pipe is None else (*pass_fds, pipe),
         process_group=0,
     )
     if pipe is not None:

@@ -17,8 +17,12 @@ def error_line(error: Exception) -> str:
 
     What AutoGraph, graphs and Keras raise again has the original message below lines of their own; the line is then the original one.
     """
-    kind = type(error).__name__
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _BESIDES.sub("", str(error))) if part.strip()]
+    return line_of(type(error).__name__, str(error))
+
+
+def line_of(kind: str, message: str) -> str:
+    """Return the same for an exception of the class named `kind`."""
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _BESIDES.sub("", message)) if part.strip()]
     told = next((part for part in paragraphs if not _WHERE.match(part)), "".join(paragraphs[:1]))
     line = next(iter(told.splitlines()), "")
     # AutoGraph's own error stands for one of a class that it cannot make; that one is in the message.

@@ -1,7 +1,8 @@
 """Progress events: one JSON object a line on stdout for machines, or a readable line for people.
 
 Every event has `event` (its kind), `time` (seconds since the epoch) and `task` (`chief`, `worker-0`).
-FIELDS lists what each kind adds. The launcher reads the same lines back with `parse`.
+FIELDS lists what each kind adds. The launcher reads the same lines back with `parse`. A program's own line that begins like an event is
+written with one space more before it (`escaped`), so none of them is taken for an event.
 """
 
 import json
@@ -9,9 +10,12 @@ import math
 import os
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 Event = dict[str, Any]
+
+MARK = b'{"event":'  # how the line of an event begins
+EVENTS_FD = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes its events, as JSON, for its parent to pass on
 
 # kind -> what the event carries besides event, time and task.
 FIELDS: dict[str, str] = {
@@ -25,17 +29,35 @@ FIELDS: dict[str, str] = {
     "exported": "step, path, metric, value: the best model so far, by that metric, is complete on disk; without a metric the last one",
     "checkpoint": "step, path, seconds: a checkpoint is complete on disk",
     "notice": "message: something a person should know",
-    "restarting": "attempt (the next), restarts (counted so far), exit_code, cause, detail (the last error line), delay (seconds)",
+    "restarting": "attempt (the next), restarts (counted so far), left (how many more there may be), exit_code, cause, "
+    "detail (the last error line), delay (seconds)",
+    "recovered": "restarts (0), left: those before count no more, as training has come further, or a program has run for long",
     "stopping": "reason: asked to stop; a checkpoint is saved first",
     "done": "step, seconds, metrics: the task's work is complete; ended_early: why it was before the last step, where it was",
     "failed": "exit_code, cause, detail (the last error line; empty where the output has it), process_exit_code (of the training process, "
     "where it ended by itself): the task gives up",
 }
 
+# The kinds that a training process writes, or a user's program that wants to; all others are for their parent to tell.
+TOLD = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "notice", "done"})
+
 FORMATS = ("json", "text")
 
 
-def stream_format(stream: TextIO | None = None) -> str:
+class Stream(Protocol):
+    """Where events are written."""
+
+    def write(self, text: str, /) -> object:
+        """Take whole lines."""
+
+    def flush(self) -> object:
+        """Write what was taken."""
+
+    def isatty(self) -> bool:
+        """Return whether people read it on a terminal."""
+
+
+def stream_format(stream: Stream | None = None) -> str:
     """Return how events are written: TRAINER_EVENTS if set, else text on a terminal and json in a pipe."""
     chosen = os.environ.get("TRAINER_EVENTS", "")
     if chosen in FORMATS:
@@ -55,11 +77,12 @@ def finite(value: Any) -> Any:
 class Reporter:
     """Writes the events of one task to a stream, each line at once and whole."""
 
-    def __init__(self, task: str, stream: TextIO | None = None) -> None:
+    def __init__(self, task: str, stream: Stream | None = None) -> None:
         self.task = task
         self.start: int | None = None  # the step that this attempt goes on from, once it does
-        self._stream = stream or sys.stdout
-        self._format = stream_format(self._stream)
+        parent = None if stream else _to_parent()
+        self._stream: Stream = stream or parent or sys.stdout
+        self._format = "json" if parent else stream_format(self._stream)
 
     def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
         """Write one event; `task` names another task than the reporter's own (the chief speaks for ps workers)."""
@@ -69,9 +92,28 @@ class Reporter:
         self._stream.flush()
 
 
+def _to_parent() -> Stream | None:
+    """Return the pipe to the parent, None where there is none. Processes that this one starts do not get it."""
+    number = os.environ.pop(EVENTS_FD, "")
+    if not number.isdecimal():
+        return None
+    os.set_inheritable(int(number), False)
+    return os.fdopen(int(number), "w", encoding="utf-8")
+
+
+def escaped(line: bytes) -> bytes:
+    """Return a line of a program's output as it is written where events are: one that begins like an event has one space more before it."""
+    return b" " + line if line.lstrip(b" ").startswith(MARK) else line
+
+
+def unescaped(line: bytes) -> bytes:
+    """Return a line as the program wrote it, from what `escaped` made of it."""
+    return line[1:] if line.startswith(b" ") and line.lstrip(b" ").startswith(MARK) else line
+
+
 def parse(line: str) -> Event | None:
     """Return the event in a line of output, or None when the line is ordinary output, as one that only looks like an event is."""
-    if not line.startswith('{"event":'):
+    if not line.startswith(MARK.decode()):
         return None
     try:
         event = json.loads(line)
@@ -119,6 +161,7 @@ def render(event: Event) -> str:
         "checkpoint": "checkpoint at step {step}: {path}",
         "notice": "{message}",
         "restarting": "starting again in {delay:.1f} s (attempt {attempt}): {cause}",
+        "recovered": "restarts before count no more: {left} left",
         "stopping": "stopping: {reason}",
         "failed": "failed: {cause}: {detail}" if event.get("detail") else "failed: {cause}",
     }

@@ -15,6 +15,7 @@ class Policy:
     first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0
     healthy_after: float = 60.0  # after an attempt that lived this long the delays begin anew
+    recovers_after: float = 600.0  # an attempt that has run for so long has restarts before count no more; infinite where checkpoints tell
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class History:
     early_ends: int = 0
     fingerprint: str = ""
     lost_from: int = -1
+    same: int = 0  # failures in a row that were the one before again
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ def _with_code(code: int) -> str:
 def judge(code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", together: float = 0.0) -> Restart | End:
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
-    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py): a third would be too. One that begins
-    with FOR_GOOD tells that the next would be. That of a
+    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py, tracebacks.py): a third would be too.
+    After `recovers_after` a program has come forward, which only so many failures in a row show to be nothing. One that begins with FOR_GOOD
+    tells that the next would be. That of a
     lost peer (75) is the step from which the attempt had gone on, empty where it came to none. Where that is a later one than the last
     time, and the attempt had been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for
     as long as a run lasts.
@@ -93,11 +96,12 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, cause_of(code))
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
+    again = history.same + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
-        same = history.fingerprint  # a peer that failed first, or a stop, says nothing of this task's own failure
+        same, again = history.fingerprint, history.same  # a peer that failed first, or a stop, says nothing of this task's own failure
     elif fingerprint.startswith(FOR_GOOD):
         return End(ExitCode.WRONG_CONFIGURATION, fingerprint.removeprefix(FOR_GOOD))
-    elif fingerprint and fingerprint == history.fingerprint:
+    elif again and (lived < policy.recovers_after or again > policy.max_restarts):
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
     else:
         same = fingerprint
@@ -107,4 +111,4 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     early = 0 if lived > policy.healthy_after else history.early_ends
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
-    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, same, max(lost_from, history.lost_from)))
+    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, same, max(lost_from, history.lost_from), again))

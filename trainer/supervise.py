@@ -1,72 +1,46 @@
 """The small parent of a training process: starts it, passes signals on, starts it again, never leaves it behind."""
 
 import contextlib
+import math
 import os
 import selectors
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer import error_file, scratch
+from trainer import error_file, scratch, tracebacks
 from trainer.child import kill_group, reap, spawn
+from trainer.events import EVENTS_FD, TOLD, Event
 from trainer.exit_codes import ExitCode
+from trainer.job import Job
+from trainer.output import Output
 from trainer.peers import PeerWait, Prober, Watch
 from trainer.reactor import Reactor, Timer
-from trainer.restarts import End, History, Policy, Restart, cause_of, exit_code_of, judge
+from trainer.restarts import End, History, Restart, cause_of, exit_code_of, judge
 
 Report = Callable[..., None]
 
-TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
+_NEWER = frozenset({"restored", "checkpoint", "evaluated"})  # events that tell of a checkpoint
 
 _CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
 _LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long the parent waits for what, in seconds."""
-
-    start: float = 600.0  # for peers to be there
-    orphan: float = 600.0  # for a chief that is gone, or every worker
-    first_waiting: float = 5.0
-    waiting_every: float = 10.0
-    again: float = 1.0  # between two SIGTERM to a training process, which may not have heard the first
-    serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
-    giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
-    saving: float = 60.0  # the same, at least, where there is a checkpoint to save
-    launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
-    killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to run and whom it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
-
-    command: tuple[str, ...]
-    role: str = "chief"
-    built_in: bool = True  # trainer.task, which knows the parent; else a user's program
-    environment: Mapping[str, str] = field(default_factory=dict)
-    awaited: Mapping[str, str] = field(default_factory=dict)
-    watched_chief: str | None = None
-    watched_workers: tuple[str, ...] = ()
-    lifeline: int | None = None
-    policy: Policy = field(default_factory=Policy)
-    patience: Patience = field(default_factory=Patience)
-
-
-def supervise(job: Job, report: Report) -> int:
-    """Run `job` to its end, restarts included, and return the exit code for this process.
+def supervise(job: Job, report: Report, output: Output) -> int:
+    """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
     Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
-    process and whatever that left in its process group are gone.
+    process and whatever that left in its process group are gone, and what it wrote is written.
     """
     # Without one the last error line is missing from events, no more.
     with scratch.directory() as own, Reactor() as reactor:
-        return _Supervisor(job, _unbreakable(report), reactor, own / "error" if own else None).run()
+        try:
+            return _Supervisor(job, _unbreakable(report), reactor, output, own / "error" if own else None).run()
+        finally:
+            output.detach()
 
 
 def _unbreakable(report: Report) -> Report:
@@ -80,13 +54,15 @@ def _unbreakable(report: Report) -> Report:
 class _Supervisor:
     """The state of one supervised task."""
 
-    def __init__(self, job: Job, report: Report, reactor: Reactor, error_file: Path | None) -> None:
-        self._job, self._report, self._reactor, self._error_file = job, report, reactor, error_file
+    def __init__(self, job: Job, report: Report, reactor: Reactor, output: Output, error_file: Path | None) -> None:
+        self._job, self._report, self._reactor, self._output, self._error_file = job, report, reactor, output, error_file
         self._prober = Prober(reactor)
         self._child: int | None = None  # pid, and the id of its process group
         self._attempt = 0
         self._began = 0.0
         self._history = History()
+        self._newest = -1  # step of the newest checkpoint that the task knows of
+        self._recovery: Timer | None = None
         self._backoff: Timer | None = None
         self._wait: PeerWait | None = None
         self._watch: Watch | None = None  # of the chief, for as long as the task lives
@@ -110,6 +86,8 @@ class _Supervisor:
         if self._job.lifeline is not None:
             os.set_inheritable(self._job.lifeline, False)
             reactor.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
+        self._output.heard = self._heard
+        self._output.attach(reactor)
         try:
             reactor.call_later(0, self._start)
             reactor.run()
@@ -127,10 +105,13 @@ class _Supervisor:
         self._killed_for = ""
         if self._error_file:
             error_file.clear(self._error_file)
+        self._output.begin()
         self._child = self._spawn()
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child)
         self._peers_missing = bool(self._job.awaited)
         self._together = None
+        if self._job.policy.recovers_after < math.inf:
+            self._recovery = self._reactor.call_later(self._job.policy.recovers_after, self._recover)
         patience = self._job.patience
         self._wait = PeerWait(
             self._reactor,
@@ -154,7 +135,9 @@ class _Supervisor:
                 # TensorFlow writes a file for each function it converts, which no process takes away that is killed.
                 environment["TMPDIR"] = str(self._error_file.parent)
         environment.pop("TRAINER_LIFELINE", None)
-        return spawn(self._job.command, environment, bound=self._job.built_in)
+        out = self._output
+        environment[EVENTS_FD] = str(out.events)
+        return spawn(self._job.command, environment, bound=self._job.built_in, stdout=out.stdout, stderr=out.stderr, pass_fds=(out.events,))
 
     def _reap(self) -> None:
         code = reap(self._child)
@@ -163,10 +146,11 @@ class _Supervisor:
             self._ended(code)
 
     def _ended(self, code: int) -> None:
-        for watching in (self._wait, self._workers):
+        for watching in (self._wait, self._workers, self._recovery):
             if watching is not None:
                 watching.cancel()
-        detail = error_file.last_line(self._error_file)  # what the training process wrote down
+        self._output.take()
+        detail, same = self._why(code)
         if code == ExitCode.DONE:
             self._leave(ExitCode.DONE)
         elif self._verdict is not None:
@@ -176,9 +160,34 @@ class _Supervisor:
         elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
             self._fail(code, "the chief is gone", detail)  # it has waited for it, as a server's parent does: not once more
         else:
-            now, same = time.monotonic(), error_file.fingerprint(self._error_file)
+            now = time.monotonic()
             together = 0.0 if self._together is None else now - self._together
             self._follow(code, judge(code, now - self._began, self._history, self._job.policy, same, together), detail)
+
+    def _why(self, code: int) -> tuple[str, str]:
+        """Return the error line of the attempt that has ended and its fingerprint: what it wrote down, else what a program raised."""
+        detail, same = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
+        if detail or same or self._job.built_in or code != ExitCode.FAILURE:
+            return detail, same
+        raised = tracebacks.last(self._output.tail)
+        return (raised.line, raised.fingerprint) if raised else ("", "")
+
+    def _heard(self, event: Event) -> None:
+        """Pass on what the training process tells; a newer checkpoint is one that a restart goes on from."""
+        if event["event"] not in TOLD:
+            return
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack what makes a line of it
+            self._report(event["event"], **{name: value for name, value in event.items() if name != "event"})
+        step = event.get("step")
+        if event["event"] in _NEWER and isinstance(step, int) and step > self._newest:
+            self._newest = step
+            self._recover()
+
+    def _recover(self) -> None:
+        """Have restarts before count no more."""
+        if self._history.restarts:
+            self._history = replace(self._history, restarts=0)
+            self._report("recovered", restarts=0, left=self._job.policy.max_restarts)
 
     def _ended_on_request(self, code: int, detail: str) -> None:
         nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.built_in
@@ -198,6 +207,7 @@ class _Supervisor:
             "restarting",
             attempt=self._attempt + 1,
             restarts=decision.history.restarts,
+            left=self._job.policy.max_restarts - decision.history.restarts,
             exit_code=exit_code_of(code),
             cause=decision.cause,
             detail=detail,

@@ -46,6 +46,7 @@ class TaskStatus:
     address: str = ""
     pid: int | None = None
     restarts: tuple[Restart, ...] = ()
+    restarts_left: int | None = None  # how many more failures may be followed by a restart, where that is known
     exit_code: int | None = None
     started: float | None = None
     ended: float | None = None
@@ -90,11 +91,20 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of one task's output; `time` in seconds since the epoch."""
+    """One line of one task's output; `time` in seconds since the epoch. `text` is what a terminal would show of it.
+
+    An event, or what the program wrote as `trainer.events.escaped` has it.
+    """
 
     time: float
     task: str
     text: str
+    written: bytes | None = None  # all that was written, where that is something else
+
+    @property
+    def whole(self) -> bytes:
+        """The line as it was written."""
+        return self.text.encode() if self.written is None else self.written
 
 
 @dataclass(frozen=True)

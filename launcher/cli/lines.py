@@ -2,7 +2,8 @@
 
 import re
 
-from trainer.events import Event, parse, render
+from launcher.backend.model import LogLine
+from trainer.events import Event, parse, render, unescaped
 
 # How the launcher marks lines of its own in a task's log.
 LAUNCHER_NOTE = "--- launcher: "
@@ -22,6 +23,16 @@ def event_in(text: str) -> Event | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return event
+
+
+def shown(line: LogLine) -> str:
+    """Return what people see of a line of output."""
+    return unescaped(line.text.encode()).decode() if line.text.startswith(" ") else line.text
+
+
+def raw(line: LogLine) -> bytes:
+    """Return a line of output as its task wrote it."""
+    return unescaped(line.whole)
 
 
 # What TensorFlow's C++ side says of itself at level INFO, and absl before it is set up; and that a run starts, in each task's log.

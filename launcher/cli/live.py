@@ -14,7 +14,7 @@ from rich.text import Text
 
 from launcher.backend.model import LogLine, RunStatus, State
 from launcher.cli import formats, measures, task_rows
-from launcher.cli.lines import LAUNCHER_NOTE, is_chatter
+from launcher.cli.lines import LAUNCHER_NOTE, is_chatter, shown
 from launcher.cli.pace import Pace
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import fact_lines, grid
@@ -66,7 +66,7 @@ class LiveView:
         if is_chatter(line.text):
             return
         style = "yellow" if line.text.startswith(LAUNCHER_NOTE) else ""
-        self._console.print(self._prefixes.line(line.task, line.text, style), soft_wrap=True)
+        self._console.print(self._prefixes.line(line.task, shown(line), style), soft_wrap=True)
 
     def status(self, status: RunStatus) -> None:
         """Draw this status from now on."""

@@ -3,9 +3,9 @@
 import json
 import math
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -46,7 +46,7 @@ def logs(
         str | None, typer.Option(metavar="PATTERN", help="Only lines in which this regular expression is found.", show_default=False)
     ] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Show progress events as they were written, not as readable lines.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show all as it was written: progress events, progress bars, any bytes.")] = False,
     on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -61,7 +61,7 @@ def logs(
     backend, run = open_run(name, on, runs, Where(context, namespace))
     known = backend.status(run).tasks
     tasks = _chosen(run, known, role or [], index or [])
-    write = _json if as_json else _writer(tasks, timestamps=timestamps, raw=raw)
+    write = (lambda line: _json(line, raw=raw)) if as_json else _writer(tasks, timestamps=timestamps, raw=raw)
     found = _search(grep, raw=raw)
     if len(tasks) == len(known) and grep is None:
         for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
@@ -116,7 +116,7 @@ class Position:
 
 def _search(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
     """Return what tells whether a line is wanted, as it is shown. Raises UsageError for what is no regular expression."""
-    from launcher.cli.lines import event_in
+    from launcher.cli import lines
     from trainer.events import render
 
     try:
@@ -127,8 +127,10 @@ def _search(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
         ) from None
 
     def found(line: LogLine) -> bool:
-        event = None if raw or not pattern else event_in(line.text)
-        return wanted.search(render(event) if event else line.text) is not None
+        if raw:
+            return wanted.search(lines.raw(line).decode("utf-8", "replace")) is not None
+        event = lines.event_in(line.text) if pattern else None
+        return wanted.search(render(event) if event else lines.shown(line)) is not None
 
     return found
 
@@ -165,18 +167,19 @@ def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: 
     return chosen
 
 
-def _json(line: LogLine) -> None:
-    from launcher.cli.lines import event_in
+def _json(line: LogLine, *, raw: bool) -> None:
+    from launcher.cli import lines
 
-    event = event_in(line.text)
-    print(json.dumps(asdict(line) | ({"event": event} if event else {})), flush=True)
+    event = lines.event_in(line.text)
+    text = lines.raw(line).decode("utf-8", "replace") if raw else lines.shown(line)
+    print(json.dumps({"time": line.time, "task": line.task, "text": text} | ({"event": event} if event else {})), flush=True)
 
 
 def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLine], None]:
     from rich.console import Console
 
+    from launcher.cli import lines
     from launcher.cli.formats import clock
-    from launcher.cli.lines import event_in
     from launcher.cli.prefixes import Prefixes
     from trainer.events import render
 
@@ -184,10 +187,17 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
     prefixes = Prefixes(tasks)
 
     def write(line: LogLine) -> None:
-        event = None if raw else event_in(line.text)
+        event = None if raw else lines.event_in(line.text)
         # The chief speaks for the workers of parameter_server: the line belongs to whom it tells of.
         task = event["task"] if event else line.task
-        text = (f"{clock(line.time)} " if timestamps else "") + (render(event) if event else line.text)
+        time = f"{clock(line.time)} " if timestamps else ""
+        if raw:
+            # Whatever bytes they are: text that is none would not pass through stdout's encoding.
+            sys.stdout.flush()
+            sys.stdout.buffer.write((prefixes.plain(task) + time).encode() + lines.raw(line) + b"\n")
+            sys.stdout.buffer.flush()
+            return
+        text = time + (render(event) if event else lines.shown(line))
         if console.is_terminal:
             console.print(prefixes.line(task, text), soft_wrap=True)
         else:

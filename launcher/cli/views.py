@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from launcher.backend.model import LogLine, RunStatus
-from launcher.cli.lines import is_chatter
+from launcher.cli.lines import is_chatter, shown
 from launcher.cli.pace import Pace
 from launcher.cli.prefixes import Prefixes
 from trainer.events import Event, render
@@ -33,7 +33,7 @@ class PlainView:
     def output(self, line: LogLine) -> None:
         """Print the line as the program wrote it, unless it is TensorFlow's chatter."""
         if not is_chatter(line.text):
-            self._print(line.task, line.text)
+            self._print(line.task, shown(line))
 
     def status(self, status: RunStatus) -> None:
         """Print nothing: what matters comes as events."""
@@ -61,7 +61,7 @@ class JsonView:
 
     def output(self, line: LogLine) -> None:
         """Print the line as an event."""
-        self.event({"event": "output", "time": line.time, "task": line.task, "text": line.text})
+        self.event({"event": "output", "time": line.time, "task": line.task, "text": shown(line)})
 
     def status(self, status: RunStatus) -> None:
         """Print nothing: the summary at the end tells of it."""

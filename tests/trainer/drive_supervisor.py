@@ -5,13 +5,16 @@ import os
 import sys
 
 from trainer.events import Reporter
+from trainer.job import Job, Patience
+from trainer.output import Output
 from trainer.restarts import Policy
-from trainer.supervise import Job, Patience, supervise
+from trainer.supervise import supervise
 
 job = json.loads(sys.argv[1])
 job["command"] = tuple(job["command"])
 job["watched_workers"] = tuple(job.get("watched_workers", ()))
 job["policy"] = Policy(**{"first_delay": 0.1, "longest_delay": 0.4, **job.get("policy", {})})
 job["patience"] = Patience(**job.get("patience", {}))
-code = supervise(Job(**job), Reporter(os.environ.get("TASK", "chief")))
+output = Output()
+code = supervise(Job(**job), Reporter(os.environ.get("TASK", "chief"), output), output)
 os._exit(code)

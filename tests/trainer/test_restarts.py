@@ -1,6 +1,7 @@
 """What follows when a training process has ended: the decisions, without processes."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,16 @@ def test_the_same_failure_twice_in_a_row_ends_it() -> None:
     assert judge(1, 10, first.history, POLICY, "from step 0: model.py:3: KeyError") == End(2, SAME_AGAIN)
     # With a checkpoint between, or another error, it is another failure.
     assert isinstance(judge(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), Restart)
+
+
+def test_the_same_failure_after_long_runs_is_tried_as_often_as_the_limit_allows() -> None:
+    history = History()
+    for same in range(POLICY.max_restarts + 1):
+        decision = judge(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3")
+        assert isinstance(decision, Restart)
+        assert decision.history.same == same
+        history = replace(decision.history, restarts=0)
+    assert judge(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3") == End(2, SAME_AGAIN)
 
 
 def test_a_failure_for_good_ends_it_at_once_with_its_own_cause() -> None:

@@ -27,7 +27,7 @@ from launcher.backend.local.layout import Layout
 from launcher.backend.local.record import Record, say
 from launcher.backend.local.restarts import Verdict
 from launcher.backend.local.state import Snapshot
-from launcher.backend.model import RunStatus, State
+from launcher.backend.model import LogLine, RunStatus, State
 from launcher.backend.progress import Progress
 from launcher.plan.models import Plan
 from trainer.exit_codes import ExitCode
@@ -147,7 +147,7 @@ class Keeper:
     def _take_in(self, heard: Heard) -> None:
         match heard:
             case Wrote(task, line):
-                self._read(self._tasks[task], line.text)
+                self._read(self._tasks[task], line)
             case Ended(task, code) if task in self._tasks:
                 kept = self._tasks[task]
                 kept.view.ended_with(code)
@@ -159,9 +159,8 @@ class Keeper:
                 # A terminal that closes during a stop is no second request.
                 self._stop(reason, now=number == signal.SIGQUIT or (number is not None and self._requests > 0))
 
-    def _read(self, kept: Kept, written: str) -> None:
-        kept.log.feed(written.encode() + b"\n")
-        event = kept.view.line(written)
+    def _read(self, kept: Kept, line: LogLine) -> None:
+        event = kept.line(line)
         if event is None:
             return
         told_of = self._tasks.get(str(event.get("task")), kept)

@@ -16,12 +16,14 @@ from launcher.backend.docker import look
 from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.backend.docker.stopping import never_again, stop
 from launcher.backend.docker.task import OVER, TaskView
+from launcher.backend.lines import log_line
 from launcher.backend.local import restarts
 from launcher.backend.local.logfiles import LogWriter
 from launcher.backend.local.record import say
-from launcher.backend.model import State
+from launcher.backend.model import LogLine, State
 from launcher.plan import rules
 from launcher.plan.models import Task
+from trainer.events import Event
 from trainer.exit_codes import ExitCode
 
 _ASK_AGAIN = 2.0  # seconds after which an engine that did not answer is asked again to stop a container
@@ -44,7 +46,7 @@ class Kept:
 
     def __init__(self, task: Task, log: Path, engine: Engine, run: str) -> None:
         self.task = task
-        self.view = TaskView(task.name, task.address, has_trainer=rules.has_trainer(task.command))
+        self.view = TaskView(task.name, task.address, has_trainer=rules.has_trainer(task.command), limit=task.restart.max_restarts)
         self.log = LogWriter(log)
         self.over_since: float | None = None
         self.start_at: float | None = None
@@ -74,6 +76,13 @@ class Kept:
         if self._stopped is not None and asked >= self._stopped:
             self.at_rest, self._stopping, self._stopped = True, None, None
         return self.view.look(described.get("State", {}), described.get("RestartCount", 0))
+
+    def line(self, line: LogLine) -> Event | None:
+        """Take in one line of output; return the event in it, if it is one."""
+        if not self.view.has_trainer:
+            line = log_line(line.time, line.task, line.whole, has_events=False)
+        self.log.feed(line.whole + b"\n")
+        return self.view.line(line.text)
 
     def container(self) -> Container:
         """Return its container as it is now. Raises one of engine.ERRORS, NotFound when it is gone."""

@@ -57,9 +57,7 @@ def _url_host(address: str) -> str:
 def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     """Return the status of a run from its containers, of which there is at least one. Raises one of engine.ERRORS."""
     tasks = members(containers)
-    views = {
-        task: TaskView(task, has_trainer=rules.has_trainer(container.attrs["Config"]["Cmd"] or ())) for task, container in tasks.items()
-    }
+    views = {task: TaskView(task, has_trainer=_has_trainer(container)) for task, container in tasks.items()}
     decisive = [task for task, container in tasks.items() if container.labels.get(labels.DECISIVE) == "true"]
     progress = Progress()
     for task, container in tasks.items():
@@ -95,7 +93,11 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
 def _read(engine: Engine, container: Container, task: str, **chosen: Any) -> Iterator[tuple[str, LogLine]]:
     """Yield what there is of a container's log; nothing when somebody has removed it since it was listed. Raises one of engine.ERRORS."""
     with contextlib.suppress(NotFound):
-        yield from output.read(engine.client, str(container.id), task, **chosen)
+        yield from output.read(engine.client, str(container.id), task, has_trainer=_has_trainer(container), **chosen)
+
+
+def _has_trainer(container: Container) -> bool:
+    return rules.has_trainer(container.attrs["Config"]["Cmd"] or ())
 
 
 def verdict(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str]:

@@ -10,6 +10,7 @@ from docker import DockerClient
 from docker.errors import NotFound, create_api_error_from_http_exception
 
 from launcher.backend.docker.task import moment
+from launcher.backend.lines import LONGEST_LINE, log_line
 from launcher.backend.model import LogLine
 
 # RFC 3339 with nine digits of a second, and a space: every line of the engine's begins so.
@@ -18,32 +19,34 @@ _STAMP = len("2026-01-31T00:00:00.000000000Z ")
 _HEADER = struct.Struct(">BxxxL")
 
 
-def lines(frames: Iterable[bytes], task: str) -> Iterator[tuple[str, LogLine]]:
+def lines(frames: Iterable[bytes], task: str, *, has_trainer: bool = True) -> Iterator[tuple[str, LogLine]]:
     """Yield each line with the engine's stamp for it. A line longer than 16 KiB comes in several frames."""
-    stamp, partial = "", b""
+    stamp, partial, goes_on = "", bytearray(), False
     for frame in frames:
         for piece in re.findall(rb"[^\n]*\n|[^\n]+", frame):
             if not partial:
                 stamp = piece[: _STAMP - 1].decode("ascii", "replace")
             partial += piece[_STAMP:]
-            if piece.endswith(b"\n"):
-                yield stamp, _line(stamp, task, partial)
-                partial = b""
+            ends = piece.endswith(b"\n")
+            if ends or len(partial) > LONGEST_LINE:
+                yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not goes_on)
+                partial, goes_on = bytearray(), not ends
     if partial:
-        yield stamp, _line(stamp, task, partial)
+        yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not goes_on)
 
 
-def _line(stamp: str, task: str, written: bytes) -> LogLine:
-    shown = written.rstrip(b"\r\n").rsplit(b"\r", 1)[-1]
+def _line(stamp: str, task: str, written: bytes, *, has_events: bool) -> LogLine:
     try:
         time = moment(stamp) or 0.0
     except ValueError:
         time = 0.0
-    return LogLine(time, task, shown.decode("utf-8", "replace"))
+    return log_line(time, task, written.removesuffix(b"\n"), has_events=has_events)
 
 
-def read(client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None) -> Iterator[tuple[str, LogLine]]:
-    """Yield the lines there are: all, the last `tail`, or those after a stamp.
+def read(
+    client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None, has_trainer: bool = True
+) -> Iterator[tuple[str, LogLine]]:
+    """Yield the lines there are: all, the last `tail`, or those after a stamp. Without a trainer in the container none is an event.
 
     Raises one of engine.ERRORS, NotFound also for a container that is being removed: its log goes first.
     """
@@ -59,7 +62,7 @@ def read(client: DockerClient, container: str, task: str, *, after: str = "", ta
         if answer.status_code == requests.codes.conflict:
             raise NotFound(f"{task} is being removed") from error
         create_api_error_from_http_exception(error)
-    yield from ((stamp, line) for stamp, line in lines(_frames(answer.content), task) if stamp > after)
+    yield from ((stamp, line) for stamp, line in lines(_frames(answer.content), task, has_trainer=has_trainer) if stamp > after)
 
 
 def _frames(answer: bytes) -> Iterator[bytes]:

@@ -40,6 +40,7 @@ class TaskView:
     name: str
     address: str = ""
     has_trainer: bool = True
+    limit: int | None = None  # of restarts, where that is known
     container: dict[str, Any] = field(default_factory=dict)
     restarts: list[Restart] = field(default_factory=list)
     failure: str = ""  # what the task itself said of why it gives up
@@ -51,7 +52,9 @@ class TaskView:
     _start: Start = field(default_factory=Start)
     _starts: int = 0
     _uncounted: int = 0  # restarts after a stop, and what the trainer itself does not count
+    _recovered: int = 0  # restarts in place that count no more
     _counted: int = 0  # restarts in place, as the trainer that runs counts them
+    _left: int | None = None  # restarts in place that it may still make, as it says
     _engine_restarts: int = 0  # as the engine counts them, since somebody else started the container
     _code: int | None = None
     _pace: Pace = field(default_factory=Pace)
@@ -81,7 +84,7 @@ class TaskView:
     @property
     def counted(self) -> int:
         """How many restarts count against the limit."""
-        return len(self.restarts) - self._uncounted
+        return len(self.restarts) - self._uncounted - self._recovered
 
     def _restarted(self, at: float) -> None:
         self._uncounted += self._code == ExitCode.STOPPED
@@ -131,9 +134,12 @@ class TaskView:
             cause = said_with(event, self.last)
             counted = whole(event, "restarts")
             self._uncounted += counted == self._counted
-            self._counted = counted or 0
+            self._counted, self._left = counted or 0, whole(event, "left")
             self.restarts.append(Restart(_time(event), len(self.restarts) + 1, whole(event, "exit_code"), cause))
             self._told = (State.RESTARTING, cause)
+        elif kind == "recovered":
+            self._recovered += self._counted
+            self._counted, self._left = 0, whole(event, "left")
         elif kind == "failed":
             self.failure, self.gave_up = said_with(event, self.last), whole(event, "exit_code")
             self._killed = was_killed(event)
@@ -145,7 +151,7 @@ class TaskView:
             if self._starts:
                 self._restarted(_time(event))
             self._starts += 1
-            self._counted = 0
+            self._counted, self._left = 0, None
         self.failure, self.gave_up, self._killed = "", None, False
 
     def why(self, code: int | None) -> str:
@@ -193,6 +199,7 @@ class TaskView:
             remedy=self._remedy(state),
             address=self.address,
             restarts=tuple(self.restarts),
+            restarts_left=self._left if self._left is not None or self.limit is None else max(0, self.limit - self.counted),
             exit_code=self.code if over else None,
             started=moment(self.container.get("StartedAt")),
             ended=moment(self.container.get("FinishedAt")) if over else None,

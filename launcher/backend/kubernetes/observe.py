@@ -24,6 +24,7 @@ INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _STRATEGY = "tf-launcher/strategy"
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"  # that count, of the pods of an index before this one
 _DIGEST = "tf-launcher/spec-digest"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 # Codes with which tasks end because another one did, or because the cluster asked them to.
@@ -154,6 +155,7 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
         found.remedy if found and found.kind not in _SAID_ELSEWHERE else "",
         address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
         restarts=restarts,
+        restarts_left=_left(job, pod),
         exit_code=_terminated(pod).get("exitCode"),
         started=seconds(pod.get("status", {}).get("startTime")),
         ended=seconds(_terminated(pod).get("finishedAt")),
@@ -161,6 +163,16 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
     if made.state is State.RESTARTING:
         return dataclasses.replace(made, restarts=(*restarts, restart(pod, len(restarts) + 1)))
     return made
+
+
+def _left(job: Object, pod: Object) -> int | None:
+    """Return how often the Job may still replace a task's pod after failures, None where it does not say."""
+    spec, failures = job.get("spec", {}), pod["metadata"].get("annotations", {}).get(_FAILURES, "0")
+    if "backoffLimitPerIndex" in spec:
+        return max(0, int(spec["backoffLimitPerIndex"]) - int(failures))
+    # A limit that tasks share says nothing of one.
+    alone = "backoffLimit" in spec and int(spec.get("completions") or 1) == 1
+    return max(0, int(spec["backoffLimit"]) - int(job.get("status", {}).get("failed") or 0)) if alone else None
 
 
 def _pending(_job: Object, _pod: Object) -> State:

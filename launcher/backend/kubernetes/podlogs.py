@@ -12,9 +12,12 @@ from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Object, task_of
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.kubernetes.trouble import is_silent
+from launcher.backend.lines import log_line
 from launcher.backend.model import LogLine
 from launcher.errors import LauncherError
+from launcher.plan import rules
 from launcher.render.kubernetes.objects import TRAINER
+from trainer.events import escaped
 
 _AT_ONCE = 8  # logs read at the same time
 _ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait for ever
@@ -59,7 +62,7 @@ class PodLogs:
                     read += pool.map(lambda pod: self._read(pod, tail), asked)
         return sorted((line for lines in read for line in lines), key=lambda line: line.time)
 
-    def take(self, pod: Object, pieces: list[tuple[str, str]]) -> None:
+    def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take over what another reader has read of a pod, all that was written since it read last."""
         with self._lock:
             self._passed_on += self._new(pod, pieces)
@@ -158,25 +161,26 @@ class PodLogs:
             query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
         return query
 
-    def _new(self, pod: Object, pieces: list[tuple[str, str]]) -> list[LogLine]:
+    def _new(self, pod: Object, pieces: list[tuple[str, bytes]]) -> list[LogLine]:
         """Return the lines of a pod that are new, and keep them."""
         uid, task = pod["metadata"]["uid"], task_of(pod)
         after = self._after.get(uid, _FIRST)
-        new = [piece for piece in pieces if piece[0] > after]
+        has_trainer = _has_trainer(pod)
+        new = [(stamp, text if has_trainer else escaped(text)) for stamp, text in pieces if stamp > after]
         if new:
             self._after[uid] = new[-1][0]
             self._keep(task, pod["metadata"]["name"], new)
         return [line for piece in new if (line := _line(task, piece))]
 
-    def _keep(self, task: str, pod: str, pieces: list[tuple[str, str]]) -> None:
+    def _keep(self, task: str, pod: str, pieces: list[tuple[str, bytes]]) -> None:
         if self._kept is None:
             return
         path = self._kept / _file(task, pod)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             until = self._kept_until.get(path) or _last_stamp(path)
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(f"{stamp} {text}\n" for stamp, text in pieces if stamp > until)
+            with path.open("ab") as file:
+                file.writelines(b"%s %s\n" % (stamp.encode(), text) for stamp, text in pieces if stamp > until)
             self._kept_until[path] = max(until, pieces[-1][0])
         except OSError:  # a full disk must not end a run that is elsewhere; the cluster still has the lines
             self._kept = None
@@ -215,6 +219,12 @@ def _last_stamp(path: Path) -> str:
     return max((stamp for stamp, _ in _pieces(path.read_bytes())), default=_FIRST) if path.is_file() else _FIRST
 
 
+def _has_trainer(pod: Object) -> bool:
+    """Return whether events are to be expected of a pod; where it does not say what it runs, they are."""
+    containers = pod.get("spec", {}).get("containers") or ()
+    return all(rules.has_trainer(one["command"]) for one in containers if one.get("name") == TRAINER and one.get("command"))
+
+
 def _is_over(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
@@ -224,16 +234,16 @@ def _has_written(pod: Object) -> bool:
     return any("running" in one.get("state", {}) or "terminated" in one.get("state", {}) for one in containers)
 
 
-def _pieces(content: bytes) -> Iterator[tuple[str, str]]:
+def _pieces(content: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the stamp and the text of each line."""
-    for raw in content.decode("utf-8", "replace").split("\n"):
-        stamp, _, text = raw.partition(" ")
-        if stamp[:4].isdecimal():
-            yield stamp, text.rstrip("\r").rsplit("\r", 1)[-1]
+    for raw in content.split(b"\n"):
+        stamp, _, text = raw.partition(b" ")
+        if stamp[:4].isdigit():
+            yield stamp.decode("utf-8", "replace"), text
 
 
-def _line(task: str, piece: tuple[str, str]) -> LogLine | None:
+def _line(task: str, piece: tuple[str, bytes]) -> LogLine | None:
     try:
-        return LogLine(datetime.fromisoformat(piece[0]).timestamp(), task, piece[1])
+        return log_line(datetime.fromisoformat(piece[0]).timestamp(), task, piece[1])
     except ValueError:
         return None

@@ -17,6 +17,7 @@ class Told:
 
     pace: Pace = field(default_factory=Pace)
     restarts: list[Restart] = field(default_factory=list)  # of its process, in its pod
+    left: int | None = None  # restarts of its process that its pod may still make
     start: Start = field(default_factory=Start)
     state: tuple[State, str] | None = None  # of the process in the pod that runs, and why
 
@@ -32,15 +33,20 @@ class Told:
         elif kind == "restarting":
             cause = said(event)
             self.restarts.append(Restart(number(event, "time") or 0.0, 0, whole(event, "exit_code"), cause))
-            self.state = (State.RESTARTING, cause)
+            self.state, self.left = (State.RESTARTING, cause), whole(event, "left")
+        elif kind == "recovered":
+            self.left = whole(event, "left")
         elif kind in {"started", "ready", "restored", "progress"}:
             self.state = None
+            if kind == "started" and whole(event, "attempt") == 1:  # in another pod
+                self.left = None
 
     def onto(self, task: TaskStatus) -> TaskStatus:
         """Return the status of a task, known from its pods, with what it told."""
         both = sorted([*task.restarts, *self.restarts], key=lambda restart: restart.time)
         restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
-        told: dict[str, Any] = {"restarts": restarts, **vars(self.pace)}
+        left = min((one for one in (task.restarts_left, self.left) if one is not None), default=None)
+        told: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(self.pace)}
         if self.state and task.state is State.RUNNING and not task.reason:
             told |= {"state": self.state[0], "reason": self.state[1]}
         return dataclasses.replace(task, **told)

@@ -1,7 +1,7 @@
 """A task's log file: how its lines are stamped and written, and how they are read back.
 
-One line a line of output: `<RFC 3339 UTC time with milliseconds> <text>`. Times never go back within a file, so a
-time is found by bisection.
+One line a line of output: `<RFC 3339 UTC time with milliseconds> <text>`, the text as it was written, whatever its bytes. Times never go
+back within a file, so a time is found by bisection.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from launcher.backend.lines import LONGEST_LINE, log_line
 from launcher.backend.model import LogLine
+from trainer.events import escaped
 
 _STAMP_LENGTH = len("2026-01-31T00:00:00.000Z")
 _BLOCK = 64 * 1024
-# Output without a line's end is written once it is this long.
-LONGEST_LINE = 64 * 1024
 
 
 def stamp(seconds: float) -> str:
@@ -32,6 +32,7 @@ class LogWriter:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         _end_last_line(self._fd)
         self._partial = b""
+        self._in_line = False  # the partial line is the rest of one that was too long
         self._latest = _last_time(path)
         self._lost = 0
         self.bytes_fed = 0
@@ -40,10 +41,11 @@ class LogWriter:
         """Write what came out of the task; return the lines that are complete now, without their ends."""
         self.bytes_fed += len(output)
         *lines, self._partial = (self._partial + output).split(b"\n")
+        if lines and self._in_line:
+            lines[0], self._in_line = escaped(lines[0]), False
         if len(self._partial) > LONGEST_LINE:
-            lines.append(self._partial)
-            self._partial = b""
-        lines = [_as_shown(line) for line in lines]
+            lines.append(escaped(self._partial) if self._in_line else self._partial)
+            self._partial, self._in_line = b"", True
         self._write(lines)
         return lines
 
@@ -89,14 +91,6 @@ def _end_last_line(fd: int) -> None:
             os.write(fd, b"\n")
 
 
-def _as_shown(line: bytes) -> bytes:
-    """Return what a terminal would show of a line whose parts overwrite each other, as progress bars do."""
-    if b"\r" not in line:
-        return line
-    parts = [part for part in line.split(b"\r") if part]
-    return parts[-1] if parts else b""
-
-
 def _last_time(path: Path) -> float:
     last = 0.0
     with path.open("rb") as file:
@@ -111,8 +105,8 @@ def parse(line: bytes, task: str, earlier: float) -> LogLine:
     with contextlib.suppress(ValueError):
         moment = datetime.fromisoformat(line[:_STAMP_LENGTH].decode("ascii"))
         if moment.tzinfo is UTC and line[_STAMP_LENGTH : _STAMP_LENGTH + 1] == b" ":
-            return LogLine(moment.timestamp(), task, line[_STAMP_LENGTH + 1 :].rstrip(b"\n").decode("utf-8", "replace"))
-    return LogLine(earlier, task, line.rstrip(b"\n").decode("utf-8", "replace"))
+            return log_line(moment.timestamp(), task, line[_STAMP_LENGTH + 1 :].removesuffix(b"\n"))
+    return log_line(earlier, task, line.removesuffix(b"\n"))
 
 
 def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.backend.lines import as_shown
 from launcher.backend.local import processes, restarts
 from launcher.backend.local.logfiles import LogWriter
 from launcher.backend.local.processes import Identity
@@ -16,7 +17,7 @@ from launcher.backend.progress import Pace, whole
 from launcher.backend.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
-from trainer.events import Event, parse
+from trainer.events import MARK, Event, parse
 from trainer.exit_codes import SIGKILL, describe
 
 _READ = 64 * 1024
@@ -210,10 +211,12 @@ class TaskRun:
             self.restarts.append(Restart(time.time(), self.attempt, code, cause))
             self._counted_in_place = whole(event, "restarts") or self._counted_in_place
             self.state, self.reason = State.RESTARTING, cause
+        elif kind == "recovered":
+            self._counted_in_place = whole(event, "restarts") or 0
         elif kind == "failed":
             self.failure = said_with(event, self._last)
             self.remedy = out_of_memory(self.name, limited=False) if was_killed(event) else ""
-        return (self.state, self.reason) != before or kind == "restarting"
+        return (self.state, self.reason) != before or kind in {"restarting", "recovered"}
 
     def status(self) -> TaskStatus:
         """Return the task as others see it."""
@@ -225,6 +228,7 @@ class TaskRun:
             address=self.task.address,
             pid=self._process.pid if self._process else None,
             restarts=tuple(self.restarts),
+            restarts_left=max(0, self.task.restart.max_restarts - self._counted - self._counted_in_place),
             exit_code=self.exit_code,
             started=self.started,
             ended=self.ended,
@@ -245,9 +249,9 @@ class TaskRun:
         events = []
         for line in lines:
             # Most output is no event: told apart before it is decoded.
-            event = parse(line.decode("utf-8", "replace")) if line.startswith(b'{"event":') else None
+            event = parse(line.decode("utf-8", "replace")) if line.startswith(MARK) else None
             if event is not None:
                 events.append(event)
-            elif line.strip():
-                self._last.feed(line.decode("utf-8", "replace"))
+            elif (shown := as_shown(line)).strip():
+                self._last.feed(shown.decode("utf-8", "replace"))
         return events

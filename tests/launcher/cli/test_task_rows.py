@@ -18,6 +18,22 @@ def reason(**known: Any) -> str:
 
 
 @pytest.mark.parametrize(
+    "known, cell",
+    [
+        ({}, ""),
+        ({"restarts_left": 10}, ""),
+        ({"restarts": (RESTART,)}, ("1", "yellow")),
+        ({"restarts": (RESTART,), "restarts_left": 9}, ("1, 9 left", "yellow")),
+        ({"state": State.SUCCEEDED, "restarts": (RESTART,), "restarts_left": 9}, ("1", "yellow")),
+    ],
+)
+def test_how_many_restarts_there_were_and_are_left(known: dict[str, Any], cell: object) -> None:
+    task = TaskStatus(**{"name": "worker-0", "state": State.RUNNING, **known})
+    row = task_rows.row(task, Prefixes(["worker-0"]), marked=False)
+    assert row[task_rows.HEADERS.index("RESTARTS")] == cell
+
+
+@pytest.mark.parametrize(
     "known, said",
     [
         ({}, ""),

@@ -84,8 +84,9 @@ def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
 
 
 def test_logs_of_a_role_are_what_is_told_of_its_tasks(cli: Cli, tmp_path: Path) -> None:
-    told = "import json\nfor n in range(4):\n    for task in ('worker-0', 'chief'):\n"
-    told += "        print(json.dumps({'event': 'progress', 'time': n, 'task': task, 'step': n, 'steps': 4, 'metrics': {}}, separators=(',', ':')))\n"
+    told = "events = os.fdopen(int(os.environ['TRAINER_EVENTS_FD']), 'w')\nfor n in range(4):\n    for task in ('worker-0', 'chief'):\n"
+    told += "        event = {'event': 'progress', 'time': n, 'task': task, 'step': n, 'steps': 4, 'metrics': {}}\n"
+    told += "        print(json.dumps(event, separators=(',', ':')), file=events)\n"
     program = f"import os\nrole = json.loads(os.environ['TF_CONFIG'])['task']['type']\nprint(role, 'writes')\nif role == 'chief':\n    exec({told!r})\n"
     command = json.dumps([sys.executable, "-c", f"import json\n{program}"])
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"

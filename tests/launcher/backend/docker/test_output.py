@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.backend.docker import output
 from launcher.backend.docker.output import lines
+from launcher.cli.lines import raw
+from trainer.events import parse
 
 FIRST, SECOND = "2026-01-31T10:00:00.500000000Z", "2026-01-31T10:00:01.000000000Z"
 
@@ -32,6 +35,14 @@ def test_how_a_line_is_shown(written: bytes, shown: str) -> None:
 def test_a_stamp_that_is_none_costs_the_time_and_not_the_line() -> None:
     ((_, line),) = lines([b"x" * 31 + b"said\n"], "chief")
     assert (line.time, line.text) == (0.0, "said")
+
+
+def test_a_line_too_long_comes_in_parts_of_which_none_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LONGEST_LINE", 10)
+    event = b'{"event":"started","attempt":1}'
+    found = [line for _, line in lines([frame(FIRST, b"x" * 11), frame(SECOND, event + b"\n"), frame(SECOND, event + b"\n")], "chief")]
+    assert [raw(line) for line in found] == [b"x" * 11, event, event]
+    assert [parse(line.text) is None for line in found] == [True, True, False]
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1))

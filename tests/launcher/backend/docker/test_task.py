@@ -72,6 +72,16 @@ def test_restarts_that_the_trainer_does_not_count_are_known() -> None:
     assert (len(view.restarts), view.counted) == (6, 3)
 
 
+def test_restarts_that_count_no_more_leave_all_that_were_allowed() -> None:
+    view = TaskView("worker-0", limit=5)
+    assert view.status().restarts_left == 5
+    told(view, event="restarting", cause="killed", exit_code=137, restarts=1, left=4)
+    assert (view.status().restarts_left, view.counted) == (4, 1)
+    told(view, event="recovered", restarts=0, left=5)
+    assert (view.status().restarts_left, view.counted, len(view.restarts)) == (5, 0, 1)
+    assert TaskView("worker-0").status().restarts_left is None
+
+
 def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_engine() -> None:
     view = TaskView("worker-0")
     told(view, event="started", attempt=1)
@@ -137,7 +147,8 @@ def test_output_is_read_by_lines_also_where_one_comes_in_parts() -> None:
         f"{stamp}50%\r100%\n".encode(),
     ]
     assert [line for _, line in lines(frames, "chief")] == [
-        LogLine(1769853600.5, "chief", text) for text in ("one", "two", "x" * 10 + "y" * 3, "100%")
+        *(LogLine(1769853600.5, "chief", text) for text in ("one", "two", "x" * 10 + "y" * 3)),
+        LogLine(1769853600.5, "chief", "100%", b"50%\r100%"),
     ]
 
 

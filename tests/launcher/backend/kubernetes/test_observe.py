@@ -76,6 +76,19 @@ def test_restarts_are_counted_with_their_causes() -> None:
     assert len(backing_off.tasks[0].restarts) == 2
 
 
+def test_the_pods_that_a_job_may_still_replace_are_counted_for_each_task() -> None:
+    alone = job("chief", backoffLimit=10)
+    alone["status"]["failed"] = 3
+    failed_once = running("worker", 1)
+    failed_once["metadata"]["annotations"]["batch.kubernetes.io/job-index-failure-count"] = "1"
+    workers = job("worker", 2, backoffLimitPerIndex=10, maxFailedIndexes=0)
+    shared = job("ps", 2, backoffLimit=10)
+    pods = [running("chief"), running("worker"), failed_once, running("ps"), running("ps", 1)]
+    told = status(Seen("digits", [alone, workers, shared], pods), NOW)
+    left = {task.name: task.restarts_left for task in told.tasks}
+    assert left == {"chief": 7, "worker-0": 10, "worker-1": 9, "ps-0": None, "ps-1": None}
+
+
 def test_a_failed_run_names_task_attempt_code_and_last_line() -> None:
     attempts = [ended("worker", 1, 1, f"2026-01-01T00:0{minute}:00Z", "ValueError: no such file\n") for minute in (1, 2, 3)]
     told = status(Seen("digits", [job("chief"), job("worker", 2, FAILED)], [running("chief"), *attempts]), NOW)

@@ -11,7 +11,9 @@ from launcher.backend.kubernetes import lines, look, podlogs
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.podlogs import PodLogs, kept_lines
 from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.cli.lines import event_in, raw
 from launcher.errors import LauncherError
+from trainer.events import parse
 
 POD: dict[str, Any] = {
     "metadata": {"name": "digits-worker-1-abc", "uid": "7", "labels": {"app.kubernetes.io/component": "worker"}, "annotations": {
@@ -87,6 +89,28 @@ def test_lines_of_a_pod_that_is_gone_are_kept_once(tmp_path: Path) -> None:
     assert [(line.task, line.text) for line in kept_lines(tmp_path, [], [])] == [("worker-1", "one"), ("worker-1", "two")]
     assert list(kept_lines(tmp_path, [POD], [])) == []
     assert list(kept_lines(tmp_path, [], ["chief"])) == []
+
+
+ODD = b'\x00\xff 10 %\r{"event":"failed"}'
+
+
+def test_bytes_are_kept_as_they_are_and_only_a_trainer_tells_events(tmp_path: Path) -> None:
+    answers = Answers()
+    event = '{"event":"started","attempt":1}'
+    answers.lines = [f"2026-01-01T00:00:01.100000000Z {event}", "2026-01-01T00:00:02.100000000Z odd"]
+    logs = reader(answers, tmp_path)
+    monkey = answers.log
+
+    def log(pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
+        return monkey(pod, container, query, timeout=timeout).replace(b"odd", ODD)
+
+    answers.log = log  # type: ignore[method-assign]
+    own = {**POD, "spec": {"containers": [{"name": "trainer", "command": ["python", "train.py"]}]}}
+    for found in (logs.news([own]), list(kept_lines(tmp_path, [], []))):
+        assert [event_in(line.text) for line in found] == [None, None]
+        assert [raw(line) for line in found] == [event.encode(), ODD]
+    supervised = {**POD, "spec": {"containers": [{"name": "trainer", "command": ["python", "-P", "-m", "trainer", "--", "x"]}]}}
+    assert [parse(line.text) is None for line in reader(answers).news([supervised])] == [False, True]
 
 
 def test_a_log_that_cannot_be_read_is_not_asked_for_at_once_again() -> None:

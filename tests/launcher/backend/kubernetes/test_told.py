@@ -50,6 +50,15 @@ def test_restarts_in_a_pod_and_of_pods_are_counted_together_in_order_of_time() -
     assert (task.state, task.reason) == (State.RESTARTING, "killed by SIGKILL")
 
 
+def test_fewer_restarts_are_left_with_each_in_the_pod_until_they_count_no_more() -> None:
+    story = Story("chief")
+    left = []
+    for event, fields in (("started", {"attempt": 1}), ("restarting", {"cause": "killed", "left": 4}), ("recovered", {"left": 10})):
+        story.take([line("chief", event, **fields)])
+        left.append(story.onto(status(TaskStatus("chief", State.RUNNING, restarts_left=7)), ended=False).tasks[0].restarts_left)
+    assert left == [7, 4, 7]
+
+
 def test_what_looks_like_an_event_and_is_none_is_passed_over() -> None:
     story = Story("chief")
     story.take([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])

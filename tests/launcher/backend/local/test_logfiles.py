@@ -66,7 +66,17 @@ def test_output_without_line_ends_and_bytes_that_are_no_text_are_kept(tmp_path: 
         log.feed(b"x" * 30_000)
     log.feed(b"\n\xff\xfe\n")
     log.close()
-    assert [len(text) for text in texts(tmp_path / "a.log")] == [90_000, 0, 2]
+    assert [len(text) for text in texts(tmp_path / "a.log")] == [90_000, 2]
+
+
+def test_a_line_too_long_is_cut_and_its_parts_are_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfiles, "LONGEST_LINE", 10)
+    event = b'{"event":"started"}'
+    log = LogWriter(tmp_path / "a.log")
+    assert [line for part in (b"x" * 11, event, event + b"\n", event + b"\n") for line in log.feed(part)] == [
+        b"x" * 11, b" " + event, b" " + event, event,
+    ]  # fmt: skip
+    log.close()
 
 
 def test_a_line_that_its_writer_did_not_end_stays_apart_from_the_next(tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""What a program writes and what events say share a stream, and neither is lost in the other nor taken for it."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.conftest import DEADLINE, DRIVER, REPOSITORY
+from trainer.events import Event, escaped, parse, unescaped
+from trainer.output import Escaping
+
+LOOKALIKE = b'{"event":"failed","time":1,"task":"chief","exit_code":2,"cause":"none","detail":"printed"}'
+# Pieces of which lines that look like events are easily made.
+PIECES = st.lists(st.sampled_from([b" ", b"\n", b"\r", b"x", b'{"ev', b'ent":', b'{"event":', b'"a"}', b"\xff\x00"]), max_size=30)
+
+
+@given(PIECES)
+def test_lines_are_escaped_however_they_are_cut(pieces: list[bytes]) -> None:
+    escaping = Escaping()
+    written = b"".join(escaping.feed(piece) for piece in pieces) + escaping.release()
+    whole = b"".join(pieces)
+    assert written.split(b"\n") == [escaped(line) for line in whole.split(b"\n")]
+    assert b"\n".join(map(unescaped, written.split(b"\n"))) == whole
+
+
+@given(PIECES)
+def test_an_event_stands_on_a_line_of_its_own(pieces: list[bytes]) -> None:
+    escaping = Escaping()
+    written = b"".join(escaping.feed(piece) for piece in pieces) + escaping.end_line()
+    assert not written or written.endswith(b"\n") or not b"".join(pieces)
+    # What the program goes on with is a line's beginning then.
+    assert escaping.feed(LOOKALIKE) == b" " + LOOKALIKE
+
+
+def test_what_cannot_be_an_event_is_passed_on_at_once() -> None:
+    escaping = Escaping()
+    assert [escaping.feed(piece) for piece in (b"3/10 [=>", b"   ", b'{"event":', b"\n ", b'{"ev', b"ade", b"\n")] == [
+        b"3/10 [=>", b"   ", b'{"event":', b"\n ", b"", b'{"evade', b"\n",
+    ]  # fmt: skip
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def supervised() -> Iterator[Start]:
+    """Start programs under the parent, with their output in bytes."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str, stdout: int | IO[bytes] = subprocess.PIPE, stderr: int | IO[bytes] = subprocess.STDOUT, **job: Any) -> Any:
+        env = {**os.environ, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY)}
+        argv = [sys.executable, str(DRIVER), json.dumps({"command": command, "built_in": False, **job})]
+        started.append(subprocess.Popen(argv, cwd=REPOSITORY, env=env, stdout=stdout, stderr=stderr))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def parted(output: bytes) -> tuple[list[Event], bytes]:
+    """Return the events in a task's output, and what its program wrote."""
+    lines = output.split(b"\n")
+    events = [parse(line.decode("utf-8", "replace")) for line in lines]
+    assert [line for line, event in zip(lines, events, strict=True) if event is None and line.startswith(b'{"event":')] == []
+    rest = [unescaped(line) for line, event in zip(lines, events, strict=True) if event is None]
+    return [event for event in events if event], b"\n".join(rest)
+
+
+def python(script: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import os, sys, time\n{script}")
+
+
+ODD = b"\x00\xff\xfe\r50 %\r" + LOOKALIKE + b"\n" + LOOKALIKE + b"\n  " + LOOKALIKE + b"\n" + b"x" * 1_000_000 + LOOKALIKE + b"\r\n"
+
+
+def test_every_byte_of_a_program_comes_and_no_line_of_it_is_an_event(supervised: Start, tmp_path: Path) -> None:
+    (tmp_path / "odd").write_bytes(ODD + b"no end")
+    out, _ = supervised("cat", str(tmp_path / "odd")).communicate(timeout=DEADLINE)
+    events, written = parted(out)
+    assert [event["event"] for event in events] == ["started"]
+    assert written == ODD + b"no end"
+
+
+def test_a_restart_is_told_on_its_own_line_after_an_unfinished_one(supervised: Start) -> None:
+    script = 'printf "\\r3/10 [=>...] - loss: 0.5"; [ "$TRAINER_ATTEMPT" = 2 ] || kill -9 $$'
+    out, _ = supervised("sh", "-c", script).communicate(timeout=DEADLINE)
+    events, written = parted(out)
+    assert [(event["event"], event.get("restarts")) for event in events] == [("started", None), ("restarting", 1), ("started", None)]
+    assert written == b"\r3/10 [=>...] - loss: 0.5\n\r3/10 [=>...] - loss: 0.5"
+
+
+def test_a_bar_without_a_line_end_is_seen_at_once(supervised: Start) -> None:
+    process = supervised("sh", "-c", "printf 50; exec sleep 60")
+    assert process.stdout is not None
+    process.stdout.readline()  # started
+    assert process.stdout.read(2) == b"50"
+
+
+def test_both_streams_of_a_program_stay_in_order(supervised: Start) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(2000))
+    process = supervised(*python("for i in range(2000): os.write(1 + i % 2, b'%d\\n' % i)"), stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (parted(out)[1], err) == (lines, b"")
+
+
+def test_a_file_for_errors_stays_apart_and_its_traceback_is_known(supervised: Start, tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("wb") as file:
+        process = supervised(*python("print('out')\nraise ValueError('no rows')"), stderr=file, policy={"max_restarts": 0})
+        out, _ = process.communicate(timeout=DEADLINE)
+    events, written = parted(out)
+    assert written == b"out\n"
+    assert events[-1]["detail"] == "ValueError: no rows"
+    assert (tmp_path / "errors").read_bytes().endswith(b"ValueError: no rows\n")
+
+
+def test_what_a_program_leaves_running_does_not_hold_its_task(supervised: Start) -> None:
+    script = "if os.fork() == 0: os.setsid(); print('left', os.getpid(), flush=True); time.sleep(600)\ntime.sleep(0.5)"
+    out, _ = supervised(*python(script)).communicate(timeout=DEADLINE)
+    os.kill(int(parted(out)[1].split()[1]), signal.SIGKILL)
+
+
+def test_a_program_waits_for_a_slow_reader_and_its_task_still_hears_a_signal(supervised: Start, tmp_path: Path) -> None:
+    script = f"for _ in range(100): os.write(1, b'x' * 100_000)\nopen({str(tmp_path / 'done')!r}, 'w')"
+    process = supervised(*python(script), patience={"again": 60.0})
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 143
+    assert not (tmp_path / "done").exists()
+    assert [event["event"] for event in parted(out)[0]] == ["stopping"]
+
+
+def test_a_program_goes_on_when_nobody_reads(supervised: Start, tmp_path: Path) -> None:
+    process = supervised(*python(f"for _ in range(20): os.write(1, b'x' * 100_000)\nopen({str(tmp_path / 'done')!r}, 'w')"))
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(DEADLINE) == 0
+    assert (tmp_path / "done").exists()
+
+
+TRAINING = """
+from trainer.events import Reporter
+report = Reporter("chief")
+for step in range(3):
+    print(f"\\r{step}/3", end="", flush=True)
+    report("progress", step=step, steps=3, metrics={})
+os.write(1, b'{"event":"progress","step":9,"steps":9}')
+sys.exit(0)
+"""
+
+
+def test_a_training_process_tells_of_its_steps_beside_what_its_code_prints(supervised: Start) -> None:
+    out, _ = supervised(*python(TRAINING), built_in=True).communicate(timeout=DEADLINE)
+    events, written = parted(out)
+    assert [event["step"] for event in events if event["event"] == "progress"] == [0, 1, 2]
+    assert written.replace(b"\n", b"") == b'\r0/3\r1/3\r2/3{"event":"progress","step":9,"steps":9}'
+
+
+def test_on_a_terminal_a_program_has_the_terminal(supervised: Start) -> None:
+    ours, theirs = pty.openpty()
+    process = supervised(*python("print(os.isatty(1), os.isatty(2))"), stdout=theirs, stderr=theirs)
+    seen = bytearray()
+    while b"True True" not in seen:
+        assert select.select([ours], [], [], DEADLINE)[0], f"the program has not written its line: {bytes(seen)!r}"
+        seen += os.read(ours, 1000)
+    assert process.wait(DEADLINE) == 0
+    for fd in (ours, theirs):
+        os.close(fd)

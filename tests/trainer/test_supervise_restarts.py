@@ -1,0 +1,69 @@
+"""When restarts in place end, and when those before count no more, with real processes."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.stand_ins import shell
+from trainer.restarts import SAME_AGAIN
+
+PROGRAM = "import os, sys\nprint('3/10 [=>', end='', flush=True)\n"
+
+
+def python(tmp_path: Path, script: str) -> tuple[str, ...]:
+    (tmp_path / "train.py").write_text(PROGRAM + script)
+    return (sys.executable, str(tmp_path / "train.py"))
+
+
+def test_a_program_that_raises_the_same_twice_is_not_started_a_third_time(trainers: Any, tmp_path: Path) -> None:
+    run = trainers.supervise(*python(tmp_path, "raise ValueError(f'no rows at {os.getpid()}')"), built_in=False)
+    assert run.code() == 2
+    assert len(run.events("started")) == 2
+    failed = run.event("failed")
+    assert (failed["exit_code"], failed["cause"]) == (2, SAME_AGAIN)
+    assert failed["detail"].startswith("ValueError: no rows at ")
+    assert failed["detail"].endswith(f" ({tmp_path}/train.py:3)")
+    assert run.event("restarting")["detail"].startswith("ValueError: no rows at ")
+
+
+def test_a_program_that_loses_a_peer_each_time_is_tried_up_to_the_limit(trainers: Any, tmp_path: Path) -> None:
+    script = "class UnavailableError(Exception): ...\nraise UnavailableError('ps-0 does not answer')"
+    run = trainers.supervise(*python(tmp_path, script), built_in=False, policy={"max_restarts": 3})
+    assert run.code() == 1
+    assert [event["left"] for event in run.events("restarting")] == [2, 1, 0]
+    assert run.event("failed")["detail"] == f"UnavailableError: ps-0 does not answer ({tmp_path}/train.py:4)"
+
+
+def test_a_program_without_a_traceback_is_tried_up_to_the_limit(trainers: Any) -> None:
+    run = trainers.supervise(*shell("echo it broke; exit 1"), built_in=False, policy={"max_restarts": 2})
+    assert run.code() == 1
+    assert len(run.events("started")) == 3
+
+
+def test_restarts_count_no_more_after_an_attempt_that_ran_for_long(trainers: Any, tmp_path: Path) -> None:
+    script = f'until [ -e "{tmp_path}/$TRAINER_ATTEMPT" ]; do sleep 0.05; done; [ "$TRAINER_ATTEMPT" = 4 ] || kill -9 $$'
+    run = trainers.supervise(*shell(script), built_in=False, policy={"max_restarts": 1, "recovers_after": 0.5})
+    for attempt in range(1, 5):
+        if attempt > 1:
+            recovered = run.event("recovered", attempt - 1)
+            assert (recovered["restarts"], recovered["left"]) == (0, 1)
+        (tmp_path / str(attempt)).touch()
+    assert run.code() == 0
+    assert [event["restarts"] for event in run.events("restarting")] == [1, 1, 1]
+
+
+CHECKPOINTS = """
+from trainer.events import Reporter
+report, attempt = Reporter("chief"), int(os.environ["TRAINER_ATTEMPT"])
+report("checkpoint", step=min(attempt, 4), path="ckpt", seconds=0.1)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_restarts_count_no_more_once_there_is_a_newer_checkpoint(trainers: Any, tmp_path: Path) -> None:
+    run = trainers.supervise(*python(tmp_path, CHECKPOINTS), policy={"max_restarts": 2, "recovers_after": 3600.0})
+    assert run.code() == 1
+    # Each of four attempts saves a later step; then three come no further, of which the last is past the limit.
+    assert [event["restarts"] for event in run.events("restarting")] == [1, 1, 1, 1, 2]
+    assert len(run.events("recovered")) == 3
+    assert len(run.events("started")) == 6

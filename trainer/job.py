@@ -1,0 +1,41 @@
+"""What the parent is to run, whom that needs, and how long it is waited for."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainer.restarts import Policy
+
+TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the parent waits for what, in seconds."""
+
+    start: float = 600.0  # for peers to be there
+    orphan: float = 600.0  # for a chief that is gone, or every worker
+    first_waiting: float = 5.0
+    waiting_every: float = 10.0
+    again: float = 1.0  # between two SIGTERM to a training process, which may not have heard the first
+    serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
+    giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
+    saving: float = 60.0  # the same, at least, where there is a checkpoint to save
+    launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
+    killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run and whom it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
+
+    command: tuple[str, ...]
+    role: str = "chief"
+    built_in: bool = True  # trainer.task, which knows the parent; else a user's program
+    environment: Mapping[str, str] = field(default_factory=dict)
+    awaited: Mapping[str, str] = field(default_factory=dict)
+    watched_chief: str | None = None
+    watched_workers: tuple[str, ...] = ()
+    lifeline: int | None = None
+    policy: Policy = field(default_factory=Policy)
+    patience: Patience = field(default_factory=Patience)

@@ -1,0 +1,295 @@
+"""What a task writes: its program's output and its events in one stream, where neither is ever taken for the other.
+
+The program writes to a pipe, and only this process to the task's own stdout: an event stands on a line of its own, whatever the program
+has left unfinished, and a line of the program's that begins like an event has one space more (events.escaped). All else passes byte by
+byte, as soon as it comes. A program that writes faster than is read waits; nothing is held without bound.
+"""
+
+import contextlib
+import os
+import re
+import select
+import selectors
+import stat
+from collections.abc import Callable
+
+from trainer.events import MARK, Event, parse
+from trainer.reactor import Reactor
+
+_READ = 64 * 1024
+_FULL = 64 * 1024  # bytes that wait to be written, with which no more is read
+_MOST = (
+    1024 * 1024
+)  # the same where all that was written before an event, or before the end, is read; the largest pipe that a user may have
+_TAIL = 64 * 1024  # bytes of an attempt's last output that are remembered
+_LONGEST_EVENT = 1024 * 1024
+_STUCK = 10.0  # seconds without a byte written, after which a task that has ended waits for its reader no more
+
+_LOOKS_LIKE_EVENT = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
+
+STDOUT, STDERR = 1, 2
+
+
+class Escaping:
+    """Escapes, in output that comes in pieces, lines that begin like events (events.escaped). Pure.
+
+    A space before the mark does what one at the line's start does: only what may be the mark's beginning is held.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""  # the first bytes of a mark, after nothing but spaces
+        self._blank = True  # the line has nothing but spaces so far
+        self.in_line = False  # the line has something
+
+    def feed(self, output: bytes) -> bytes:
+        """Return what is to be written for `output`."""
+        data, self._held = self._held + output, b""
+        head = b""
+        if not self._blank:
+            head, end, data = data.partition(b"\n")
+            head += end
+            if not end:
+                self.in_line = True
+                return head
+        data = _LOOKS_LIKE_EVENT.sub(rb"\1 ", data)
+        begun = data.rpartition(b"\n")[2]
+        word = begun.lstrip(b" ")
+        if word and len(word) < len(MARK) and MARK.startswith(word):
+            self._held, data, word = word, data[: -len(word)], b""
+        self._blank = not word
+        written = head + data
+        self.in_line = not written.endswith(b"\n") if written else self.in_line
+        return written
+
+    def release(self) -> bytes:
+        """Return what is held, as nothing follows it."""
+        held, self._held = self._held, b""
+        self._blank, self.in_line = self._blank and not held, self.in_line or bool(held)
+        return held
+
+    def end_line(self) -> bytes:
+        """Return what ends the line that was begun; nothing where none was."""
+        rest = self.release()
+        rest += b"\n" if self.in_line else b""
+        self._blank, self.in_line = True, False
+        return rest
+
+
+class Output:
+    """The stdout of a task: what `program` gives to its pipe and the lines of events, in the order in which they were written.
+
+    Before `attach` and after `detach` it writes at once. With a terminal for stdout, the program has the terminal itself.
+    """
+
+    def __init__(self, heard: Callable[[Event], None] = lambda _event: None) -> None:
+        self.heard = heard
+        self._is_terminal = os.isatty(STDOUT)
+        self._pipe = None if self._is_terminal else _Pipe()
+        self._events = _Pipe()
+        self._errors = _Sink(STDERR) if not self._is_terminal and _is_apart(STDERR) else None
+        self._error_pipe = _Pipe() if self._errors else None
+        self._sink = _Sink(STDOUT)
+        self._escaping = Escaping()
+        self._begun = b""  # of an event of the training process
+        self._reactor: Reactor | None = None
+        self._reads = False
+        self.tail = b""  # the last output of the attempt, of stderr alone where that goes elsewhere
+
+    # For the program that is started
+
+    @property
+    def stdout(self) -> int | None:
+        """What the program is to have for stdout; None for this process's own."""
+        return self._pipe.writing if self._pipe else None
+
+    @property
+    def stderr(self) -> int | None:
+        """What the program is to have for stderr; None for this process's own."""
+        if self._error_pipe:
+            return self._error_pipe.writing
+        return self.stdout if not os.isatty(STDERR) else None
+
+    @property
+    def events(self) -> int:
+        """Where a training process of ours is to write its events, each as a line of JSON."""
+        return self._events.writing
+
+    # For the reporter
+
+    def isatty(self) -> bool:
+        """Return whether people read it on a terminal."""
+        return self._is_terminal
+
+    def write(self, text: str) -> None:
+        """Write whole lines, after all that the program has written until now."""
+        self._take(_MOST)
+        self._sink.add(self._escaping.end_line() + text.encode("utf-8", "backslashreplace"))
+
+    def flush(self) -> None:
+        """Write what can be written without waiting; all of it where nothing else does so later."""
+        if self._reactor is None:
+            self._sink.drain()
+        else:
+            self._sink.push()
+            self._arrange()
+
+    # For the supervisor
+
+    def attach(self, reactor: Reactor) -> None:
+        """Pass output on while `reactor` runs."""
+        self._reactor = reactor
+        self._arrange()
+
+    def detach(self) -> None:
+        """Write what is left, within a bounded time, and leave the reactor."""
+        self.take()
+        self._sink.add(self._escaping.release())
+        if self._reactor is not None:
+            self._stop_reading()
+            for sink in self._sinks():
+                sink.wait_no_more(self._reactor)
+        self._reactor = None
+        for sink in self._sinks():
+            sink.drain()
+
+    def take(self) -> None:
+        """Take in all that was written until now, by the program and by the training process."""
+        self._take(_MOST)
+        self._take_events()
+
+    def begin(self) -> None:
+        """Note that another attempt begins."""
+        self._begun = self.tail = b""
+
+    # Inside
+
+    def _sinks(self) -> list["_Sink"]:
+        return [self._sink, self._errors] if self._errors else [self._sink]
+
+    def _pipes(self) -> list["_Pipe"]:
+        return [pipe for pipe in (self._pipe, self._error_pipe, self._events) if pipe]
+
+    def _ready(self) -> None:
+        self._take(_FULL)
+        self._take_events()
+        for sink in self._sinks():
+            sink.push()
+        self._arrange()
+
+    def _take(self, most: int) -> None:
+        """Read what the program has written, until so many bytes wait to be written."""
+        while self._pipe and self._sink.waiting < most and (read := self._pipe.read()):
+            self._sink.add(self._escaping.feed(read))
+            if self._error_pipe is None:
+                self.tail = (self.tail + read)[-_TAIL:]
+        while self._errors and self._error_pipe and self._errors.waiting < most and (read := self._error_pipe.read()):
+            self._errors.add(read)
+            self.tail = (self.tail + read)[-_TAIL:]
+
+    def _take_events(self) -> None:
+        while self._sink.waiting < _MOST and (read := self._events.read()):
+            self._take(_MOST)  # what was printed before an event stands before it
+            *lines, begun = (self._begun + read).split(b"\n")
+            self._begun = begun if len(begun) < _LONGEST_EVENT else b""
+            for line in lines:
+                if event := parse(line.decode("utf-8", "replace")):
+                    self.heard(event)
+
+    def _arrange(self) -> None:
+        """Wait for what is to be waited for: for room where something waits to be written, and for more where little does."""
+        if self._reactor is None:
+            return
+        waiting = max(sink.waiting for sink in self._sinks())
+        for sink in self._sinks():
+            sink.wait(self._reactor, self._ready)
+        if waiting >= _FULL:
+            self._stop_reading()
+        elif not self._reads:
+            self._reads = True
+            for pipe in self._pipes():
+                self._reactor.on_ready(pipe.reading, selectors.EVENT_READ, self._ready)
+
+    def _stop_reading(self) -> None:
+        if self._reads and self._reactor is not None:
+            for pipe in self._pipes():
+                self._reactor.forget(pipe.reading)
+        self._reads = False
+
+
+class _Pipe:
+    """A pipe of which both ends stay open: what a program leaves running does not hold it, and can go on writing to it."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.reading, False)
+
+    def read(self) -> bytes:
+        """Return what is there; nothing where there is nothing."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.reading, _READ)
+        return b""
+
+
+class _Sink:
+    """Where output goes. Written to without waiting: others may have the same open file, so it is not made non-blocking."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._waiting = bytearray()
+        self._gone = False  # nobody reads any more: the program goes on, as a training process does
+        self._registered = False
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes wait to be written."""
+        return len(self._waiting)
+
+    def add(self, output: bytes) -> None:
+        """Write this next."""
+        if not self._gone:
+            self._waiting += output
+
+    def push(self, patience: float = 0.0) -> None:
+        """Write until nothing waits, or until there has been no room for `patience` seconds."""
+        written = 0
+        while written < len(self._waiting) and self._poll.poll(1000 * patience):
+            try:
+                # A pipe that has room has it for so many bytes.
+                written += os.write(self._fd, self._waiting[written : written + select.PIPE_BUF])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                del error  # the reader is gone, or the disk is full
+                self._gone = stat.S_ISFIFO(os.fstat(self._fd).st_mode) or stat.S_ISSOCK(os.fstat(self._fd).st_mode)
+                written = len(self._waiting)
+        del self._waiting[:written]
+
+    def drain(self) -> None:
+        """Write all that waits, as long as somebody reads."""
+        self.push(_STUCK)
+
+    def wait(self, reactor: Reactor, ready: Callable[[], None]) -> None:
+        """Have `ready` called once there is room, where something waits."""
+        if not self._waiting:
+            self.wait_no_more(reactor)
+        elif not self._registered:
+            reactor.on_ready(self._fd, selectors.EVENT_WRITE, ready)
+            self._registered = True
+
+    def wait_no_more(self, reactor: Reactor) -> None:
+        """Wait for room no longer."""
+        if self._registered:
+            reactor.forget(self._fd)
+        self._registered = False
+
+
+def _is_apart(fd: int) -> bool:
+    """Return whether stderr is a file that somebody wants apart from stdout.
+
+    Two pipes, as every engine of containers has them, are written to one: an engine that reads two would put an event of the one into a
+    long line of the other.
+    """
+    there, out = os.fstat(fd), os.fstat(STDOUT)
+    return stat.S_ISREG(there.st_mode) and (there.st_dev, there.st_ino) != (out.st_dev, out.st_ino)
