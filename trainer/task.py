@@ -97,6 +97,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report:
         from trainer import roles
         from trainer.engine.job import job
         from trainer.engine.session import DivergedError, PeerLostError
+        from trainer.workloads import pipeline
         from trainer.workloads.errors import WorkloadError
 
         roles.import_for(settings.strategy, task.role)
@@ -122,7 +123,8 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report:
             print(user_errors.shown(error, frames, task.name), file=sys.stderr)
         else:
             traceback.print_exc()
-        error_file.write(error_line(error) + user_errors.place(error, frames), user_errors.fingerprint(error, frames, report.start or 0))
+        line = error_line(error) + user_errors.place(error, frames) + pipeline.remedy(error)
+        error_file.write(line, user_errors.fingerprint(error, frames, report.start or 0))
         return ExitCode.FAILURE
 
 

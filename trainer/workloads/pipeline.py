@@ -49,6 +49,10 @@ _RANDOM = (
 )
 
 
+# How TensorFlow refuses to batch examples of different lengths; it has no error of its own for that.
+_UNLIKE = ("Cannot add tensor to the batch", "Cannot batch tensors with different shapes")
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known of a dataset of examples. `count` and `example_bytes` are None where nobody can tell, `endless` has no count."""
@@ -163,11 +167,25 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
 
 
 def batched(examples: tf.data.Dataset, size: int, *, drop_remainder: bool = False) -> tf.data.Dataset:
-    """Return batches of so many examples; those of different lengths are padded with zeros to the longest of their batch."""
-    shapes = [spec.shape for spec in tf.nest.flatten(examples.element_spec) if isinstance(spec, tf.TensorSpec)]
-    ragged = any(shape.rank is not None and not shape.is_fully_defined() for shape in shapes)
-    batch = examples.padded_batch if ragged else examples.batch
+    """Return batches of so many examples; those of different lengths are padded with zeros to the longest of their batch.
+
+    For that each part must be a tensor of a known number of dimensions; see `remedy` for those that are not.
+    """
+    specs = tf.nest.flatten(examples.element_spec)
+    known = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs)
+    padded = known and not all(spec.shape.is_fully_defined() for spec in specs)
+    batch = examples.padded_batch if padded else examples.batch
     return batch(size, drop_remainder=drop_remainder)
+
+
+def remedy(error: Exception) -> str:
+    """Return what to do about an error of training, as the end of a sentence, where examples could not be put into one batch; else nothing."""
+    if not isinstance(error, tf.errors.InvalidArgumentError) or not any(text in str(error) for text in _UNLIKE):
+        return ""
+    return (
+        "; examples of different lengths are padded with zeros where each part of the Dataset is a dense tensor of a known number of dimensions: "
+        "give it a shape such as [None] in output_signature, or by tf.ensure_shape after a py_function"
+    )
 
 
 def _shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:

@@ -170,3 +170,16 @@ def test_examples_of_different_lengths_are_padded_with_zeros() -> None:
     rows = tf.data.Dataset.range(1, 4).map(lambda length: (tf.ones([length]), length))
     ((inputs, _),) = pipeline.once(rows, pipeline.look_at(rows, "eval_data"), 3)
     np.testing.assert_array_equal(inputs.numpy(), [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
+
+
+def test_a_part_of_unknown_rank_is_batched_as_it_is_and_different_lengths_tell_what_to_do() -> None:
+    def rows(lengths: list[int]) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.from_tensor_slices(lengths)
+        return numbers.map(lambda length: (tf.ones([length]), tf.py_function(lambda number: number * 2, [length], tf.int32)))
+
+    ((inputs, targets),) = pipeline.batched(rows([2, 2]), 2)
+    assert (inputs.shape, targets.numpy().tolist()) == ((2, 2), [4, 4])
+    with pytest.raises(tf.errors.InvalidArgumentError) as refused:
+        list(pipeline.batched(rows([1, 2]), 2))
+    assert "give it a shape such as [None] in output_signature, or by tf.ensure_shape" in pipeline.remedy(refused.value)
+    assert pipeline.remedy(ValueError("Cannot batch")) == ""
