@@ -96,9 +96,10 @@ class UserData:
             if not isinstance(spec, tuple) or len(spec) not in _PARTS:
                 raise WorkloadError(f"{self._name} gives a Dataset of {spec}; {_EXPECTED}")
             self.weighted = len(spec) == max(_PARTS)
-            if pipeline.gives_batches(value) and self._name.startswith("train_data"):  # of the others nobody cares how they are batched
+            if pipeline.gives_batches(value):
+                size = "train.batch_size" if self._name.startswith("train_data") else "train.evaluate.batch_size"
                 print(
-                    f"{self._name} gives batches: their examples are taken, and batches of train.batch_size made of them, for each replica. "
+                    f"{self._name} gives batches: their examples are taken, and batches of {size} made of them, for each replica. "
                     "Where a batch is one example to you, add .batch(1)",
                     flush=True,
                 )

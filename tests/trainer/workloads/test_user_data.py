@@ -108,3 +108,6 @@ def test_a_dataset_of_batches_is_taken_apart_and_that_is_told(capsys: pytest.Cap
     batch = next(iter(data(lambda: examples(6).batch(2)).batches(Shard(3, seed=0))))
     assert tf.nest.flatten(batch)[0].shape[0] == 3
     assert capsys.readouterr().out.startswith("train_data of mine:model: <lambda>")
+    evaluated = UserData(lambda: examples(6).batch(2), GIVEN, "eval_data")
+    assert tf.nest.flatten(next(iter(evaluated.once(4))))[0].shape[0] == 4
+    assert capsys.readouterr().out.startswith("eval_data of mine:model: <lambda>")
