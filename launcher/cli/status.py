@@ -48,9 +48,14 @@ def status(
         if shown is not None:
             time.sleep(WATCH_EVERY)
         current = backend.status(run)
-        if current != shown:
+        if shown is None or not is_same(current, shown):
             _print(console, current, as_json=as_json)
         shown = current
+
+
+def is_same(one: RunStatus, other: RunStatus) -> bool:
+    """Return whether two statuses tell the same; a loss that is nan does not equal itself."""
+    return bool(finite(asdict(one)) == finite(asdict(other)))
 
 
 def _watch(backend: Backend, run: str, console: Console) -> None:

@@ -1,0 +1,12 @@
+"""When `launcher status --watch` shows a run again."""
+
+import dataclasses
+
+from launcher.backend.model import RunStatus, State
+from launcher.cli.status import is_same
+
+
+def test_a_run_whose_loss_is_nan_is_shown_again_only_where_something_has_changed() -> None:
+    one, other = (RunStatus("toy", "local", State.RUNNING, step=3, loss=float("nan"), metrics={"accuracy": float("nan")}) for _ in range(2))
+    assert is_same(one, other)
+    assert not is_same(one, dataclasses.replace(other, step=4))
