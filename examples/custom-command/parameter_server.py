@@ -4,6 +4,7 @@ TF_CONFIG says which task this is. RUN_DIR says where the chief writes.
 """
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -95,6 +96,10 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver)
         checkpoint.restore(manager.latest_checkpoint, options)
         print(f"chief: going on from {manager.latest_checkpoint}", flush=True)
 
+    # Asked to stop, it saves after the round that it is in, and leaves with 143: it is to be started again, and is not done.
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+
     started = time.monotonic()
     while (done := int(steps_done.numpy())) < STEPS:
         losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(min(STEPS_PER_ROUND, STEPS - done))]
@@ -102,6 +107,8 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver)
         done = int(steps_done.numpy())
         manager.save(checkpoint_number=done, options=options)
         print(f"chief: step {done}/{STEPS}, loss {float(losses[-1].fetch()):.3f}", flush=True)
+        if asked and done < STEPS:
+            os._exit(143)  # not by sys.exit: threads of the coordinator wait for servers that are stopped, too
     seconds = time.monotonic() - started
 
     points, labels = examples(2_000, seed=2)

@@ -1,10 +1,11 @@
 """Multi-worker training with Keras `fit`: each worker trains on its own batches, and all keep the same weights.
 
 TF_CONFIG says who the workers are; without it this trains alone. RUN_DIR says where to write.
-Killed and started again, it goes on from the last whole epoch.
+Killed and started again, it goes on from the last whole epoch; asked to stop, it saves first.
 """
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -59,16 +60,52 @@ class Backup(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Save; a file that is there under its name is complete."""
         del logs
+        self.save(epoch + 1)
+
+    def save(self, epochs: int) -> None:
+        """Save the weights after so many whole epochs."""
         with tempfile.TemporaryDirectory(dir=self.directory if self.is_chief else None) as scratch:
             written = Path(scratch) / "new.weights.h5"
             self.model.save_weights(written)
             if self.is_chief:
-                written.replace(self.directory / f"epoch-{epoch + 1}.weights.h5")
+                written.replace(self.directory / f"epoch-{epochs}.weights.h5")
 
     def newest(self) -> tuple[int, Path | None]:
         """Return how many epochs are done, and the file that holds them."""
         saved = {int(file.name.split(".")[0].removeprefix("epoch-")): file for file in self.directory.glob("epoch-*.weights.h5")}
         return max(saved.items(), default=(0, None))
+
+
+class StopWhenAsked(keras.callbacks.Callback):
+    """Saves and leaves with exit code 143 after the batch in which a worker got SIGTERM: it is to be started again, and is not done.
+
+    Made once the workers are connected, as TensorFlow takes the signal for itself then. One asks the others after each batch, so that all
+    leave after the same: a worker alone would wait for the gradients of those that are gone.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, backup: Backup) -> None:
+        super().__init__()
+        self.strategy, self.backup = strategy, backup
+        self.asked, self.epoch = False, 0
+        signal.signal(signal.SIGTERM, self.ask)
+
+    def ask(self, *_: object) -> None:
+        """Note the signal."""
+        self.asked = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Note how many epochs are whole."""
+        del logs
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Save and leave where any worker was asked to."""
+        del batch, logs
+        asked = tf.constant(float(self.asked))
+        if self.strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", asked)) > 0:
+            self.backup.save(self.epoch)  # the epoch that was begun is trained again, from these weights
+            print(f"saved in epoch {self.epoch + 1}, as it was asked to stop", flush=True)
+            sys.exit(143)
 
 
 def main() -> int:
@@ -110,7 +147,7 @@ def main() -> int:
             epochs=EPOCHS,
             steps_per_epoch=STEPS_PER_EPOCH,
             initial_epoch=epochs_done,
-            callbacks=[backup],
+            callbacks=[backup, StopWhenAsked(strategy, backup)],
             shuffle=False,  # the data set does it
             verbose=2 if is_chief else 0,
         )

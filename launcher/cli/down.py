@@ -58,10 +58,12 @@ def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:
 
 def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> dict[str, object]:
     """Stop a run and return what `--json` tells of it; `keeps` is whether its data stays."""
+    from launcher.cli.stopping import asking
+
     status = backend.status(run)
     ended = status.state in ENDED
     if not ended and not now:
-        say(f"{run}: saving a checkpoint and stopping")
+        say(f"{run}: stopping: {asking(backend.spec(run))}")
     # Also of a run that has ended: an interrupted one may have left processes.
     removed = backend.stop(run, now=now)
     if ended:

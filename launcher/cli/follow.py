@@ -17,7 +17,7 @@ STATUS_EVERY = 0.25
 # After a run has ended its last lines are on disk; this long is waited for a reader that has not seen the end.
 LAST_LINES_WITHIN = 5.0
 
-STOPPING = "stopping: saving a checkpoint; press Ctrl-C again to stop at once"
+STOPPING = "stopping: {asking}; press Ctrl-C again to stop at once"
 STOPPING_NOW = "stopping at once"
 
 
@@ -37,10 +37,10 @@ class View(Protocol):
         """Show a line of the launcher's own."""
 
 
-def follow(backend: Backend, name: str, tasks: list[str], view: View, interrupts: Interrupts, *, since: float) -> RunStatus:
-    """Return the run's last status once it has ended and every line is shown."""
+def follow(backend: Backend, name: str, tasks: list[str], view: View, interrupts: Interrupts, *, since: float, asking: str) -> RunStatus:
+    """Return the run's last status once it has ended and every line is shown. `asking` says what a stop does (stopping.py)."""
     try:
-        return _follow(backend, name, view, Stopper(backend, name, view, interrupts), LogPump(backend, name, tasks, since))
+        return _follow(backend, name, view, Stopper(backend, name, view, interrupts, asking), LogPump(backend, name, tasks, since))
     except BaseException:
         # The terminal is gone, the pipe is closed, or we are wrong: nobody watches any more.
         backend.stop(name)
@@ -87,8 +87,9 @@ def _show(line: LogLine, view: View) -> None:
 class Stopper:
     """Turns the first signal into a graceful stop and the second into one at once, each on a thread of its own."""
 
-    def __init__(self, backend: Backend, name: str, view: View, interrupts: Interrupts) -> None:
+    def __init__(self, backend: Backend, name: str, view: View, interrupts: Interrupts, asking: str) -> None:
         self._backend, self._name, self._view, self._interrupts = backend, name, view, interrupts
+        self._says = (STOPPING.format(asking=asking), STOPPING_NOW)
         self._threads: list[threading.Thread] = []
         self._errors: list[Exception] = []
 
@@ -99,7 +100,7 @@ class Stopper:
         stage = len(self._threads)
         if stage >= min(self._interrupts.count, 2):
             return
-        self._view.say((STOPPING, STOPPING_NOW)[stage])
+        self._view.say(self._says[stage])
         thread = threading.Thread(target=self._stop, kwargs={"now": stage == 1}, name="stop", daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -106,6 +106,7 @@ def _foreground(
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
     from launcher.cli.results import EXIT_CODES
+    from launcher.cli.stopping import asking
 
     tasks = [task.name for task in plan.tasks]
     with Interrupts() as interrupts:
@@ -114,7 +115,7 @@ def _foreground(
             backend.start(plan, spec, detach=False, wanted=lambda: not interrupts.count)
         started()
         with _view(plan.name, tasks, as_json=as_json) as view:
-            status = follow(backend, plan.name, tasks, view, interrupts, since=since)
+            status = follow(backend, plan.name, tasks, view, interrupts, since=since, asking=asking(spec))
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED

@@ -315,7 +315,9 @@ class Keeper:
     def _settle(self) -> None:
         ending = self._ending or Ending(State.FAILED, "no task was left")
         if ending.state is State.STOPPED:
-            if self._trains and all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
+            # A user's own program that is asked to stop says by exit 0 that it is done: all of its tasks do.
+            needed = self._plan.decisive if self._trains else self._tasks
+            if all(self._state(name) is State.SUCCEEDED for name in needed):
                 ending.state, ending.reason = State.SUCCEEDED, "it was done before it stopped"
             elif self._progress.checkpoint_step is not None:
                 ending.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"

@@ -57,11 +57,13 @@ def _ended(before: RunStatus, story: Story) -> RunStatus:
     if before.state in ENDED:
         return before
     last = story.progress
-    tasks = tuple(_stopped(task) for task in before.tasks)
+    done = [task.state is State.SUCCEEDED or story.done(task.name) for task in before.tasks]
+    tasks = tuple(_stopped(task, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
+    finished = bool(done) and all(done)
     return dataclasses.replace(
         before,
-        state=State.STOPPED,
-        reason="asked to stop",
+        state=State.SUCCEEDED if finished else State.STOPPED,
+        reason="it was done before it stopped" if finished else "asked to stop",
         ended=time.time(),
         eta=None,
         tasks=tasks,
@@ -71,7 +73,7 @@ def _ended(before: RunStatus, story: Story) -> RunStatus:
     )
 
 
-def _stopped(task: TaskStatus) -> TaskStatus:
+def _stopped(task: TaskStatus, *, done: bool) -> TaskStatus:
     if task.state in ENDED:
         return task
-    return dataclasses.replace(task, state=State.STOPPED, reason="", ended=time.time())
+    return dataclasses.replace(task, state=State.SUCCEEDED if done else State.STOPPED, reason="", ended=time.time())

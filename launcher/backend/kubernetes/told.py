@@ -19,6 +19,7 @@ class Told:
     restarts: list[Restart] = field(default_factory=list)  # of its process, in its pod
     left: int | None = None  # restarts of its process that its pod may still make
     start: Start = field(default_factory=Start)
+    done: bool = False  # its work is complete
     state: tuple[State, str] | None = None  # of the process in the pod that runs, and why
 
     def tell(self, event: Event, *, own: bool) -> None:
@@ -28,6 +29,7 @@ class Told:
             self.pace = Pace.of(event)
         if not own:
             return
+        self.done = kind == "done"
         if self.start.waits(event):
             self.state = (State.PENDING, waiting(event))
         elif kind == "restarting":
@@ -63,6 +65,10 @@ class Story:
     def leads(self, task: str) -> bool:
         """Tell whether the run is as far as this task says."""
         return task == self._leader
+
+    def done(self, task: str) -> bool:
+        """Return whether a task has said last that its work is complete."""
+        return task in self._tasks and self._tasks[task].done
 
     def take(self, lines: Iterable[LogLine]) -> None:
         """Take in lines of output."""

@@ -303,8 +303,9 @@ class Supervisor:
 
     def _settle_run(self) -> None:
         ending = self._ending or _Ending(State.FAILED, "no task was left", [], 0)
-        finished = all(self._tasks[name].state == State.SUCCEEDED for name in self.plan.decisive)
-        if ending.state == State.STOPPED and self._trains and finished:
+        # A user's own program that is asked to stop says by exit 0 that it is done: all of its tasks do.
+        needed = self.plan.decisive if self._trains else self._tasks
+        if ending.state == State.STOPPED and all(self._tasks[name].state == State.SUCCEEDED for name in needed):
             ending.state, ending.reason = State.SUCCEEDED, "it was done before it stopped"
         if ending.state == State.STOPPED and self._progress.checkpoint_step is not None:
             ending.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"

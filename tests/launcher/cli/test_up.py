@@ -222,7 +222,7 @@ def test_a_signal_saves_and_stops(
     process.send_signal(number)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == code
-    assert "saving a checkpoint" in out
+    assert "stopping: asking your program to stop, up to 10 s; press Ctrl-C again to stop at once" in out
     assert "chief | saved" in out
     assert "toy stopped" in out
     assert "run it again" in out  # it had done no step

@@ -34,6 +34,26 @@ def test_who_does_not_stop_is_killed_with_all_it_started_after_the_grace_period(
     assert "did not stop within 0.6 s" in runs.backend.status("run").tasks[0].reason
 
 
+FINISHES = SAVES.replace("os._exit(143)", "os._exit(0)")
+
+
+def test_programs_that_all_finish_when_asked_to_stop_have_succeeded(runs: Runs) -> None:
+    runs.start({"chief": FINISHES, "worker-0": FINISHES}, supervised=True, env={"TRAINER_EVENTS": "json"})
+    for task in ("chief", "worker-0"):
+        runs.until_line("up", task=task)
+    runs.backend.stop("run")
+    status = runs.backend.status("run")
+    assert (status.state, status.reason) == (State.SUCCEEDED, "it was done before it stopped")
+
+
+def test_a_program_that_wants_to_go_on_has_stopped_though_others_finished(runs: Runs) -> None:
+    runs.start({"chief": FINISHES, "worker-0": SAVES})
+    for task in ("chief", "worker-0"):
+        runs.until_line("up", task=task)
+    runs.backend.stop("run")
+    assert runs.backend.status("run").state == State.STOPPED
+
+
 def test_stopping_at_once_kills(runs: Runs) -> None:
     runs.start({"chief": STUBBORN, "ps-0": STUBBORN}, grace_period=100_000.0)  # nobody waits for that
     runs.until_line("up")

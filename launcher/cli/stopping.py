@@ -1,0 +1,13 @@
+"""How a run is asked to stop, in words: the trainer saves a checkpoint, what a user's own program does is its own affair."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.spec.quantities import parse_duration
+
+
+def asking(spec: Mapping[str, Any] | None) -> str:
+    """Return what a stop does first, of a run with this spec, as dumped; None where the spec is not known."""
+    if not spec or not spec.get("command"):
+        return "saving a checkpoint"
+    return f"asking your program to stop, up to {parse_duration(spec['limits']['grace_period']):g} s"
