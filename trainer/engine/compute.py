@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import tuning
+from trainer.engine import tuning, user_step
 from trainer.engine.job import Job
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Agent, HeldOutMetrics, Workload
+from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,12 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
     if not model.built or not model.trainable_variables:
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)
+    if isinstance(workload, Composing):
+        workload.check_together(job.train.gradients.accumulate * replicas)
     optimizer = tuning.optimizer(workload, job, job.batch_size * job.train.gradients.accumulate * replicas)
     optimizer.build(model.trainable_variables)
+    if isinstance(workload, Stepping):
+        workload.train_with(model, optimizer)
     # A compiled model has an optimizer of its own, perhaps another one by now: checkpoints have the one that trains, beside the model.
     model._delete_tracking("optimizer")  # noqa: SLF001 - tf.train.Checkpoint has no public way to leave a part out
     return Built(model, optimizer)
@@ -61,6 +65,9 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
     @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:
         # Traced again where the workload makes variables.
+        if isinstance(workload, Stepping) and user_step.own_steps(workload):
+            names[:] = (name for name in workload.test_step(inputs, targets) if name != "loss")
+            return
         names[:] = workload.metrics(targets, in_float32(model(inputs, **training_argument(model, training=False))))
 
     trace.get_concrete_function(*spec)
@@ -78,9 +85,15 @@ def training_argument(model: keras.Model, *, training: bool) -> dict[str, bool]:
 
 
 def in_float32(outputs: Any) -> Any:
-    """Return a model's outputs with those of half precision in float32: losses and metrics need the bits."""
-    halves = (tf.float16, tf.bfloat16)
-    return tf.nest.map_structure(lambda t: tf.cast(t, tf.float32) if t.dtype in halves else t, outputs)
+    """Return a model's outputs with those of half precision in float32, masks and all: losses and metrics need the bits."""
+    return tf.nest.map_structure(lambda t: _widened(t) if t.dtype in (tf.float16, tf.bfloat16) else t, outputs)
+
+
+def _widened(tensor: tf.Tensor) -> tf.Tensor:
+    wide = tf.cast(tensor, tf.float32)
+    if (mask := getattr(tensor, "_keras_mask", None)) is not None:  # Keras's losses and metrics look for it there
+        wide._keras_mask = mask  # noqa: SLF001
+    return wide
 
 
 def measures(workload: Workload, loss: tf.Tensor, targets: Any, outputs: Any) -> tf.Tensor:
@@ -89,10 +102,22 @@ def measures(workload: Workload, loss: tf.Tensor, targets: Any, outputs: Any) ->
     return tf.stack([tf.cast(value, tf.float32) for value in (loss, *values.values())])
 
 
-def total_loss(workload: Workload, targets: Any, outputs: Any, regularisation: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the workload's loss plus the model's own (weight decay and the like)."""
-    loss = tf.cast(workload.loss(targets, outputs), tf.float32)
-    return tf.add_n([loss, *(tf.cast(r, tf.float32) for r in regularisation)]) if regularisation else loss
+def total_loss(workload: Workload, batch: tuple[Any, Any], outputs: Any, own: Sequence[tf.Tensor], values: Values = ()) -> tf.Tensor:
+    """Return what training makes small, of a batch (inputs, targets): the workload's loss, and the model's `own` (weight decay and the like).
+
+    `values` are what its variables count as where they are not read, as on a worker of parameter servers.
+    """
+    if isinstance(workload, Composing):
+        return tf.cast(workload.total_loss(batch, outputs, own, values, training=True), tf.float32)
+    loss = tf.cast(workload.loss(batch[1], outputs), tf.float32)
+    return tf.add_n([loss, *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)]) if own else loss
+
+
+def held_out_loss(workload: Workload, model: keras.Model, batch: tuple[Any, Any], outputs: Any) -> tf.Tensor:
+    """Return the loss of a batch of an evaluation: the workload's alone, where it does not say otherwise."""
+    if isinstance(workload, Composing):
+        return tf.cast(workload.total_loss(batch, outputs, model.losses, (), training=False), tf.float32)
+    return tf.cast(workload.loss(batch[1], outputs), tf.float32)
 
 
 def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int) -> tf.Tensor:
@@ -115,9 +140,13 @@ def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tens
     return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
 
 
-def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator | AgentEvaluator":
+def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator | StepEvaluator | AgentEvaluator":
     """Return what evaluates the model."""
-    return AgentEvaluator(workload, model) if isinstance(workload, Agent) else Evaluator(workload, model, batch_size)
+    if isinstance(workload, Agent):
+        return AgentEvaluator(workload, model)
+    if isinstance(workload, Stepping) and user_step.own_steps(workload):
+        return StepEvaluator(workload, model, batch_size)
+    return Evaluator(workload, model, batch_size)
 
 
 class AgentEvaluator:
@@ -136,6 +165,29 @@ class AgentEvaluator:
         return None if stopped() else self()
 
 
+class StepEvaluator:
+    """Evaluates a model by the workload's own step."""
+
+    def __init__(self, workload: Any, model: keras.Model, batch_size: int) -> None:
+        self.names = ("loss", *metric_names(workload, model))
+        self._workload, self._data = workload, workload.eval_data(batch_size)
+        self._batch = tf.function(workload.test_step, reduce_retracing=True, autograph=False)
+
+    def __call__(self) -> dict[str, float]:
+        """Return loss and metrics of the whole held-out set."""
+        return self.unless(lambda: False) or {}
+
+    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """Return the same; None when `stopped` said so before all examples were seen."""
+        self._workload.reset()
+        told: dict[str, tf.Tensor] = {}
+        for inputs, targets in self._data:
+            told = self._batch(inputs, targets)
+            if stopped():
+                return None
+        return named(self.names, (told[name] for name in self.names))
+
+
 class Evaluator:
     """Evaluates a model on the workload's held-out set; traced once, data kept open."""
 
@@ -151,7 +203,8 @@ class Evaluator:
             size = batch_size_of(inputs)
             if whole is not None:
                 whole.update(targets, outputs)
-            return measures(workload, tf.cast(workload.loss(targets, outputs), tf.float32), targets, outputs) * size, size
+            loss = held_out_loss(workload, model, (inputs, targets), outputs)
+            return measures(workload, loss, targets, outputs) * size, size
 
         self._batch: Callable[..., tuple[tf.Tensor, tf.Tensor]] = batch
 

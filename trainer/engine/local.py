@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.engine import clock, compute, endless, schedules, updates
 from trainer.engine.changes import Snapshot
 from trainer.engine.job import Job
-from trainer.engine.replica import Replica
+from trainer.engine.replica import Replica, timed_next
 from trainer.engine.ring import Ring
 from trainer.engine.session import NotFinite, PeerLostError, Progress
 from trainer.workloads.protocol import Shard, Workload
@@ -137,13 +137,25 @@ class LocalSession:
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            def own_step(_: tf.Tensor) -> tf.Tensor:
+                waits = [tf.constant(0.0)]
+
+                def exchange(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+                    together, waited = ring.mean_gradients(gradients)
+                    waits.append(waited)
+                    return together
+
+                batch, waited = timed_next(iterator)
+                measured = replica.own_step(batch, waited, exchange if ring.size > 1 else None, ring.index)
+                return tf.concat([measured, waits[-1:]], 0)
+
             def step(_: tf.Tensor) -> tf.Tensor:
                 measured, gradients = replica.step(iterator)
                 together, waited = ring.mean_gradients(gradients)
                 updates.apply(optimizer, together, model.trainable_variables)
                 return tf.concat([measured, [waited]], 0)
 
-            totals = compute.repeat(steps, step, width + 1)
+            totals = compute.repeat(steps, own_step if replica.has_own_step else step, width + 1)
             *_, finite = tf.unstack(totals)
             spoilt = tf.one_hot(ring.index, ring.size) * (tf.cast(steps, tf.float32) - finite)  # steps of this task, the last ones
             together = ring.total(tf.concat([totals[:width], control, spoilt], 0))

@@ -98,7 +98,7 @@ class _Chief:
         self.enough = Enough(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *compute.metric_names(workload, session.model)))
-        self._evaluator: compute.Evaluator | compute.AgentEvaluator | None = None
+        self._evaluator: compute.Evaluator | compute.StepEvaluator | compute.AgentEvaluator | None = None
         self._best: BestModel | None = None
         if job.export and not job.has_evaluator:
             names = ("loss", *compute.metric_names(workload, session.model)) if job.export.metric else ()

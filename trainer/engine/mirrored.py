@@ -12,6 +12,7 @@ from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Shard, Workload
+from trainer.workloads.whole_losses import whole_losses
 
 
 def devices(replicas: int) -> list[str]:
@@ -40,7 +41,7 @@ class MirroredSession:
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         inner = getattr(built.optimizer, "inner_optimizer", built.optimizer)
         inner._all_reduce_sum_gradients = lambda pairs: pairs  # noqa: SLF001 - they are reduced already
-        self._replica = Replica(workload, self.model, self.optimizer, job)
+        self._replica = Replica(workload, self.model, self.optimizer, job, run=self._run_everywhere)
         self._batches = job.train.gradients.accumulate
         self._step = 0
         self._iterator: Any = None
@@ -103,6 +104,10 @@ class MirroredSession:
     def close(self) -> None:
         """Do nothing: there is nobody else."""
 
+    def _run_everywhere(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        with whole_losses():
+            return self._strategy.run(function, args=arguments)
+
     def _data(self, shard: Shard) -> tf.data.Dataset:
         data = endless.checked(self._workload.train_data(shard), self._job, self._step, self.replicas)
         return data if self._batches == 1 else data.batch(self._batches, drop_remainder=True)
@@ -110,18 +115,25 @@ class MirroredSession:
     def _make_call(self) -> Any:
         model, optimizer, strategy, replica = self.model, self.optimizer, self._strategy, self._replica
 
+        def mean(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+            means: list[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
+            return means
+
+        def own_step(batch: Any, waited: tf.Tensor) -> tf.Tensor:
+            return replica.own_step(batch, waited, mean)
+
         def step(batches: Any, waited: tf.Tensor) -> tf.Tensor:
             measured, gradients = replica.step_of(batches, waited)
             # Keras would add the replicas' gradients up only after it has clipped each, or found one of them not finite.
             dense = [tf.convert_to_tensor(g) for g in gradients]
-            optimizer.apply(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, dense), model.trainable_variables)
+            optimizer.apply(mean(dense), model.trainable_variables)
             return measured
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
             def step_everywhere(_: tf.Tensor) -> tf.Tensor:
                 batches, waited = timed_next(iterator)
-                measured = strategy.run(step, args=(batches, waited))
+                measured = self._run_everywhere(own_step if replica.has_own_step else step, (batches, waited))
                 return strategy.reduce(tf.distribute.ReduceOp.MEAN, measured, axis=None)
 
             return compute.repeat(steps, step_everywhere, replica.width)

@@ -7,12 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import compute, endless, schedules
+from trainer.engine import compute, endless, schedules, user_step
 from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
 from trainer.engine.ps_workers import CHIEF, Connection, Done, Seat, Workers, constant, watching
 from trainer.engine.replica import Replica
 from trainer.engine.session import NotFinite
+from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard, Workload
 
 
@@ -29,6 +30,11 @@ class ServerSession(ABC):
         with watching():
             with tf.device(CHIEF):
                 built = compute.build(workload, job, replicas)
+                if steps := user_step.own_steps(workload):
+                    raise WorkloadError(
+                        f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
+                        "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
+                    )
                 self._replica = Replica(workload, built.model, built.optimizer, job)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer

@@ -24,6 +24,7 @@ class Group:
                 value = pack.join([tf.convert_to_tensor(v.value) for v in members])
                 name = "pack" if pack.flat else members[0].name
                 self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
+                self.variables[-1].constraint = None if pack.flat else members[0].constraint
         with tf.device(device(home)):
             # Slots stand beside their variables; Keras makes them like the variable they belong to.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
@@ -95,7 +96,7 @@ class ServerState:
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, apart: bool = False) -> None:
         self._model = model
-        flat = packing.elementwise(optimizer)
+        flat = packing.elementwise(optimizer) and all(v.constraint is None for v in model.trainable_variables)
         if apart and (not flat or optimizer.global_clipnorm is not None):
             servers = 1
         packs = packing.lay_out(model.trainable_variables, servers, flat=flat)

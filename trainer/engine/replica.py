@@ -6,12 +6,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, compute
+from trainer.engine import clock, compute, user_step
 from trainer.engine.job import Job
-from trainer.workloads.protocol import Workload
+from trainer.workloads.protocol import Shard, Stepping, Workload
 
 # Of the trainable values, the state that passes from batch to batch, inputs and targets: measures, gradients, state.
 Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
+
+
+def _here(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return function(*arguments)
 
 
 class Replica:
@@ -21,14 +25,32 @@ class Replica:
     elements: loss, the metrics, and the seconds it waited for input.
     """
 
-    def __init__(self, workload: Workload, model: keras.Model, optimizer: keras.optimizers.Optimizer, job: Job) -> None:
+    def __init__(
+        self, workload: Workload, model: keras.Model, optimizer: keras.optimizers.Optimizer, job: Job, run: user_step.Run = _here
+    ) -> None:
+        """Make what computes a step; `run` calls a function as it is called on each replica."""
         self._workload, self._model, self._optimizer = workload, model, optimizer
         self._batches = job.train.gradients.accumulate
         self._jit = job.train.jit_compile
         self._seed = job.seed
-        self.metrics = compute.metric_names(workload, model)
+        self._own_step: user_step.UserStep | None = None
+        if isinstance(workload, Stepping) and user_step.own_steps(workload):
+            self._own_step = user_step.UserStep(workload, model, optimizer, job)
+            self._own_step.look(workload.train_data(Shard(job.batch_size, job.seed)).element_spec, run)
+        self.metrics = self._own_step.metrics if self._own_step else compute.metric_names(workload, model)
         self.width = 2 + len(self.metrics)
         self.examples = job.batch_size * self._batches  # of one step
+
+    @property
+    def has_own_step(self) -> bool:
+        """Return whether `own_step` is to be taken: the workload applies gradients itself."""
+        return self._own_step is not None
+
+    def own_step(self, batch: Any, waited: tf.Tensor, exchange: user_step.Exchange | None, task: int = 0) -> tf.Tensor:
+        """Let the workload take its own step on a batch that took so many seconds; return its numbers. For the rest see UserStep."""
+        assert self._own_step is not None  # noqa: S101 - see has_own_step
+        inputs, targets = batch
+        return tf.concat([self._own_step(inputs, targets, exchange, task), [waited]], 0)
 
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
         """Take a step's batches from `iterator`; return its numbers and the gradients of the model's own variables."""
@@ -63,9 +85,14 @@ class Replica:
         def differentiate(state: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
             with tf.GradientTape() as tape:
                 tape.watch(values)
-                outputs, after, regularisation = _stateless(self._model, values, list(state), inputs)
+                fixed = _fixed(self._model, list(state))
+                outputs, after, own_losses = _stateless(self._model, values, fixed, list(state), inputs)
                 outputs = compute.in_float32(outputs)
-                loss = compute.total_loss(self._workload, targets, outputs, regularisation)
+                given = [
+                    *zip(self._model.trainable_variables, values, strict=True),
+                    *zip(self._model.non_trainable_variables, fixed, strict=True),
+                ]
+                loss = compute.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
                 scaled = self._optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return compute.measures(self._workload, loss, targets, outputs), gradients, after
@@ -76,7 +103,7 @@ class Replica:
     def _own(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             outputs = compute.in_float32(self._model(inputs, **compute.training_argument(self._model, training=True)))
-            loss = compute.total_loss(self._workload, targets, outputs, self._model.losses)
+            loss = compute.total_loss(self._workload, (inputs, targets), outputs, self._model.losses)
             # A mixed_float16 optimizer scales the loss up, and gradients down again when it applies them.
             scaled = self._optimizer.scale_loss(loss)
         variables = [v.value for v in self._model.trainable_variables]
@@ -141,13 +168,8 @@ def timed_next(iterator: Any) -> tuple[Any, tf.Tensor]:
         return batch, clock.since(began)
 
 
-def _stateless(
-    model: keras.Model, values: list[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any
-) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
-    """Call the model on given values and a batch's state: moving averages, and what its random layers' seeds are made of.
-
-    Returns outputs, the state for the next batch, and losses.
-    """
+def _fixed(model: keras.Model, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the values of the variables that are not trained, of a batch's state: moving averages, and what random layers' seeds are made of."""
     *averages, own = state
     given, drawn = iter(averages), iter(_seeds(len(compute.seeds(model)), own))
     fixed = []
@@ -160,6 +182,14 @@ def _stateless(
             fixed.append(tf.constant(constant))
         else:
             fixed.append(tf.cast(next(drawn), variable.value.dtype))
+    return fixed
+
+
+def _stateless(
+    model: keras.Model, values: list[tf.Tensor], fixed: list[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any
+) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+    """Call the model on given values, `fixed` for what is not trained; return outputs, the state for the next batch, and losses."""
+    own = state[-1]
     mode = compute.training_argument(model, training=True)
     outputs, after, losses = model.stateless_call(values, fixed, inputs, **mode, return_losses=True)
     floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]

@@ -12,6 +12,13 @@ from trainer.workloads.protocol import Agent, Workload
 _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
 
 
+# What an optimizer may do in some steps alone -> where TensorFlow cannot, and what to do instead.
+_SOMETIMES = {
+    "gradient_accumulation_steps": (("mirrored", "parameter_server"), "leave it out and set train.gradients.accumulate"),
+    "ema_overwrite_frequency": (("mirrored",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
+}
+
+
 def prepare(job: Job) -> None:
     """Set seeds, the precision of layers that are made from now on, and whether operations must be deterministic."""
     keras.utils.set_random_seed(job.seed)
@@ -26,12 +33,19 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     `examples_per_step`, of all replicas together, is told to workloads whose optimizer asks for it; see `Scheduling`.
 
     Raises:
-        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it cannot be made anew.
+        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it cannot be made anew, or
+            does what the strategy cannot.
     """
     scheduled = getattr(workload, "optimizer_for", None)
     made = scheduled(examples_per_step) if scheduled else workload.optimizer()
     if job.train.precision == "mixed_float16":
         made = getattr(made, "inner_optimizer", made)  # Keras's compile may have wrapped it already
+    for setting, (strategies, remedy) in _SOMETIMES.items():
+        if job.strategy in strategies and (value := getattr(getattr(made, "inner_optimizer", made), setting)):
+            raise WorkloadError(
+                f"the optimizer of {job.train.workload} has {setting}={value}, by which it does other things in some steps than in others, and "
+                f"TensorFlow cannot do that on {job.strategy}; {remedy}"
+            )
     changes: dict[str, object] = {}
     for ours, keras_name in _CLIPS.items():
         limit = getattr(job.train.gradients, ours)

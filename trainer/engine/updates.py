@@ -43,7 +43,7 @@ def fuses(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Varia
         type(optimizer) is keras.optimizers.Adam
         and not optimizer.amsgrad
         and _plain(optimizer)
-        and all(v.dtype == "float32" and getattr(v, "overwrite_with_gradient", False) is False for v in variables)
+        and all(v.dtype == "float32" and v.constraint is None and getattr(v, "overwrite_with_gradient", False) is False for v in variables)
     )
 
 

@@ -1,6 +1,6 @@
 """A compiled Keras model as a workload: loss, optimizer and metrics are those of its `compile`, data comes from its module."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,12 +9,11 @@ import tensorflow as tf
 
 from trainer.workloads.calling import Given, call, where
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Shard
+from trainer.workloads.keras_checks import check, check_mean
+from trainer.workloads.keras_step import KerasSteps, build, overrides, own_steps
+from trainer.workloads.protocol import Shard, Values
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
-
-# What a subclass may override of Keras's own training, which the engine does not call.
-_OVERRIDES = ("train_step", "compute_loss")
 
 
 class KerasModel:
@@ -30,6 +29,8 @@ class KerasModel:
         self._train = UserData(siblings["train_data"], given, "train_data")
         self._held_out = UserData(siblings["eval_data"], given, "eval_data")
         self._model: keras.Model | None = None
+        self._own_loss = False
+        self._steps: KerasSteps | None = None
         self._measured: _Metrics | None = None
 
     def model(self) -> keras.Model:
@@ -38,20 +39,14 @@ class KerasModel:
         model = call(self._source, self._given) if not isinstance(self._source, keras.Model) else self._source
         if not isinstance(model, keras.Model):
             raise WorkloadError(f"{name}: {where(self._source)} returned {type(model).__name__}; expected a compiled keras.Model")
-        if not model.compiled or model.optimizer is None or getattr(model, "_compile_loss", None) is None:
-            raise WorkloadError(f"{name}: the model {model.name!r} has no loss and optimizer; call model.compile(optimizer=..., loss=...)")
-        for override in _OVERRIDES:
-            if getattr(type(model), override) is not getattr(keras.Model, override):
-                raise WorkloadError(
-                    f"{name}: {type(model).__name__} has a {override} of its own, which would not be called: the trainer has its own step. "
-                    "Give the loss to compile, or write a workload class (docs/workloads.md)."
-                )
-        if model.run_eagerly:
-            raise WorkloadError(f"{name}: the model is compiled with run_eagerly=True; the trainer runs graphs alone. Leave it out.")
+        check(model, name)
         if not model.built:
             inputs, _ = self._train.first(1)
             model(inputs)
         self._model = model
+        self._own_loss = overrides(model, "compute_loss")
+        if self._own_loss or self.own_steps():
+            build(model, self._data(*self._train.first(1)), metrics=bool(self.own_steps()))
         return model
 
     def optimizer(self) -> keras.optimizers.Optimizer:
@@ -69,6 +64,53 @@ class KerasModel:
         unseen = [(v, tf.zeros(v.shape, v.dtype)) for v in loss.variables]
         with keras.StatelessScope(state_mapping=unseen):
             return loss(wanted, outputs, weights)
+
+    def total_loss(self, batch: tuple[Any, Any], outputs: Any, own: Sequence[tf.Tensor], values: Values, *, training: bool) -> tf.Tensor:
+        """See Composing.total_loss: the loss that `fit` and `evaluate` have."""
+        inputs, targets = batch
+        if not self._own_loss:
+            return tf.add_n([self.loss(targets, outputs), *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)])
+        if training and not values:
+            return self._computed_loss(inputs, targets, outputs, training=True)
+        model = self._compiled()
+        counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+        with keras.StatelessScope(state_mapping=[*values, *counted]) as scope:
+            model._losses_override = list(own)  # noqa: SLF001 - as Keras's trainer for JAX does
+            loss = self._computed_loss(inputs, targets, outputs, training=training)
+            model._losses_override = []  # noqa: SLF001
+        for variable, value in values:
+            if scope.get_current_value(variable) is not value:
+                raise WorkloadError(
+                    f"train.workload {self._given.workload}: compute_loss of {type(model).__name__} changes {variable.path}, which parameter_server "
+                    "does not save; change it in `call`, or use strategy single, mirrored or multi_worker_mirrored"
+                )
+        return loss
+
+    def check_together(self, batches: int) -> None:
+        """See Composing.check_together."""
+        check_mean(self._compiled(), batches, f"train.workload {self._given.workload}")
+
+    def own_steps(self) -> tuple[str, ...]:
+        """See Stepping.own_steps."""
+        return own_steps(self._compiled())
+
+    def train_with(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        """See Stepping.train_with."""
+        if self.own_steps():
+            model.optimizer = optimizer
+            self._steps = KerasSteps(model, f"train.workload {self._given.workload}", self._data)
+
+    def train_step(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
+        """See Stepping.train_step."""
+        return self._ready_steps().train(inputs, targets)
+
+    def reset(self) -> None:
+        """See Stepping.reset."""
+        self._ready_steps().reset()
+
+    def test_step(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
+        """See Stepping.test_step."""
+        return self._ready_steps().test(inputs, targets)
 
     def metrics(self, targets: Any, outputs: Any) -> dict[str, tf.Tensor]:
         """See Workload.metrics: each metric's value on this batch alone."""
@@ -95,6 +137,19 @@ class KerasModel:
         if self._model is None:
             self.model()
         return self._model
+
+    def _ready_steps(self) -> KerasSteps:
+        assert self._steps is not None  # noqa: S101 - the engine builds before it trains
+        return self._steps
+
+    def _computed_loss(self, inputs: Any, targets: Any, outputs: Any, *, training: bool) -> tf.Tensor:
+        wanted, weights = self._parted(targets)
+        loss: tf.Tensor = self._compiled()._compute_loss(inputs, wanted, outputs, weights, training=training)  # noqa: SLF001 - as `fit` does
+        return loss
+
+    def _data(self, inputs: Any, targets: Any) -> tuple[Any, ...]:
+        wanted, weights = self._parted(targets)
+        return (inputs, wanted) if weights is None else (inputs, wanted, weights)
 
     def _parted(self, targets: Any) -> tuple[Any, Any]:
         weighted = isinstance(targets, dict) and targets.keys() == {"targets", "weights"}

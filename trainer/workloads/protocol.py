@@ -5,7 +5,7 @@ A workload says what to compute, never where: the same object trains on every st
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import keras
@@ -95,6 +95,46 @@ class Accumulating(Protocol):
 
     def held_out_metrics(self) -> HeldOutMetrics | None:
         """Return them, once `metrics` was called for the first time; None for none."""
+
+
+# Variables, and what each of them counts as.
+Values: TypeAlias = "Sequence[tuple[keras.Variable, tf.Tensor]]"
+
+
+@runtime_checkable
+class Composing(Protocol):
+    """What a workload adds whose loss is more than `loss` of targets and outputs."""
+
+    def total_loss(
+        self, batch: tuple[Any, Any], outputs: Any, own: "Sequence[tf.Tensor]", values: Values, *, training: bool
+    ) -> "tf.Tensor":
+        """Return the scalar loss of (inputs, targets), `own` losses of the model and its layers included.
+
+        Called in the place of `loss`, in evaluations as well. Where there are `values`, variables count as those and are not changed.
+        """
+
+    def check_together(self, batches: int) -> None:
+        """Raise WorkloadError where the loss of `batches`, of several replicas or accumulated, is not to be the mean of theirs."""
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """What a workload adds that may have training steps of its own, which compute gradients and apply them."""
+
+    def own_steps(self) -> tuple[str, ...]:
+        """Return, for messages, what is its own; nothing where it is to be trained as other workloads are. `model` was called before."""
+
+    def train_with(self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer") -> None:
+        """Take over the model and the optimizer that the steps are for."""
+
+    def train_step(self, inputs: Any, targets: Any) -> "dict[str, tf.Tensor]":
+        """Take a step on one batch; return float32 scalars, `loss` first. Called in a graph."""
+
+    def reset(self) -> None:
+        """Forget what was seen in an evaluation; called before each."""
+
+    def test_step(self, inputs: Any, targets: Any) -> "dict[str, tf.Tensor]":
+        """Look at one batch of an evaluation; return the loss and metrics of all that was seen since `reset`. Called in a graph."""
 
 
 @runtime_checkable

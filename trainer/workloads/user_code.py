@@ -5,7 +5,8 @@ a user wrote is converted by itself, when it is first called.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -24,16 +25,21 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        try:
-            with on:
-                return convert(*arguments, **named)
-        except Exception as error:
-            # AutoGraph raises another error in the place of one whose class it does not know.
-            if isinstance(error.__context__, WorkloadError):
-                raise error.__context__ from error.__context__.__cause__
-            raise
+        with ours_unchanged(), on:
+            return convert(*arguments, **named)
 
     return call
+
+
+@contextmanager
+def ours_unchanged() -> Iterator[None]:
+    """Let WorkloadErrors through AutoGraph, which raises another error in the place of one whose class it does not know."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__context__, WorkloadError):
+            raise error.__context__ from error.__context__.__cause__
+        raise
 
 
 def convert_workload(workload: Any) -> None:

@@ -1,0 +1,121 @@
+"""Trains compiled Keras models on a strategy, and with `fit` on the same batches; prints, as JSON, how they differ, and why some are refused.
+
+Usage: drive_fit.py STRATEGY [INDEX ADDRESS ADDRESS]. Two replicas are compared with one that has their batches joined, parameter servers
+with a worker with one. A process of its own, as a strategy configures TensorFlow for all of it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(Path(__file__).with_name("own_code"))]
+
+from benchmarks.processes import free_addresses  # noqa: E402
+from tests.trainer.engine.servers_here import ENVIRONMENT, servers  # noqa: E402
+from trainer import lifeline  # noqa: E402
+
+# Of two replicas, what has no mean over each one's own batch in it: in the others that is another than over both batches.
+SAME = {
+    "mirrored": ("losses", "outputs", "scaled", "clipped", "averaged", "bounded", "guide", "tracked", "computed", "counted"),
+    "multi_worker_mirrored": ("guide", "tracked", "computed"),
+    "parameter_server": ("losses", "masked", "scaled", "bounded", "computed"),
+}
+REFUSED = {
+    "mirrored": ("gathered", "overwritten", "summed", "twice", "nested", "perturbed"),
+    "multi_worker_mirrored": ("twice", "nested", "perturbed"),
+    "parameter_server": ("gathered", "guide", "moving"),
+}
+
+
+def main(strategy: str, *task: str) -> None:
+    lifeline.die_with_parent()
+    os.environ |= {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with _cluster(strategy, task) as processes:
+        print(json.dumps(train_all(strategy)), flush=True)
+        for process in processes:
+            process.wait(timeout=60)
+    os._exit(0)  # TensorFlow's own threads may wait for servers that are gone
+
+
+@contextmanager
+def _cluster(strategy: str, task: tuple[str, ...]) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Set TF_CONFIG, and start the tasks that this one trains with; give those that end by themselves."""
+    if strategy == "parameter_server":
+        with tempfile.TemporaryDirectory() as scratch, servers(scratch, ps=1, workers=1) as here:
+            os.environ["TF_CONFIG"] = here.tf_config
+            yield []
+        return
+    others = []
+    if strategy == "multi_worker_mirrored":
+        index, *addresses = task or ("0", *free_addresses(2))
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": int(index)}})
+        if not task:
+            environment = {**os.environ, **lifeline.child_environment()}
+            command = [sys.executable, __file__, strategy, "1", *addresses]
+            others = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)]
+    yield others
+
+
+def train_all(strategy: str) -> dict[str, Any]:
+    from trainer import quiet
+
+    with quiet.importing():
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401, ICN001
+
+    from tests.trainer.workloads.fitting import by_keras, by_trainer, workload
+    from trainer.engine import ring
+    from trainer.workloads.errors import WorkloadError
+
+    models, session, index = import_module("fitted").MODELS, *_sessions(strategy)
+    report: dict[str, Any] = {}
+    for number, name in enumerate(SAME[strategy]):
+        # A collective's number belongs to vectors of one size, as in a program that trains one model.
+        for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
+            setattr(ring, constant, getattr(ring, constant) + 1000 * number)
+        made = workload(models[name])
+        ours = by_trainer(session(made), made)
+        if index == 0:
+            theirs = by_keras(models[name])
+            report[name] = {**ours.differences(theirs), "told": abs(ours.told["loss"] - theirs.told["loss"])}
+    for name in REFUSED[strategy]:
+        made = workload(models[name])
+        try:
+            by_trainer(session(made), made)
+        except WorkloadError as error:
+            report[name] = str(error)
+    return report
+
+
+def _sessions(strategy: str) -> tuple[Any, int]:
+    """Return what makes a session for a workload, and the place of this task."""
+    from tests.trainer.workloads.fitting import BATCH, job_of
+    from trainer.engine.asynchronous import AsynchronousSession
+    from trainer.engine.local import LocalSession
+    from trainer.engine.mirrored import MirroredSession, devices
+    from trainer.engine.ps_workers import connect
+    from trainer.engine.ring import Ring
+    from trainer.tf_config import parse
+
+    if strategy == "parameter_server":
+        connection = connect(parse(os.environ["TF_CONFIG"]))
+        return lambda made: AsynchronousSession(made, job_of(strategy=strategy), connection, lambda: False), 0
+    job = job_of(BATCH // 2, strategy)
+    if strategy == "mirrored":
+        names = devices(2)
+        return lambda made: MirroredSession(made, job, names), 0
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    tasks = Ring(2, index)
+    return lambda made: LocalSession(made, job, tasks), index
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

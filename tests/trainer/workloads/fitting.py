@@ -1,0 +1,83 @@
+"""Trains a compiled Keras model as `fit` does and as the trainer does, on the same batches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import averages, compute
+from trainer.engine.job import Job, job
+from trainer.settings import TrainerSettings
+from trainer.workloads.calling import Given
+from trainer.workloads.keras_model import KerasModel
+from trainer.workloads.protocol import Shard
+
+STEPS, BATCH = 4, 16
+Source = tuple[Callable[[], keras.Model], Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Weights after STEPS steps, moving averages included; what the last step or all of them told; an evaluation of these weights."""
+
+    weights: list[np.ndarray[Any, Any]]
+    told: dict[str, float]
+    evaluated: dict[str, float]
+
+    def differences(self, other: "Fitted") -> dict[str, float]:
+        """Return how far the weights and each number of the evaluation are from another's."""
+        apart = {name: abs(value - other.evaluated[name]) for name, value in self.evaluated.items() if name in other.evaluated}
+        pairs = zip(self.weights, other.weights, strict=True)
+        return {**apart, "weights": max(float(np.max(np.abs(here - there))) for here, there in pairs)}
+
+
+def workload(source: Source, **more: Any) -> KerasModel:
+    model, data = source
+    return KerasModel(model, {"train_data": data, "eval_data": data, **more}, Given("mine:model", {}, "synthetic", 0))
+
+
+def job_of(batch: int = BATCH, strategy: str = "single", **train: Any) -> Job:
+    """Return a job of STEPS steps that writes nothing."""
+    section = {"workload": "mine:model", "steps": STEPS, "batch_size": batch, **train}
+    return job(TrainerSettings.model_validate({"run": "fit", "strategy": strategy, "run_dir": "-", "scratch_dir": "-", "train": section}))
+
+
+def by_keras(source: Source, fit: dict[str, Any] | None = None) -> Fitted:
+    """Train with `fit` on the batches that one reader would take."""
+    model_function, data = source
+    ours = workload(source)
+    keras.utils.set_random_seed(0)
+    model = model_function()
+    batches = [_parts(*batch) for batch, _ in zip(ours.train_data(Shard(BATCH, 0)), range(STEPS), strict=False)]
+    flat = [tf.nest.flatten(batch) for batch in batches]
+    stacked = tf.data.Dataset.from_tensor_slices(tuple(tf.stack(part) for part in zip(*flat, strict=True)))
+    history = model.fit(
+        stacked.map(lambda *parts: tf.nest.pack_sequence_as(batches[0], parts)), shuffle=False, verbose=0, **(fit or {})
+    ).history
+    given = data()
+    held_out = (given if isinstance(given, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(given)).batch(BATCH)
+    return Fitted(
+        _weights(model), {name: values[-1] for name, values in history.items()}, model.evaluate(held_out, verbose=0, return_dict=True)
+    )
+
+
+def by_trainer(session: Any, ours: KerasModel) -> Fitted:
+    """Train with a session."""
+    session.push(0)
+    progress = session.run(STEPS, finish=True)
+    session.pull()
+    with averages.shown(session.model, session.optimizer):
+        weights, evaluated = _weights(session.model), compute.evaluator(ours, session.model, BATCH)()
+    return Fitted(weights, {"loss": progress.loss, **progress.metrics}, evaluated)
+
+
+def _parts(inputs: Any, targets: Any) -> tuple[Any, ...]:
+    weighted = isinstance(targets, dict) and targets.keys() == {"targets", "weights"}
+    return (inputs, targets["targets"], targets["weights"]) if weighted else (inputs, targets)
+
+
+def _weights(model: keras.Model) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(v.value).astype(float) for v in model.variables if v.value.dtype.is_floating]

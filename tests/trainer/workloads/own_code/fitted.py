@@ -1,0 +1,412 @@
+"""Compiled Keras models, each with much of what `compile` and `fit` allow, and their examples: (inputs, targets) or with sample weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+EXAMPLES = 64
+_DRAWN = np.random.default_rng(0)
+POINTS = _DRAWN.normal(size=(EXAMPLES, 4)).astype(np.float32)
+SIDES = (POINTS.sum(axis=1) > 0).astype(np.int64)
+WEIGHTS = _DRAWN.uniform(0.5, 2, EXAMPLES).astype(np.float32)
+# Rows of words of different lengths, padded with 0.
+WORDS = np.tile(np.array([[3, 1, 2, 0, 0], [2, 2, 0, 0, 0], [4, 1, 1, 3, 2], [1, 0, 0, 0, 0]], np.int32), (EXAMPLES // 4, 1))
+
+Data = Callable[[], Any]
+
+
+def points() -> tuple[Any, ...]:
+    return POINTS, SIDES
+
+
+def weighted() -> tuple[Any, ...]:
+    return POINTS, SIDES, WEIGHTS
+
+
+def sums() -> tuple[Any, ...]:
+    return POINTS, POINTS[:, :1], WEIGHTS
+
+
+def sequences() -> tuple[Any, ...]:
+    return WORDS, np.minimum(WORDS, 3)
+
+
+def both() -> tuple[Any, ...]:
+    return (POINTS, POINTS[:, :2]), {"side": SIDES.astype(np.float32)[:, np.newaxis], "first": POINTS[:, :1]}
+
+
+class Pulled(keras.layers.Layer):
+    """Wants its inputs to be small, each example's by itself."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+def _through(kind: Any, *layers: Any) -> keras.Model:
+    inputs = outputs = keras.Input((4,))
+    for layer in layers:
+        outputs = layer(outputs)
+    made: keras.Model = kind(inputs, outputs)
+    return made
+
+
+def _classifier(kind: Any = keras.Model, optimizer: Any = None, metrics: Any = ("accuracy",), **options: Any) -> keras.Model:
+    made = _through(kind, keras.layers.Dense(6, "tanh", **options), keras.layers.Dense(2, "softmax"))
+    made.compile(optimizer or keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=metrics and list(metrics))
+    return made
+
+
+def losses() -> keras.Model:
+    """Sample weights, plain and weighted metrics, and each way in which a layer adds to the loss."""
+    hidden = keras.layers.Dense(6, "tanh", kernel_regularizer="l2")
+    made = _through(keras.Model, hidden, Pulled(), keras.layers.Dense(2, "softmax"))
+    made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return made
+
+
+def layers() -> keras.Model:
+    """Layers with a state: adapted before, moved by each batch, drawing from a seed; what they add is a sum over the batch."""
+    adapted = keras.layers.Normalization()
+    adapted.adapt(POINTS)
+    hidden = keras.layers.Dense(6, activity_regularizer="l2")
+    made = _through(
+        keras.Model, adapted, hidden, keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=3), keras.layers.Dense(2, "softmax")
+    )
+    made.compile(keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
+    return made
+
+
+def outputs() -> keras.Model:
+    """Several inputs and outputs, with a loss, a weight and metrics of each."""
+    four, two = keras.Input((4,)), keras.Input((2,))
+    hidden = keras.layers.Dense(6, "tanh")(keras.layers.Concatenate()([four, two]))
+    heads = {"side": keras.layers.Dense(1, "sigmoid", name="side")(hidden), "first": keras.layers.Dense(1, name="first")(hidden)}
+    made = keras.Model([four, two], heads)
+    made.compile(
+        keras.optimizers.SGD(0.1),
+        {"side": "binary_crossentropy", "first": keras.losses.Huber()},
+        loss_weights={"side": 0.3, "first": 2.0},
+        metrics={"side": ["accuracy", keras.metrics.AUC(name="auc")], "first": "mae"},
+    )
+    return made
+
+
+def masked() -> keras.Model:
+    """A mask made by an embedding, which an LSTM passes over and the loss leaves out; in half precision, by the user's policy."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        parts = [
+            keras.Input((5,)),
+            keras.layers.Embedding(6, 4, mask_zero=True),
+            keras.layers.LSTM(5, return_sequences=True),
+            keras.layers.Dense(4, "softmax"),
+        ]
+        made = keras.Sequential(parts)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return made
+
+
+def scaled() -> keras.Model:
+    """A loss scaled for float16, by the user's policy."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return _classifier()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def clipped() -> keras.Model:
+    return _classifier(optimizer=keras.optimizers.SGD(1.0, clipnorm=0.1, loss_scale_factor=8.0))
+
+
+def gathered() -> keras.Model:
+    return _classifier(optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+
+
+def overwritten() -> keras.Model:
+    return _classifier(optimizer=keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2))
+
+
+def averaged() -> keras.Model:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    return _classifier(optimizer=keras.optimizers.AdamW(rate, weight_decay=0.1, use_ema=True, ema_momentum=0.9))
+
+
+def bounded() -> keras.Model:
+    """A constraint beside an optimizer that the trainer has a kernel for."""
+    return _classifier(optimizer=keras.optimizers.Adam(0.1), kernel_constraint=keras.constraints.MaxNorm(0.5))
+
+
+def function() -> keras.Model:
+    """A loss that is a function, which is a mean by itself; what is said of speed says nothing of results."""
+    made = _through(keras.Model, keras.layers.Dense(2, "softmax"))
+
+    def loss(targets: Any, predictions: Any) -> Any:
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(targets, predictions))
+
+    made.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False, steps_per_execution=3, auto_scale_loss=False)
+    return made
+
+
+class Guide(keras.Model):
+    """As Keras's guide "Customizing what happens in fit() with TensorFlow" has it."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        trainable_vars = self.trainable_variables
+        gradients = tape.gradient(loss, trainable_vars)
+        self.optimizer.apply(gradients, trainable_vars)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+class Tracked(keras.Model):
+    """The guide's second example: its own loss, metrics and evaluation, with sample weights."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+        self.mae_metric = keras.metrics.MeanAbsoluteError(name="mae")
+        self.loss_fn = keras.losses.MeanSquaredError()
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, sample_weight = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.loss_fn(y, y_pred, sample_weight=sample_weight)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True))
+        self.loss_tracker.update_state(loss)
+        self.mae_metric.update_state(y, y_pred, sample_weight=sample_weight)
+        return {"loss": self.loss_tracker.result(), "mae": self.mae_metric.result()}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y, sample_weight = data
+        y_pred = self(x, training=False)
+        self.loss_tracker.update_state(self.loss_fn(y, y_pred, sample_weight=sample_weight))
+        self.mae_metric.update_state(y, y_pred, sample_weight=sample_weight)
+        return {m.name: m.result() for m in self.metrics}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.loss_tracker, self.mae_metric]
+
+
+class Computed(keras.Model):
+    """Its loss looks at the inputs, too."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True) -> Any:
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.01 * keras.ops.mean(keras.ops.square(x) * keras.ops.max(y_pred, axis=-1, keepdims=True))
+
+
+class Counted(keras.Model):
+    """Metrics beside those of `compile`: one that its loss counts, and one made of others."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sharpness = keras.metrics.Mean(name="sharpness")
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True) -> Any:
+        self.sharpness.update_state(keras.ops.max(y_pred, axis=-1))
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        told = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**told, "error": 1 - told["accuracy"]}
+
+
+class _Stepping(keras.Model):
+    def gradients(self, data: Any) -> tuple[Any, Any, list[Any]]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        return loss, *(list(part) for part in (tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+
+
+class Twice(_Stepping):
+    """Applies gradients to each layer by itself."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, gradients, variables = self.gradients(data)
+        self.optimizer.apply(gradients[:2], variables[:2])
+        self.optimizer.apply(gradients[2:], variables[2:])
+        return {"loss": loss}
+
+
+class Nested(_Stepping):
+    """Applies gradients in a function of its own."""
+
+    @tf.function
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, gradients, variables = self.gradients(data)
+        self.optimizer.apply(gradients, variables)
+        return {"loss": loss}
+
+
+class Perturbed(_Stepping):
+    """Sharpness-aware: takes its gradients at weights nearby, those where its own batch makes the loss higher."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, gradients, variables = self.gradients(data)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_add(0.05 * gradient)
+        _, there, _ = self.gradients(data)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.05 * gradient)
+        self.optimizer.apply(there, variables)
+        return {"loss": loss}
+
+
+class Two(_Stepping):
+    """Has another optimizer beside the compiled one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.other = keras.optimizers.Adam()
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, gradients, variables = self.gradients(data)
+        self.other.apply(gradients, variables)
+        return {"loss": loss}
+
+
+def twice() -> keras.Model:
+    return _classifier(Twice, metrics=None)
+
+
+def nested() -> keras.Model:
+    return _classifier(Nested, metrics=None)
+
+
+def perturbed() -> keras.Model:
+    return _classifier(Perturbed, metrics=None)
+
+
+def two() -> keras.Model:
+    return _classifier(Two)
+
+
+TEXTS = np.array(["good film", "bad film", "good good", "bad"] * (EXAMPLES // 4))
+GOOD = np.array([1, 0, 1, 0] * (EXAMPLES // 4), np.float32)
+
+
+def texts() -> tuple[Any, ...]:
+    return TEXTS, GOOD
+
+
+def _vectorized() -> Any:
+    adapted = keras.layers.TextVectorization(output_sequence_length=3)
+    adapted.adapt(TEXTS)
+    return adapted
+
+
+def vectorized_texts() -> tf.data.Dataset:
+    """Texts made numbers in the pipeline."""
+    words = _vectorized()
+    return tf.data.Dataset.from_tensor_slices(texts()).map(lambda text, good: (words(text), good))
+
+
+def reading() -> keras.Model:
+    """Texts made numbers in the model."""
+    text = keras.Input((), dtype="string")
+    return _judging(text, _vectorized()(text))
+
+
+def judging() -> keras.Model:
+    numbers = keras.Input((3,))
+    return _judging(numbers, numbers)
+
+
+def _judging(inputs: Any, numbers: Any) -> keras.Model:
+    mean = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(10, 4, mask_zero=True)(numbers))
+    made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(mean))
+    made.compile(keras.optimizers.Adam(0.1), "binary_crossentropy", metrics=["accuracy"])
+    return made
+
+
+class Moving(keras.Model):
+    """Its loss changes a variable that is not trained."""
+
+    def build(self, input_shape: Any) -> None:
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
+        super().build(input_shape)
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True) -> Any:
+        self.seen.assign_add(1.0)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def moving() -> keras.Model:
+    return _classifier(Moving)
+
+
+def summed() -> keras.Model:
+    made = _classifier()
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
+    return made
+
+
+def plain() -> keras.Model:
+    return _classifier()
+
+
+def guide() -> keras.Model:
+    return _classifier(Guide)
+
+
+def tracked() -> keras.Model:
+    made = _through(Tracked, keras.layers.Dense(1))
+    made.compile(optimizer=keras.optimizers.Adam(0.05))
+    return made
+
+
+def computed() -> keras.Model:
+    return _classifier(Computed, kernel_regularizer="l2")
+
+
+def counted() -> keras.Model:
+    return _classifier(Counted)
+
+
+MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
+    one.__name__: (one, data)
+    for one, data in {
+        losses: weighted,
+        layers: points,
+        outputs: both,
+        masked: sequences,
+        scaled: points,
+        clipped: points,
+        gathered: points,
+        overwritten: points,
+        averaged: points,
+        bounded: points,
+        function: points,
+        plain: points,
+        reading: texts,
+        judging: vectorized_texts,
+        moving: points,
+        summed: points,
+        guide: points,
+        tracked: sums,
+        computed: points,
+        counted: points,
+        twice: points,
+        nested: points,
+        perturbed: points,
+        two: points,
+    }.items()
+}

@@ -1,0 +1,89 @@
+"""A compiled Keras model is trained and evaluated by one process as Keras's own `fit` and `evaluate` do it."""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.workloads.fitting import Fitted, Source, by_keras, by_trainer, job_of, workload
+from trainer.engine.local import LocalSession
+from trainer.engine.ring import Ring
+from trainer.workloads.errors import WorkloadError
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[dict[str, Source]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).with_name("own_code")))
+        yield import_module("fitted").MODELS
+    sys.modules.pop("fitted", None)
+
+
+def trained(source: Source, more: dict[str, Any] | None = None, **train: Any) -> Fitted:
+    made = workload(source, **(more or {}))
+    return by_trainer(LocalSession(made, job_of(**train), Ring()), made)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "losses",
+        "layers",
+        "outputs",
+        "masked",
+        "scaled",
+        "clipped",
+        "gathered",
+        "overwritten",
+        "averaged",
+        "bounded",
+        "function",
+        "reading",
+        "judging",
+        "guide",
+        "tracked",
+        "computed",
+        "counted",
+        "nested",
+        "perturbed",
+    ],
+)
+def test_training_and_evaluation_are_those_of_fit(models: dict[str, Source], name: str) -> None:
+    theirs, ours = by_keras(models[name]), trained(models[name])
+    assert ours.evaluated.keys() == theirs.evaluated.keys() - {"side_loss", "first_loss"}  # the parts of a loss are not told
+    assert ours.told.keys() == ours.evaluated.keys()
+    assert max(ours.differences(theirs).values()) < 1e-4
+    if name not in ("nested", "perturbed"):  # of those `fit` tells the loss metric, which they do not update
+        assert ours.told["loss"] == pytest.approx(theirs.told["loss"], abs=1e-4)
+
+
+def test_one_replica_may_apply_gradients_as_often_as_it_likes(models: dict[str, Source]) -> None:
+    assert trained(models["twice"]).differences(trained(models["plain"]))["weights"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    "name,train,message",
+    [
+        ("two", {}, r"Two\.train_step applies gradients with another optimizer than the compiled one, and its state would not be saved"),
+        (
+            "guide",
+            {"precision": "mixed_float16"},
+            r"Guide\.train_step does not scale the loss for mixed_float16\. Take the gradients of self",
+        ),
+        ("guide", {"gradients": {"accumulate": 2}}, r"train\.gradients\.accumulate changes .* has train_step of its own; leave it out"),
+        ("counted", {"jit_compile": True}, r"train\.jit_compile changes .* has compute_metrics of its own"),
+    ],
+)
+def test_what_a_step_of_its_own_cannot_have_is_refused(models: dict[str, Source], name: str, train: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        trained(models[name], **train)
+
+
+def test_clipping_and_the_learning_rate_of_the_spec_hold_for_a_step_of_its_own(models: dict[str, Source]) -> None:
+    asked = {"learning_rate": {"initial": 0.5}, "gradients": {"clip_global_norm": 0.05}}
+    own, engines = trained(models["guide"], **asked), trained(models["plain"], **asked)
+    assert max(own.differences(engines).values()) < 1e-5
+    assert max(own.differences(trained(models["guide"])).values()) > 1e-3

@@ -1,0 +1,92 @@
+"""The steps that a Keras model has of its own: `train_step` and `test_step`, as `fit` and `evaluate` call them, one batch at a time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.user_code import ours_unchanged
+from trainer.workloads.whole_losses import whole_losses
+
+# What a class overrides of Keras's own training that its steps then say.
+_STEPS = ("train_step", "test_step", "compute_metrics", "metrics", "reset_metrics", "get_metrics_result")
+
+
+def overrides(model: keras.Model, name: str) -> bool:
+    """Return whether the model's class has a method or property of Keras's own training anew."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def own_steps(model: keras.Model) -> tuple[str, ...]:
+    """Return what of a compiled model asks for its own steps: what its class overrides, and metrics beside those of `compile`."""
+    overridden = tuple(name for name in _STEPS if overrides(model, name))
+    compiled = (model._loss_tracker, model._compile_metrics, *(model._compile_loss.metrics if model._compile_loss else ()))  # noqa: SLF001
+    known = {id(metric) for metric in compiled}
+    return overridden or tuple(f"the metric {metric.name}" for metric in model.metrics if id(metric) not in known)
+
+
+def build(model: keras.Model, data: tuple[Any, ...], *, metrics: bool) -> None:
+    """Make the variables that count losses and, where they are wanted, those of the metrics of `compile`, as `fit` does for such data."""
+    compiled = model._compile_metrics  # noqa: SLF001
+    # Past Keras, which would track them as the model's own.
+    object.__setattr__(model, "_compile_metrics", compiled if metrics else None)
+    try:
+        with tf.init_scope():
+            model._symbolic_build(data_batch=data)  # noqa: SLF001
+    finally:
+        object.__setattr__(model, "_compile_metrics", compiled)
+
+
+class KerasSteps:
+    """Runs a model's own steps. Metrics are those of one batch while training, and of all since `reset` in an evaluation."""
+
+    def __init__(self, model: keras.Model, name: str, data: Callable[[Any, Any], tuple[Any, ...]]) -> None:
+        """Take a compiled model; `data` makes of inputs and targets what its steps are given."""
+        self._model, self._name, self._data = model, name, data
+
+    def train(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
+        """Take a step on one batch; return the loss and what else `train_step` returns. Called in a graph."""
+        self._model.reset_metrics()
+        with ours_unchanged():
+            return self._told("train_step", self._model.train_step(self._data(inputs, targets)))
+
+    def reset(self) -> None:
+        """Forget what was seen in an evaluation."""
+        self._model.reset_metrics()
+
+    def test(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
+        """Look at one batch of an evaluation; return the same of all batches since `reset`. Called in a graph."""
+        told: dict[str, tf.Tensor] = {}
+
+        def step() -> None:
+            # On the first replica alone: what is counted would count as often as there are replicas.
+            if not tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group):
+                told.update(self._told("test_step", self._model.test_step(self._data(inputs, targets))))
+
+        with whole_losses():
+            self._model.distribute_strategy.run(step)
+        return told
+
+    def _told(self, step: str, logs: Any) -> dict[str, tf.Tensor]:
+        if not isinstance(logs, Mapping):
+            raise WorkloadError(
+                f"{self._name}: {step} returned {type(logs).__name__}; expected a dict of names and numbers: "
+                "return {metric.name: metric.result() for metric in self.metrics}"
+            )
+        told = dict(_flat(logs))
+        if "loss" not in told:
+            raise WorkloadError(
+                f'{self._name}: {step} returned {", ".join(told) or "nothing"}, and no loss; let it return {{"loss": ..., ...}}'
+            )
+        return {"loss": told.pop("loss"), **told}
+
+
+def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, tf.Tensor]]:
+    """Yield names and float32 scalars, also of the dicts that some metrics have as results, as `fit` does."""
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        else:
+            yield str(name), tf.reduce_mean(tf.cast(value, tf.float32))
