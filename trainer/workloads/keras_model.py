@@ -8,12 +8,16 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workloads.calling import Given, call, where
+from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.keras_checks import check, check_mean
 from trainer.workloads.keras_step import KerasSteps, build, overrides, own_steps
 from trainer.workloads.protocol import Shard, Values
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
+
+# What its module may give beside the data.
+CLASS_WEIGHT = "class_weight"
 
 
 class KerasModel:
@@ -26,7 +30,8 @@ class KerasModel:
     def __init__(self, source: Any, siblings: Mapping[str, Any], given: Given) -> None:
         self._source, self._given = source, given
         self.callbacks = UserCallbacks(siblings.get("callbacks"), given)
-        self._train = UserData(siblings["train_data"], given, "train_data")
+        weight = siblings.get(CLASS_WEIGHT)
+        self._train = UserData(siblings["train_data"], given, "train_data", None if weight is None else ClassWeight(weight, given))
         self._held_out = UserData(siblings["eval_data"], given, "eval_data")
         self._model: keras.Model | None = None
         self._own_loss = False

@@ -4,7 +4,7 @@
     model, function  a compiled keras.Model, or a function that returns one (keras_model.py)
     function         of (features, targets), (features, targets, mode) or (features, targets, mode, params) (model_function.py)
 
-The last two take their data from `train_data` and `eval_data` of the same module.
+The last two take their data from `train_data` and `eval_data` of the same module, and a Keras model its `class_weight`, where there is one.
 """
 
 import inspect
@@ -56,9 +56,11 @@ def made_from(found: Any, module: ModuleType, given: Given) -> Any | None:
 
 
 def _keras_model(found: Any, module: ModuleType, given: Given) -> Any:
-    from trainer.workloads.keras_model import KerasModel
+    from trainer.workloads.keras_model import CLASS_WEIGHT, KerasModel
 
     siblings = _data(module, given)
+    if (weights := getattr(module, CLASS_WEIGHT, None)) is not None:
+        siblings[CLASS_WEIGHT] = weights
     calling.check_params((found, *siblings.values()), given)
     return KerasModel(found, siblings, given)
 

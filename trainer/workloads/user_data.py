@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer.workloads import in_memory, pipeline
 from trainer.workloads.calling import Given, call, where
+from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
@@ -23,11 +24,11 @@ _PARTS = (2, 3)  # inputs, targets and, where there are, sample weights
 class UserData:
     """The examples of one of a module's `train_data` and `eval_data`, read when first needed.
 
-    With sample weights, targets are {"targets": ..., "weights": ...}; `weighted` tells.
+    With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` tells.
     """
 
-    def __init__(self, source: Any, given: Given, name: str) -> None:
-        self._source, self._given = source, given
+    def __init__(self, source: Any, given: Given, name: str, class_weight: ClassWeight | None = None) -> None:
+        self._source, self._given, self._class_weight = source, given, class_weight
         self._name = f"{name} of {given.workload}: {where(source)}" if callable(source) else f"{name} of {given.workload}"
         self._arrays: tuple[Any, ...] | None = None
         self._facts: pipeline.Facts | None = None
@@ -95,7 +96,7 @@ class UserData:
             spec = value.element_spec
             if not isinstance(spec, tuple) or len(spec) not in _PARTS:
                 raise WorkloadError(f"{self._name} gives a Dataset of {spec}; {_EXPECTED}")
-            self.weighted = len(spec) == max(_PARTS)
+            self.weighted = len(spec) == max(_PARTS) or self._class_weight is not None
             if pipeline.gives_batches(value):
                 size = "train.batch_size" if self._name.startswith("train_data") else "train.evaluate.batch_size"
                 print(
@@ -103,10 +104,17 @@ class UserData:
                     "Where a batch is one example to you, add .batch(1)",
                     flush=True,
                 )
-            self._facts = pipeline.look_at(pipeline.examples_of(value), self._name)
+            examples = pipeline.examples_of(value)
+            if self._class_weight is not None:
+                _, targets, *weights = examples.element_spec
+                self._class_weight.check(targets, weights[0] if weights else None)
+            self._facts = pipeline.look_at(examples, self._name)
         elif isinstance(value, tuple | list) and len(value) in _PARTS:
-            self.weighted = len(value) == max(_PARTS)
-            self._arrays = tuple(tf.nest.map_structure(self._array, _nest(part)) for part in value)
+            inputs, targets, *weights = (tf.nest.map_structure(self._array, _nest(part)) for part in value)
+            if self._class_weight is not None:
+                weights = [self._class_weight.of_rows(targets, weights[0] if weights else None)]
+            self.weighted = bool(weights)
+            self._arrays = (inputs, targets, *weights)
         else:
             shown = f"{len(value)} parts" if isinstance(value, tuple | list) else type(value).__name__
             raise WorkloadError(f"{self._name} gives {shown}; {_EXPECTED}")
@@ -137,7 +145,12 @@ class UserData:
         examples = pipeline.examples_of(self._value())
         if not self.weighted:
             return examples
-        return examples.map(lambda inputs, targets, weights: (inputs, {"targets": targets, "weights": weights}))
+        of_class = self._class_weight
+
+        def weighed(inputs: Any, targets: Any, weights: Any = None) -> tuple[Any, Any]:
+            return inputs, {"targets": targets, "weights": weights if of_class is None else of_class.of_example(targets, weights)}
+
+        return examples.map(weighed)
 
 
 def _paired(parts: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -64,6 +64,14 @@ def test_one_replica_may_apply_gradients_as_often_as_it_likes(models: dict[str, 
     assert trained(models["twice"]).differences(trained(models["plain"]))["weights"] < 1e-5
 
 
+def test_classes_weigh_what_they_weigh_in_fit(models: dict[str, Source]) -> None:
+    weights = {0: 1.0, 1: 3.0}
+    theirs = by_keras(models["plain"], {"class_weight": weights})
+    ours = trained(models["plain"], {"class_weight": lambda: weights})
+    assert max(ours.differences(theirs).values()) < 1e-4
+    assert max(ours.differences(trained(models["plain"])).values()) > 1e-3
+
+
 @pytest.mark.parametrize(
     "name,train,message",
     [

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.trainer.workloads.test_pipeline import examples, generated
 from trainer.workloads.calling import Given
+from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 from trainer.workloads.user_data import UserData
@@ -111,3 +112,39 @@ def test_a_dataset_of_batches_is_taken_apart_and_that_is_told(capsys: pytest.Cap
     evaluated = UserData(lambda: examples(6).batch(2), GIVEN, "eval_data")
     assert tf.nest.flatten(next(iter(evaluated.once(4))))[0].shape[0] == 4
     assert capsys.readouterr().out.startswith("eval_data of mine:model: <lambda>")
+
+
+ONE_HOT = np.eye(3, dtype=np.float32)[[0, 2, 1, 2]]
+WEIGHTS = {0: 1, 2: 5.0}
+
+
+@pytest.mark.parametrize(
+    "targets", [np.array([0, 2, 1, 2]), np.array([[0.0], [2.0], [1.0], [2.0]]), ONE_HOT], ids=["integers", "a column", "one-hot"]
+)
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_classes_have_weights_and_sample_weights_count_as_well(kind: str, targets: np.ndarray, sampled: bool) -> None:
+    arrays = (np.arange(4.0), targets, np.array([1, 1, 1, 0.5], np.float32))[: 3 if sampled else 2]
+    source = arrays if kind == "arrays" else tf.data.Dataset.from_tensor_slices(arrays)
+    weighed = UserData(source, GIVEN, "train_data", ClassWeight(WEIGHTS, GIVEN))
+    inputs, given = next(iter(weighed.batches(Shard(4, seed=0))))
+    order = np.argsort(inputs.numpy())
+    np.testing.assert_allclose(given["weights"].numpy()[order], [1, 5, 1, 2.5 if sampled else 5])  # a class that is not named weighs 1
+    assert given["weights"].dtype == tf.float32
+
+
+@pytest.mark.parametrize(
+    "weights,targets,message",
+    [
+        ([1, 2], np.zeros(3), r"class_weight of mine:model is \[1, 2\]; expected a dict of a number for each class"),
+        ({"cat": 1.0}, np.zeros(3), "expected a dict of a number for each class"),
+        ({0: -1.0}, np.zeros(3), "expected a dict of a number for each class"),
+        (WEIGHTS, np.zeros((3, 2, 2)), r"a target has the shape \(2, 2\); expected an integer or a one-hot row an example"),
+        (WEIGHTS, {"a": np.zeros(3), "b": np.zeros(3)}, "the targets are several outputs'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_weights_of_classes_that_mean_nothing_are_refused(kind: str, weights: Any, targets: Any, message: str) -> None:
+    source = (np.zeros(3), targets) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((np.zeros(3), targets))
+    with pytest.raises(WorkloadError, match=message):
+        UserData(source, GIVEN, "train_data", ClassWeight(weights, GIVEN)).batches(Shard(1, seed=0))
