@@ -22,8 +22,12 @@ from launcher.backend.kubernetes import look, volume
 from launcher.backend.kubernetes.api import ERRORS, Cluster, asking
 from launcher.backend.stored import PLACES, Part, Stored, nothing
 from launcher.errors import LauncherError, UsageError
+from launcher.images import USER
+from launcher.plan import planner
 from launcher.plan.places import CONTAINER_RUNS
+from launcher.render.kubernetes import storage
 from launcher.render.kubernetes.objects import Run
+from launcher.spec.models import ClusterSpec
 
 _PORT = 8080  # in the pod
 _IDLE = 120.0  # seconds without a request or a reader after which the pod ends by itself
@@ -34,13 +38,14 @@ _PIECE = 1 << 16
 
 @contextlib.contextmanager
 def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator[Stored]:
-    """Open for a `with` block what a run, None where its spec is not known, has stored of a kind; the pod is gone afterwards.
+    """Open for a `with` block what a run, None where nobody has noted its spec, has stored of a kind; the pod is gone afterwards.
 
     Raises UsageError where there is nothing of it, LauncherError where the pod cannot be started or does not answer.
     """
+    run = run or _of_jobs(cluster, name)
     if run is None:
         raise UsageError(
-            f"{name} was not started by `launcher up`: its spec is not known",
+            f"{name} was not started by `launcher up`, and no Job of it is left that says where its data is",
             f"copy its directory from a pod that mounts the volume: kubectl cp POD:{CONTAINER_RUNS}/{name} {name}",
         )
     if cluster.get("PersistentVolumeClaim", run.claim) is None:
@@ -56,6 +61,30 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
             place = answer.headers[archive.PLACE_HEADER]
             where = look.claim_words(run.claim, cluster, run.name) + place
             yield Stored(where, _pieces(answer, pod), int(answer.headers[archive.SIZE_HEADER]))
+
+
+def _of_jobs(cluster: Cluster, name: str) -> Run | None:
+    """Return as much of a run as it takes to mount its volume, from a Job of it: kubectl alone has applied it."""
+    for job in cluster.listed("Job", look.labels_of(name)):
+        pod = job["spec"]["template"]["spec"]
+        claims = {
+            one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod.get("volumes") or () if "persistentVolumeClaim" in one
+        }
+        claim = cluster.get("PersistentVolumeClaim", claims[storage.RUN_VOLUME]) if storage.RUN_VOLUME in claims else None
+        if claim is None:
+            continue
+        [access, *_] = claim["spec"]["accessModes"]
+        options = {
+            "claim": claims[storage.RUN_VOLUME],
+            "user": pod.get("securityContext", {}).get("runAsUser") or USER,
+            "image_pull_secrets": [one["name"] for one in pod.get("imagePullSecrets") or ()],
+            "node_selector": pod.get("nodeSelector") or {},
+        }
+        image = pod["containers"][0]["image"]
+        head = {"version": 1, "name": name, "image": image, "command": ["true"]}
+        spec = ClusterSpec.model_validate({**head, "storage": {"access": access}, "kubernetes": options})
+        return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{name}"), image)
+    return None
 
 
 def _command(run: Run, token: str) -> list[str]:

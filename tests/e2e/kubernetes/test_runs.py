@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, until
 from tests.e2e.kubernetes.faults import INDEX
+from tests.e2e.kubernetes.launching import Launcher
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
 
@@ -231,7 +233,9 @@ def test_mnist_ps_trains_to_the_end_by_kubectl_alone(applied: Namespace) -> None
     assert names == {"mnist-ps-chief-0", "mnist-ps-worker-0", "mnist-ps-worker-1", "mnist-ps-ps-0"}
 
 
-def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(applied: Namespace) -> None:
+def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(
+    applied: Namespace, launcher: Launcher, tmp_path: Path
+) -> None:
     complete(applied, "mnist-ps")
     applied.kubectl("rollout", "status", "deployment/mnist-ps-tensorboard", "--timeout=180s", timeout=200)
     board = ("exec", "deployment/mnist-ps-tensorboard", "--")
@@ -239,6 +243,8 @@ def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(ap
     assert (record["state"], record["step"]) == ("succeeded", 2000)
     assert record["metrics"]["accuracy"] >= 0.97
     assert "ckpt-2000.index" in applied.kubectl(*board, "ls", "/runs/mnist-ps/checkpoints")
+    launcher("get", "mnist-ps", "checkpoints", str(tmp_path / "copy"))  # of a run that the launcher did not start
+    assert (tmp_path / "copy" / "ckpt-2000.index").is_file()
     refused = kubectl("-n", applied.name, *board, "touch", "/runs/mnist-ps/mine", check=False)
     assert "Read-only file system" in refused.stderr
 
