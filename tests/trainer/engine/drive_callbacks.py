@@ -33,8 +33,9 @@ def main(which: str, addresses: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         for name, by_batch in (("epochs", False), ("batches", True)):
             changing = Changing()
-            spy = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
-            workload = Calling(lambda made=(changing, *spy): list(made), optimizer="SGD", dropout=True)
+            made: list[keras.callbacks.Callback] = [changing]
+            made += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
+            workload = Calling(made.copy, optimizer="SGD", dropout=True)
             job = calling_job(workload, Path(directory, name), 2, epochs=10)
             session = sessions(workload, job)
             outcome = loop.run(session, workload, job, Reporter("task", Output()), lambda: False)

@@ -15,13 +15,18 @@ class Having(keras.callbacks.Callback):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
-        vars(self).update(attributes)
+        put(self, attributes)
+
+
+def put(callback: keras.callbacks.Callback, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(callback, name, value)
 
 
 def carried(before: Having, changes: dict[str, Any], after: Having) -> Having:
     """Change attributes of one callback, and let another one get back what the first remembers."""
     remembered = Remembered([before])
-    vars(before).update(changes)
+    put(before, changes)
     Remembered([after]).restore(remembered.pack())
     return after
 
