@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
-# In front of the cause, where a fingerprint tells that no other attempt is of use.
+# In front of the cause, where a fingerprint tells why no other attempt is of use.
 FOR_GOOD = "for good: "
 _LONGEST_LINE = 2000
 

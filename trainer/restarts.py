@@ -86,7 +86,7 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
 
     Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py, tracebacks.py): a third would be too.
     After `recovers_after` a program has come forward, which only so many failures in a row show to be nothing. One that begins with FOR_GOOD
-    tells that the next would be. That of a
+    tells why an end with WRONG_CONFIGURATION is final, where that is not what the code says. That of a
     lost peer (75) is the step from which the attempt had gone on, empty where it came to none. Where that is a later one than the last
     time, and the attempt had been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for
     as long as a run lasts.
@@ -94,13 +94,11 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     if code == ExitCode.DONE:
         return End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
-        return End(code, cause_of(code))
+        return End(code, fingerprint.removeprefix(FOR_GOOD) if fingerprint.startswith(FOR_GOOD) else cause_of(code))
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     again = history.same + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
         same, again = history.fingerprint, history.same  # a peer that failed first, or a stop, says nothing of this task's own failure
-    elif fingerprint.startswith(FOR_GOOD):
-        return End(ExitCode.WRONG_CONFIGURATION, fingerprint.removeprefix(FOR_GOOD))
     elif again and (lived < policy.recovers_after or again > policy.max_restarts):
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
     else:

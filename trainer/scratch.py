@@ -35,9 +35,15 @@ def directory() -> Iterator[Path | None]:
 def _make() -> tuple[Path, int]:
     """Return a new directory and the open file by which it is held. Raises OSError."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another start may be looking at it, and then removes it
+        path, lock = Path(tempfile.mkdtemp(prefix=_PREFIX)), -1
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another start may be looking at it, and then removes it
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
+            raise
         if path.exists():
             return path, lock
         os.close(lock)

@@ -111,7 +111,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report:
         return ExitCode.PEER_LOST
     except DivergedError as error:
         _tell(str(error), f"{error_file.FOR_GOOD}training has diverged")
-        return ExitCode.FAILURE
+        return ExitCode.WRONG_CONFIGURATION  # the code alone is final: there may be no file for the parent
     except WorkloadError as error:
         if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
             print(user_errors.shown(error.__cause__, frames, task.name), file=sys.stderr)

@@ -108,7 +108,7 @@ def test_the_same_failure_after_long_runs_is_tried_as_often_as_the_limit_allows(
 
 
 def test_a_failure_for_good_ends_it_at_once_with_its_own_cause() -> None:
-    assert judge(1, 10, History(), POLICY, f"{FOR_GOOD}training has diverged") == End(2, "training has diverged")
+    assert judge(2, 10, History(), POLICY, f"{FOR_GOOD}training has diverged") == End(2, "training has diverged")
 
 
 def test_a_lost_peer_between_two_failures_does_not_make_them_two() -> None:
