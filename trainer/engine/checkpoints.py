@@ -109,7 +109,9 @@ class Checkpoints:
             if optimizer is not self._optimizer:
                 _copy_all_but_rate(optimizer, self._optimizer)
             step = int(self._step.numpy())
-            before = reader.get_tensor(_BUILT_WITH).decode() if reader.has_tensor(_BUILT_WITH) else self._rate
+            # One of an earlier version has the optimizer's own rate alone, which nothing had lowered then.
+            known = reader.has_tensor(_BUILT_WITH)
+            before = reader.get_tensor(_BUILT_WITH).decode() if known else schedules.described(self._optimizer)
             if before != self._rate:
                 schedules.set_rate(self._optimizer, self._constant)
                 notice(f"learning rate {before} -> {self._rate} from step {step}")

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.trainer.engine.small import Small, small_job
 from trainer.engine import compute, schedules
@@ -68,6 +69,19 @@ def test_another_rate_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None
     assert int(again.optimizer.iterations.numpy()) == 50
     resumed.save(60)
     checkpoints(tmp_path, built(**rate(1e-12))).restore(pytest.fail)
+
+
+def test_another_rate_is_used_where_the_checkpoint_is_of_a_version_that_noted_none(tmp_path: Path) -> None:
+    saved = checkpoints(tmp_path, built(**rate(0.001)))
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(**saved._parts), str(tmp_path), 3, checkpoint_name="ckpt")
+    saved._step.assign(50)
+    manager.save(checkpoint_number=50)
+    told: list[str] = []
+    for value in (0.001, 0.0002):
+        again = built(**rate(value))
+        checkpoints(tmp_path, again).restore(told.append)
+        assert float(again.optimizer.learning_rate.numpy()) == pytest.approx(value)
+    assert told == ["learning rate 0.001 -> 0.0002 from step 50"]
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
