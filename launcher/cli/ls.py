@@ -47,7 +47,7 @@ def ls(
     rows = [_row(status, marked=console.is_terminal) for status in known]
     show(console, _HEADERS, rows, right=("TASKS", "STEP"), whole=("NAME", "STATE"), spare=_SPARE)
     if on is None and any((runs / ".kubernetes").glob("*/*/*/place.json")):
-        print(f"of runs on clusters tells `{command(runs, 'ls', on='kubernetes')}`", file=sys.stderr)
+        print(f"`{command(runs, 'ls', on='kubernetes')}` lists runs on clusters", file=sys.stderr)
 
 
 def _known(on: str | None, runs: Path, where: Where) -> list[RunStatus]:

@@ -61,7 +61,7 @@ def _names(path: Path, fd: int) -> bool:
 
 
 class Hold:
-    """A lock of this process, as its file was at first: who removes the directory of a run takes the file away, too."""
+    """A lock of this process, as its file was at first: it is removed with the directory of a run."""
 
     def __init__(self, path: Path) -> None:
         """Remember the file. Raises OSError."""

@@ -85,7 +85,7 @@ def belongs(pid: int, *, run_dir: str) -> bool:
 
 
 def tasks_of(run_dir: str) -> list[int]:
-    """Return the processes that a launcher has started as tasks of the run in `run_dir`, whoever keeps them; none off Linux."""
+    """Return the processes that any launcher has started as tasks of the run in `run_dir`; none off Linux."""
     place, started = b"RUN_DIR=" + os.fsencode(run_dir), b"TRAINER_LIFELINE="
     found = []
     for pid in _running() if _LINUX else ():
