@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TOKEN_HEADER, SIZE_HEADER, PLACE_HEADER = "X-Token", "X-Size", "X-Place"
+LISTENS = "listening"  # the line that the server writes once it does
 _CHUNK = 1 << 20
 _KEPT_OPEN = 100  # files of a directory; a system may allow a process 256
 _TRIES = 5  # to list and open files of which a run deletes some meanwhile, as it does old checkpoints
@@ -167,6 +168,7 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
             self.over = True
 
     with Server(("127.0.0.1", port), Handler) as server:
+        print(LISTENS, flush=True)
         while not server.over:
             server.handle_request()
 

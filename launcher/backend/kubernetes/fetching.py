@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from launcher.images import USER
 from launcher.plan import planner
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import storage
-from launcher.render.kubernetes.objects import Run
+from launcher.render.kubernetes.objects import TRAINER, Run
 from launcher.spec.models import ClusterSpec
 
 _PORT = 8080  # in the pod
@@ -51,7 +52,7 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
     if cluster.get("PersistentVolumeClaim", run.claim) is None:
         raise nothing(name, part, ())
     token = secrets.token_urlsafe(32)
-    with volume.serving(cluster, run, _command(run, token), f"reading the {part} of {run.name}") as pod:
+    with _quiet(), volume.serving(cluster, run, _command(run, token), f"reading the {part} of {run.name}") as pod:
         answer = _answer(cluster, pod, part, token)
         with contextlib.closing(answer):
             if answer.status == http.client.NOT_FOUND:
@@ -61,6 +62,22 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
             place = answer.headers[archive.PLACE_HEADER]
             where = look.claim_words(run.claim, cluster, run.name) + place
             yield Stored(where, _pieces(answer, pod), int(answer.headers[archive.SIZE_HEADER]))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the client's threads, which carry a connection, from writing a traceback where that is closed: the reader is told."""
+    before = threading.excepthook
+
+    def told(ended: threading.ExceptHookArgs) -> None:
+        if ended.thread is None or not ended.thread.name.startswith("Kubernetes port forward"):
+            before(ended)
+
+    threading.excepthook = told
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _of_jobs(cluster: Cluster, name: str) -> Run | None:
@@ -98,8 +115,11 @@ def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.H
     deadline = time.monotonic() + _ANSWERS_WITHIN
     while True:
         try:
+            # Not before it listens: the client's thread of a connection that is refused ends with a traceback.
+            if archive.LISTENS.encode() not in cluster.log(pod, TRAINER, [], timeout=_ANSWERS_WITHIN):
+                raise ConnectionError("its server is not listening yet")
             return _ask(cluster, pod, part, token)
-        except (http.client.HTTPException, *ERRORS) as error:
+        except (http.client.HTTPException, LauncherError, *ERRORS) as error:
             if time.monotonic() > deadline:
                 raise LauncherError(
                     f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {error or type(error).__name__}",
