@@ -291,6 +291,7 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     assert 'resources: ["storageclasses"], verbs: ["list"]' in found["storage"]["remedy"]
     assert "small succeeded" in ada("up", str(file), timeout=UP)
     assert "small" in ada("ls")
+    ada("get", "small", "checkpoints", str(tmp_path / "copy"))
     ada("down", "small", "--delete-data", "--yes")
     assert [name for name in left(namespace) if name.startswith("small")] == []
 
