@@ -53,7 +53,7 @@ def get(
     began = time.monotonic()
     with backend.fetch(run, what) as stored:
         with _progress(stored, f"{run}: {what}", quiet=as_json) as seen:
-            unpacked = unpacking.unpack(stored.chunks, place, seen=seen)
+            unpacked = unpacking.unpack(stored.chunks, place, replace=force, seen=seen)
         origin = stored.origin
     if not unpacked.files:
         raise nothing(run, what, ())

@@ -1,6 +1,5 @@
 """Unpacks a tar stream into a directory, which is there as a whole or not at all."""
 
-import contextlib
 import os
 import posixpath
 import shutil
@@ -32,7 +31,7 @@ def check(destination: Path, runs: Path, *, replace: bool) -> None:
     if not os.path.lexists(destination):
         return
     if not replace:
-        raise UsageError(f"{destination} is there already", "give another destination, or --force to replace it")
+        raise _is_there(destination)
     place, home = destination.resolve(), runs.resolve()
     if Path.cwd().is_relative_to(place):
         raise UsageError(f"{destination} holds the working directory, and is not replaced", "give the name of a directory to make in it")
@@ -42,12 +41,14 @@ def check(destination: Path, runs: Path, *, replace: bool) -> None:
         )
 
 
-def unpack(chunks: Iterator[bytes], destination: Path, *, seen: Callable[[int], None]) -> Unpacked:
-    """Unpack a tar stream, of which the first entry is a directory, as `destination`; what is there is replaced. `seen` is told of bytes.
+def unpack(chunks: Iterator[bytes], destination: Path, *, replace: bool, seen: Callable[[int], None]) -> Unpacked:
+    """Unpack a tar stream, of which the first entry is a directory, as `destination`. `seen` is told of bytes.
 
-    It is unpacked beside it under another name, which is renamed at the end; nothing is left of it where that is not reached.
+    It is unpacked beside it under another name, which is renamed at the end; nothing is left of it where that is not reached, and
+    `destination` is then as it was.
 
     Raises:
+        UsageError: something is at `destination` by then, and not to be replaced.
         LauncherError: the stream is not whole.
         OSError: it cannot be written.
     """
@@ -56,7 +57,7 @@ def unpack(chunks: Iterator[bytes], destination: Path, *, seen: Callable[[int], 
     try:
         unpacked = _unpack(_Reader(chunks, seen), work)
         if unpacked.files:
-            _rename(work, destination)
+            _rename(work, destination, replace=replace)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return unpacked
@@ -93,13 +94,23 @@ def _within(top: str, name: str) -> str:
     return posixpath.relpath(posixpath.normpath(name), top) if top != "." else posixpath.normpath(name)
 
 
-def _rename(work: Path, destination: Path) -> None:
+def _rename(work: Path, destination: Path, *, replace: bool) -> None:
     before = work.with_name(f"{work.name}.before")
-    with contextlib.ExitStack() as cleaning:
+    try:
         if os.path.lexists(destination):
+            if not replace:
+                raise _is_there(destination)
             destination.rename(before)
-            cleaning.callback(_remove, before)
         work.rename(destination)
+    finally:  # an interrupt may come between the two
+        if not work.exists():
+            _remove(before)
+        elif os.path.lexists(before) and not os.path.lexists(destination):
+            before.rename(destination)
+
+
+def _is_there(destination: Path) -> UsageError:
+    return UsageError(f"{destination} is there already", "give another destination, or --force to replace it")
 
 
 def _remove(path: Path) -> None:

@@ -1,6 +1,7 @@
 """`launcher get`: what a run has stored is copied whole or not at all, and never over what is there."""
 
 import io
+import itertools
 import json
 import tarfile
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ def pieces(content: bytes, size: int = 700) -> Iterator[bytes]:
     yield from (content[start : start + size] for start in range(0, len(content), size))
 
 
-def unpack(content: bytes, destination: Path) -> unpacking.Unpacked:
-    return unpacking.unpack(pieces(content), destination, seen=lambda _: None)
+def unpack(content: bytes, destination: Path, *, replace: bool = False) -> unpacking.Unpacked:
+    return unpacking.unpack(pieces(content), destination, replace=replace, seen=lambda _: None)
 
 
 def test_nothing_is_written_outside_whatever_the_stream_says(tmp_path: Path) -> None:
@@ -77,8 +78,43 @@ def test_what_is_there_is_replaced_as_a_whole_and_only_when_asked_to(tmp_path: P
         unpacking.check(place, tmp_path / "runs", replace=False)
     assert "--force" in refused.value.remedy
     unpacking.check(place, tmp_path / "runs", replace=True)
-    unpack(packed(("top/new", b"x")), place)
+    unpack(packed(("top/new", b"x")), place, replace=True)
     assert [path.name for path in tmp_path.rglob("*")] == ["copy", "new"]
+
+
+def test_what_was_made_there_during_the_copy_is_not_replaced_unasked(tmp_path: Path) -> None:
+    place = tmp_path / "copy"
+
+    def chunks() -> Iterator[bytes]:
+        yield from pieces(packed(("top/new", b"x")))
+        place.mkdir()
+        (place / "mine").touch()
+
+    with pytest.raises(UsageError, match="is there already"):
+        unpacking.unpack(chunks(), place, replace=False, seen=lambda _: None)
+    assert [path.name for path in tmp_path.rglob("*")] == ["copy", "mine"]
+
+
+@pytest.mark.parametrize("at, done, left", [(1, False, "old"), (1, True, "old"), (2, False, "old"), (2, True, "new")])
+def test_an_interrupt_at_a_rename_leaves_the_old_or_the_new(
+    at: int, done: bool, left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "old").touch()
+    rename, calls = Path.rename, itertools.count(1)
+
+    def interrupted(path: Path, target: Path) -> Path:
+        hit = next(calls) == at
+        if done or not hit:
+            rename(path, target)
+        if hit:
+            raise KeyboardInterrupt
+        return target
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        unpack(packed(("top/new", b"x")), tmp_path / "copy", replace=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["copy", left]
 
 
 @pytest.mark.parametrize(
