@@ -74,11 +74,7 @@ def _unpack(reader: "_Reader", work: Path) -> Unpacked:
                     top = posixpath.normpath(member.name)
                     continue
                 name = _within(top, member.name)
-                target = _within(top, member.linkname) if member.islnk() else member.linkname
-                try:
-                    # Refuses what would be written outside, links that lead there, and devices.
-                    tar.extract(member.replace(name=name, linkname=target, deep=False), work, filter="data")
-                except tarfile.FilterError:
+                if not _put(tar, member, name, top, work):
                     left_out.append(name)
                     continue
                 files += not member.isdir()
@@ -87,6 +83,41 @@ def _unpack(reader: "_Reader", work: Path) -> Unpacked:
     except tarfile.TarError as error:
         raise LauncherError(f"what was read is no whole tar file: {error}", "try again") from error
     return Unpacked(files, size, tuple(left_out))
+
+
+def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, top: str, work: Path) -> bool:
+    """Write an entry as `name` below `work`; return False for what would be outside, links that lead there, and what is no file.
+
+    Not by tarfile's `filter="data"`, which Python has from 3.11.4 on alone.
+    """
+    place = work / name
+    if not _inside(work, place.parent) or (os.path.lexists(place) and not member.isdir()):
+        return False
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if member.isdir():
+        place.mkdir(exist_ok=True)
+    elif member.issym():
+        if posixpath.isabs(member.linkname) or not _inside(work, place.parent / member.linkname):
+            return False
+        place.symlink_to(member.linkname)
+    elif member.islnk():
+        target = work / _within(top, member.linkname)
+        if not _inside(work, target) or not target.is_file():
+            return False
+        place.hardlink_to(target)
+    elif (content := tar.extractfile(member)) is not None:
+        with place.open("xb") as file:
+            shutil.copyfileobj(content, file, _BUFFER)
+        place.chmod(member.mode & 0o755 | 0o600)
+        os.utime(place, (member.mtime, member.mtime))
+    else:
+        return False
+    return True
+
+
+def _inside(work: Path, place: Path) -> bool:
+    # Path.resolve raises for links in a circle.
+    return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(work))
 
 
 def _within(top: str, name: str) -> str:

@@ -14,8 +14,8 @@ from launcher.errors import LauncherError, UsageError
 from tests.launcher.cli.conftest import Cli, Spec
 
 
-def packed(*entries: tuple[str, bytes | str]) -> bytes:
-    """Return a tar file of a directory `top`; a text is where a link leads."""
+def packed(*entries: tuple[str, bytes | str], links: bytes = tarfile.SYMTYPE) -> bytes:
+    """Return a tar file of a directory `top`; a text is where a link, of the type `links`, leads."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         top = tarfile.TarInfo("top")
@@ -24,7 +24,7 @@ def packed(*entries: tuple[str, bytes | str]) -> bytes:
         for name, content in entries:
             info = tarfile.TarInfo(name)
             if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
+                info.type, info.linkname = links, content
                 tar.addfile(info)
             else:
                 info.size = len(content)
@@ -59,6 +59,25 @@ def test_nothing_is_written_outside_whatever_the_stream_says(tmp_path: Path) -> 
     assert (copy / "near").read_bytes() == b"inside"
     assert not (copy / "away").is_symlink()
     assert not Path("/etc/escaped").exists()
+
+
+def test_hard_links_are_made_to_what_is_in_the_stream_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("secret")
+    content = packed(("top/file", b"inside"), ("top/same", "top/file"), ("top/away", "top/../../mine"), links=tarfile.LNKTYPE)
+    assert unpack(content, tmp_path / "copy") == unpacking.Unpacked(2, 6, ("away",))
+    assert (tmp_path / "copy" / "same").read_bytes() == b"inside"
+    assert not (tmp_path / "copy" / "away").exists()
+
+
+def test_links_in_a_circle_are_links(tmp_path: Path) -> None:
+    done = unpack(packed(("top/a", "b"), ("top/b", "a"), ("top/c", "a"), ("top/file", b"x")), tmp_path / "copy")
+    assert (done.files, done.left_out) == (4, ())
+
+
+def test_it_needs_nothing_of_tarfile_that_older_python_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in ((tarfile, "data_filter"), (tarfile, "FilterError"), (tarfile.TarInfo, "replace")):  # from 3.11.4 on
+        monkeypatch.delattr(owner, name)
+    assert unpack(packed(("top/file", b"inside"), ("top/near", "file"), ("top/away", "/etc")), tmp_path / "copy").left_out == ("away",)
 
 
 @pytest.mark.parametrize("length", [0, 600, 1500, 2048, 2100, 3584, 4000])  # headers, at 0, 512 and 2048, have 512 bytes, files 1,024
