@@ -92,22 +92,28 @@ def before(backend: Backend, name: str) -> RunStatus | None:
 
 def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list[Change] | None:
     """Return what differs from the spec that the run was started with last, or None where that is not known."""
+    from launcher.spec import kubernetes_rules
     from launcher.spec.loader import changes, dump
 
     old = backend.spec(spec.name)
     if old is None:
         return None
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
-    return [change for change in changes(old, dump(spec)) if not _moved(change, directory, plan.spec_dir)]
+    paths = set(_PATHS)
+    if plan.target == "kubernetes" and spec.train is not None and kubernetes_rules.is_mounted(spec.kubernetes, spec.train.data):
+        paths.remove("train.data")  # of a volume, not of the project
+    return [change for change in changes(old, dump(spec)) if change[0] not in paths or not _moved(change, directory, plan.spec_dir)]
 
 
 def _moved(change: Change, old_directory: str, directory: str) -> bool:
     """Return whether a changed path is the same as seen from the spec's directory; of a cluster's run its old one is not known."""
-    path, old, new = change
-    if path not in _PATHS or not (isinstance(old, str) and isinstance(new, str) and os.path.isabs(old) and os.path.isabs(new)):  # noqa: PTH117
+    _, old, new = change
+    if not (isinstance(old, str) and isinstance(new, str) and os.path.isabs(old) and os.path.isabs(new)):  # noqa: PTH117
         return False
     if not old_directory:
-        return PurePath(old).name == PurePath(new).name
+        below = [part for part in PurePath(os.path.relpath(new, directory)).parts if part != os.pardir]
+        below = below or [PurePath(new).name]
+        return list(PurePath(old).parts[-len(below) :]) == below
     return os.path.relpath(old, old_directory) == os.path.relpath(new, directory)
 
 

@@ -86,9 +86,9 @@ def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
 def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[str, Any] | None:
     """Return `spec` or `plan` as it was when the run was started last, or None when there is none that can be read.
 
-    `on` names the backend; where left out, here or in containers.
+    `on` names the backend; where left out, here or in containers. Of a run on Kubernetes the cluster alone has them.
     """
-    for target in ("local", "docker") if on is None else (on,):
+    for target in (one for one in ("local", "docker") if on in {None, one}):
         try:
             content = json.loads((home(runs, target) / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

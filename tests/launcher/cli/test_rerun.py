@@ -1,16 +1,22 @@
 """What a second `up` of the same name does."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from launcher.backend.local import locks
 from launcher.backend.local.backend import LocalBackend
-from launcher.backend.model import RunStatus, State
-from launcher.cli.rerun import Asked, Change, alone, decide, from_where, is_there, move_aside
+from launcher.backend.model import Backend, RunStatus, State
+from launcher.cli.rerun import Asked, Change, alone, changed, decide, from_where, is_there, move_aside, other_spec
 from launcher.errors import UsageError
+from launcher.plan import planner
+from launcher.spec.loader import dump
+from launcher.spec.models import ClusterSpec
 
 RUNS = Path("runs")
 NOTHING_ASKED = Asked(fresh=False, resume=False, may_prompt=False)
@@ -71,6 +77,35 @@ def test_a_run_of_another_spec_that_was_started_elsewhere_is_asked_about(digest:
     with pytest.raises(UsageError, match=words) as caught:
         decide(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc")
     assert "--resume" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "old, new, found",
+    [
+        (("/a/src", "/a/data"), ("/b/src", "/b/data"), []),  # a copied project
+        (("/a/c/src", "/a/data"), ("/b/src", "/data"), []),  # one with its data beside it
+        (("/a/src", "/v1/data"), ("/b/src", "/v2/data"), ["train.data"]),
+        (("/a/v1/src", "/a/data"), ("/b/v2/src", "/b/data"), ["code"]),
+        (("/a/src", "/mnt/v1/train"), ("/b/src", "/mnt/v2/train"), ["train.data"]),
+        (("/a/src", "/mnt/train"), ("/b/src", "/mnt/train"), []),
+    ],
+)
+def test_of_a_run_on_a_cluster_another_data_set_or_code_is_a_change(
+    old: tuple[str, str], new: tuple[str, str], found: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "toy" / "launcher").mkdir(parents=True)
+    # What a run of processes has noted is not of the cluster's.
+    (tmp_path / "toy" / "launcher" / "plan.json").write_text(json.dumps({"spec_dir": str(tmp_path)}))
+
+    def made(code: str, data: str) -> ClusterSpec:
+        volume = {"name": "data", "mount_path": "/mnt", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
+        train = {"workload": "mnist", "data": data, "steps": 1}
+        return ClusterSpec.model_validate({"version": 1, "name": "toy", "code": code, "train": train, "kubernetes": {"volumes": [volume]}})
+
+    plan = planner.plan(made(*new), "kubernetes", run_dir="/runs/toy", spec_dir="/b")
+    backend = cast("Backend", SimpleNamespace(spec=lambda _: dump(made(*old))))
+    assert [path for path, _, _ in changed(backend, made(*new), plan, tmp_path) or ()] == found
+    assert other_spec(tmp_path, plan) == ""
 
 
 def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path) -> None:
