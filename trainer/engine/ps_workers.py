@@ -204,6 +204,9 @@ class Workers:
         self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
         self._nothing_done = Done(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
+        # What lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
+        # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
+        self._of_lost_workers: list[Any] = []
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
         self._calls: dict[int, _Call] = {}  # that have not ended
         self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
@@ -334,8 +337,8 @@ class Workers:
                 self._iterators[worker] = self._make_iterator(worker)
             self._lost.discard(worker)
             done = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done
-        except tf.errors.OpError:
-            self._iterators.pop(worker, None)  # it lived on that worker
+        except tf.errors.OpError as error:
+            self._of_lost_workers.append((error, self._iterators.pop(worker, None)))
             self._greeted.discard(worker)
             self._lost.add(worker)
             with self._lock:
