@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from launcher.backend.model import ENDED, Backend, RunStatus, State
-from launcher.cli.runs import beside, command, homes, is_named, near, stored
+from launcher.cli.runs import beside, command, homes, near, stored
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
@@ -56,16 +56,16 @@ def alone(runs: Path, name: str) -> Iterator[None]:
         yield
 
 
-def check_place(file: Path, runs: Path, name: str, *, fresh: bool) -> str:
+def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool) -> str:
     """Return what a person should know about where the run on this machine is, empty for nothing.
 
     Runs are in the working directory, and a spec may be in another: one that was started beside its spec is not to start again here, from
-    the first step. Raises UsageError where it would, unless `fresh` asks for that or the user names the directory.
+    the first step. Raises UsageError where it would, unless `fresh` asks for that. `started_by` are the words after `up`, the spec's file first.
     """
-    found = beside(file, runs, name)
-    if found is None or "local" not in homes(found, name) or is_named(runs):
+    found = beside(Path(started_by[0]), runs, name)
+    if found is None or "local" not in homes(found, name):
         return ""
-    other = command(found, "up", str(file))
+    other = command(found, "up", *started_by)
     if is_there(runs, name):
         return f"another run {name} is in {found}, beside the spec; `{other}` goes on with that one"
     if fresh:

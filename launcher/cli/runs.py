@@ -68,11 +68,6 @@ def near(path: str) -> str:
         return path
 
 
-def is_named(runs: Path) -> bool:
-    """Return whether the user has named the directory of runs."""
-    return runs != DEFAULT_RUNS or bool(os.environ.get("LAUNCHER_RUNS"))
-
-
 def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
     """Return the command line a user types next, with --on and --runs where the run is not where a verb looks by itself."""
     words = ["launcher", verb, *rest]

@@ -28,6 +28,7 @@ EXAMPLES = (
 
 
 def up(
+    command_line: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec.")] = Path("cluster.yaml"),
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running in the background.")] = False,
@@ -54,7 +55,9 @@ def up(
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
     say = _sayer(as_json=as_json)
-    if on == "local" and (place := check_place(file, runs, spec.name, fresh=fresh)):
+    source = command_line.get_parameter_source("runs")
+    is_named = source is not None and source.name != "DEFAULT"  # as `--runs runs`, too
+    if on == "local" and not is_named and (place := check_place(started_by, runs, spec.name, fresh=fresh)):
         say(f"notice: {place}")
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.

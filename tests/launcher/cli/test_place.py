@@ -38,7 +38,7 @@ def test_a_run_beside_its_spec_is_not_started_again_elsewhere_without_a_word(pro
     refused = run_in(elsewhere, *up)
     assert refused.returncode == 2
     assert "there is no run toy in runs, but one in ../project/runs, beside the spec" in refused.stderr
-    assert "launcher up ../project/toy.yaml --runs ../project/runs" in refused.stderr
+    assert f"launcher up ../project/toy.yaml --set code={project} --runs ../project/runs" in refused.stderr
     assert "--fresh" in refused.stderr
     assert not (elsewhere / "runs").exists()
     status = run_in(elsewhere, "status", "../project/toy.yaml")
@@ -47,6 +47,7 @@ def test_a_run_beside_its_spec_is_not_started_again_elsewhere_without_a_word(pro
     assert "toy is complete" in run_in(elsewhere, *up, "--runs", "../project/runs").stdout
     fresh = run_in(elsewhere, *up, "--fresh")
     assert (fresh.returncode, "step 2/2" in fresh.stdout) == (0, True)
+    assert "another run toy" not in run_in(elsewhere, *up, "--runs", "runs").stdout  # it is named, though that is the default
     assert "another run toy is in ../project/runs" in run_in(elsewhere, *up).stdout
 
 
