@@ -8,16 +8,16 @@ from typing import Any
 from launcher.backend.model import Where
 from launcher.plan import places, planner
 from launcher.plan.models import Plan, Target
-from launcher.spec.loader import digest, load
+from launcher.spec.loader import digest, load_as_written
 from launcher.spec.models import ClusterSpec
 
 
 def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) -> tuple[ClusterSpec, Plan]:
     """Return the spec in `file` and its plan on `target`; `runs` holds the local runs. Raises SpecError and LauncherError."""
-    spec = load(file, overrides)
+    spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
     where = places.run_dir(target, runs, spec.name)
-    return spec, planner.plan(spec, target, run_dir=where, digest=digest(_anywhere(spec, directory)), spec_dir=directory)
+    return spec, planner.plan(spec, target, run_dir=where, digest=digest(_anywhere(spec, written, directory)), spec_dir=directory)
 
 
 def planned_there(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:
@@ -42,11 +42,17 @@ def _in_namespace(overrides: Sequence[str], namespace: str | None) -> list[str]:
     return [*overrides, *([f"kubernetes.namespace={namespace}"] if namespace else [])]
 
 
-def _anywhere(spec: ClusterSpec, directory: Path) -> ClusterSpec:
+def _anywhere(spec: ClusterSpec, written: ClusterSpec, directory: Path) -> ClusterSpec:
     """Return the spec with paths as from its file: what identifies it is the same in every checkout, and when a project is moved."""
     update: dict[str, Any] = {}
-    if spec.code is not None:
-        update["code"] = os.path.relpath(spec.code, directory)
-    if spec.train is not None and Path(spec.train.data).is_relative_to(directory):
-        update["train"] = spec.train.model_copy(update={"data": os.path.relpath(spec.train.data, directory)})
+    if spec.code is not None and written.code is not None:
+        update["code"] = _from_file(spec.code, written.code, directory)
+    if spec.train is not None and written.train is not None:
+        update["train"] = spec.train.model_copy(update={"data": _from_file(spec.train.data, written.train.data, directory)})
     return spec.model_copy(update=update)
+
+
+def _from_file(path: str, written: str, directory: Path) -> str:
+    """Return an absolute path as from the spec's file, unless it is elsewhere and was written as an absolute one; another word as it is."""
+    is_written_so = path == written or Path(written).expanduser().is_absolute()
+    return path if is_written_so and not Path(path).is_relative_to(directory) else os.path.relpath(path, directory)

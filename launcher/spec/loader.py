@@ -25,7 +25,12 @@ _DIGEST_LENGTH = 12
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> ClusterSpec:
-    """Return the spec in a file, with `overrides` (`path=value`) applied, and its paths made absolute.
+    """Return the spec in a file, with `overrides` (`path=value`) applied, and its paths made absolute. Raises SpecError as below."""
+    return load_as_written(path, overrides)[0]
+
+
+def load_as_written(path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterSpec, ClusterSpec]:
+    """Return the spec in a file, with `overrides` (`path=value`) applied: with its paths made absolute, and as they are written.
 
     Relative paths in the file start at the file's directory, those in an override at the current directory.
     Raises SpecError with every problem, in the order of their places.
@@ -46,7 +51,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> ClusterSpec:
     if problems or spec is None:
         unique = dict.fromkeys(problems)
         raise SpecError(sorted(unique, key=lambda problem: (problem.file == override.FILE, problem.line, problem.column, problem.path)))
-    return _with_absolute_paths(spec, directory)
+    return _with_absolute_paths(spec, directory), spec
 
 
 def run_name(path: Path) -> str:
