@@ -193,6 +193,7 @@ class DockerBackend:
                 raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on docker")
             with asking(f"deleting the data of {name}"):
                 self._engine.remove(name)
+                self._engine.remove_readers(name)
                 for volume in self._engine.volumes(name):
                     volume.remove()
             try:

@@ -29,6 +29,7 @@ from launcher.render import labels
 # What every call of the client may raise: the engine's own errors, and those of the way to it.
 ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
 COPY = f"{labels.PREFIX}copy-of"  # a container that copies a run's volume; of which run
+READER = f"{labels.PREFIX}reader-of"  # a container by which a run's volume is read; of which run
 TIMEOUT = 60  # seconds for one answer
 OLDEST_COMPOSE = (2, 20)  # tried with 2.26; mounts and devices are as this version reads them
 _COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
@@ -118,6 +119,12 @@ class Engine:
                 for mount in container.attrs["Mounts"]:
                     if mount.get("RW"):
                         self.client.volumes.get(mount["Name"]).remove()
+
+    def remove_readers(self, run: str) -> None:
+        """Remove what reads the run's volume, which cannot go else: also what was left where that was killed. Raises one of ERRORS."""
+        for container in self.client.containers.list(all=True, filters={"label": f"{READER}={run}"}, ignore_removed=True):
+            with contextlib.suppress(NotFound):
+                container.remove(force=True, v=True)
 
     def _remove(self, run: str, removed: Counter[str]) -> APIError | None:
         """Remove what can be removed now, and count it by kind; return why something could not, for now."""

@@ -4,10 +4,11 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from docker.errors import NotFound
 from docker.types import Mount
 
 from launcher import images
-from launcher.backend.docker.engine import COPY, ERRORS, TIMEOUT, Engine
+from launcher.backend.docker.engine import COPY, ERRORS, READER, TIMEOUT, Engine
 from launcher.backend.docker.look import volume_of
 from launcher.backend.docker.problems import explain
 from launcher.backend.docker.task import OVER
@@ -43,6 +44,7 @@ def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -
         with contextlib.suppress(*ERRORS):
             engine.client.volumes.get(new).remove()
         raise
+    engine.remove_readers(name)
     old.remove()
     return f"volume {new}"
 
@@ -59,7 +61,7 @@ def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> I
         entrypoint=["true"],
         network_mode="none",
         mounts=[Mount(CONTAINER_RUNS, volume.name, read_only=True)],
-        labels={COPY: name},
+        labels={READER: name},
     )
     try:
         archive = _Archive(engine, str(container.id), f"{CONTAINER_RUNS}/{name}")
@@ -69,7 +71,8 @@ def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> I
         with archive.read(there[part]) as chunks:
             yield Stored(f"volume {volume.name}, {name}/{there[part]}", chunks)
     finally:
-        container.remove(force=True)
+        with contextlib.suppress(NotFound):
+            container.remove(force=True)
 
 
 class _Archive:

@@ -1,0 +1,83 @@
+"""What is read of a run's volume, from an engine that is busy, fails, or has lost the container meanwhile: an HTTP server that answers as one."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from launcher.backend.docker import volumes
+from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine
+from launcher.backend.stored import Part
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """The answers of an engine with one volume; `archive` is that to what is asked for of a container's files."""
+
+    archive = 200
+    removed = 204
+    asked: list[tuple[str, str, dict[str, list[str]]]]
+
+    def do_HEAD(self) -> None:
+        self._answer(self.archive, None)
+
+    def do_GET(self) -> None:
+        known: dict[str, Any] = {"version": {"ApiVersion": "1.41"}, "volumes": {"Volumes": [{"Name": "toy_run"}]}}
+        last = urlsplit(self.path).path.rsplit("/", 1)[-1]
+        self._answer(200, [] if urlsplit(self.path).path.endswith(("/containers/json", "/networks")) else known.get(last, {"Id": "c1"}))
+
+    def do_POST(self) -> None:
+        self._answer(201, {"Id": "c1"})
+
+    def do_DELETE(self) -> None:
+        self._answer(self.removed, {"message": "no such container"})
+
+    def _answer(self, status: int, body: Any) -> None:
+        url = urlsplit(self.path)
+        self.asked.append((self.command, url.path, parse_qs(url.query)))
+        content = b"" if body is None or status == 204 else json.dumps(body).encode()
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answers]]:
+    answers = type("_", (Answers,), {"asked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr("launcher.images.find", lambda _: SimpleNamespace())  # which asks the docker command
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield answers
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def engine(served: type[Answers]) -> Engine:
+    del served
+    return Engine(Endpoint(""))
+
+
+def test_a_reader_that_was_removed_meanwhile_is_no_error(engine: Engine, served: type[Answers]) -> None:
+    served.removed = 404
+    with volumes.opened(engine, "toy", Part.MODEL, None) as stored:
+        assert stored.origin == "volume toy_run, toy/export/best"
+
+
+def test_the_end_of_a_run_removes_no_reader(engine: Engine, served: type[Answers]) -> None:
+    engine.remove("toy")
+    asked = [str(query.get("filters")) for _, path, query in served.asked if path.endswith("/containers/json")]
+    assert any(COPY in one for one in asked)
+    assert not any(READER in one for one in asked)
