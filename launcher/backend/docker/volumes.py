@@ -72,7 +72,7 @@ def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> I
             yield Stored(f"volume {volume.name}, {name}/{there[part]}", chunks)
     finally:
         with contextlib.suppress(NotFound):
-            container.remove(force=True)
+            container.remove(force=True, v=True)  # with the volumes that its image asks for
 
 
 class _Archive:
@@ -136,4 +136,4 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
             said = copying.logs().decode("utf-8", "replace")
             raise explain(said or "cp failed without a word", f"copying the volume {old}")
     finally:
-        copying.remove(force=True)
+        copying.remove(force=True, v=True)

@@ -76,6 +76,13 @@ def test_a_reader_that_was_removed_meanwhile_is_no_error(engine: Engine, served:
         assert stored.origin == "volume toy_run, toy/export/best"
 
 
+def test_a_reader_takes_the_volumes_without_a_name_with_it(engine: Engine, served: type[Answers]) -> None:
+    with volumes.opened(engine, "toy", Part.MODEL, None):
+        pass
+    method, path, query = served.asked[-1]
+    assert (method, path.endswith("/containers/c1"), query["v"]) == ("DELETE", True, ["True"])
+
+
 def test_the_end_of_a_run_removes_no_reader(engine: Engine, served: type[Answers]) -> None:
     engine.remove("toy")
     asked = [str(query.get("filters")) for _, path, query in served.asked if path.endswith("/containers/json")]
