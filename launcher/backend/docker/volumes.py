@@ -1,10 +1,12 @@
 """A run's volume: kept under another name, out of a new run's way, and read from here."""
 
 import contextlib
+import http.client
 import time
 from collections.abc import Iterator
 
-from docker.errors import NotFound
+import requests
+from docker.errors import NotFound, create_api_error_from_http_exception
 from docker.types import Mount
 
 from launcher import images
@@ -83,19 +85,30 @@ class _Archive:
         self._url = f"{self._api.base_url}/v{self._api.api_version}/containers/{container}/archive"
 
     def has(self, place: str) -> bool:
-        """Return whether a directory is there."""
+        """Return whether a directory is there. Raises one of engine.ERRORS."""
         answer = self._api.head(self._url, params=self._of(place), timeout=TIMEOUT)
-        return bool(answer.ok)
+        if answer.status_code == http.client.NOT_FOUND:
+            return False
+        _check(answer)
+        return True
 
     @contextlib.contextmanager
     def read(self, place: str) -> Iterator[Iterator[bytes]]:
         """Open a directory as the pieces of a tar file. Raises one of engine.ERRORS."""
         with contextlib.closing(self._api.get(self._url, params=self._of(place), timeout=TIMEOUT, stream=True)) as answer:
-            answer.raise_for_status()
+            _check(answer)
             yield answer.iter_content(_PIECE)
 
     def _of(self, place: str) -> dict[str, str]:
         return {"path": f"{self._root}/{place}/."}  # the dot lets the engine follow a link
+
+
+def _check(answer: requests.Response) -> None:
+    """Raise APIError, with what the engine says, for an answer that is one of failure."""
+    try:
+        answer.raise_for_status()
+    except requests.HTTPError as error:
+        create_api_error_from_http_exception(error)
 
 
 def _any_image(engine: Engine, spec: ClusterSpec | None) -> str:

@@ -11,8 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from launcher.backend.docker import volumes
-from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine
+from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine, asking
 from launcher.backend.stored import Part
+from launcher.errors import LauncherError, UsageError
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -81,6 +82,19 @@ def test_a_reader_takes_the_volumes_without_a_name_with_it(engine: Engine, serve
         pass
     method, path, query = served.asked[-1]
     assert (method, path.endswith("/containers/c1"), query["v"]) == ("DELETE", True, ["True"])
+
+
+def test_an_engine_that_fails_does_not_say_that_there_is_nothing(engine: Engine, served: type[Answers]) -> None:
+    served.archive = 500
+    with (
+        pytest.raises(LauncherError, match="reading the model of toy failed: 500"),
+        asking("reading the model of toy"),
+        volumes.opened(engine, "toy", Part.MODEL, None),
+    ):
+        pass
+    served.archive = 404
+    with pytest.raises(UsageError, match="toy has no model yet"), volumes.opened(engine, "toy", Part.MODEL, None):
+        pass
 
 
 def test_the_end_of_a_run_removes_no_reader(engine: Engine, served: type[Answers]) -> None:
