@@ -81,16 +81,19 @@ def test_an_empty_directory_is_nothing(run_dir: Path) -> None:
     assert archive.found(run_dir, PLACES) == {"model": "export/last"}
 
 
+def server(run_dir: Path, port: int, idle: float) -> subprocess.Popen[bytes]:
+    text = Path(archive.__file__).read_text(encoding="utf-8")
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    return subprocess.Popen([sys.executable, "-I", "-c", text, str(run_dir), json.dumps(PLACES), digest, str(port), str(idle)])
+
+
 @pytest.fixture
 def port(run_dir: Path) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         found = int(free.getsockname()[1])
-    text = Path(archive.__file__).read_text(encoding="utf-8")
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    words = [sys.executable, "-I", "-c", text, str(run_dir), json.dumps(PLACES), digest, str(found), "3"]
-    with subprocess.Popen(words) as server:
+    with server(run_dir, found, idle=60) as process:
         yield found
-        assert server.wait(timeout=60) == 0  # it ends by itself once nobody has asked for a while
+        process.terminate()
 
 
 Answer = tuple[int, http.client.HTTPMessage, bytes]
@@ -118,3 +121,8 @@ def test_the_server_gives_a_directory_to_the_holder_of_the_token_alone(port: int
     status, headers, body = ask(port, "/model", TOKEN)
     assert (status, headers[archive.SIZE_HEADER], headers[archive.PLACE_HEADER]) == (200, "7004", "export/best")
     assert members(body)["model.keras"] == b"weights" * 1000
+
+
+def test_the_server_ends_by_itself_once_nobody_has_asked_for_a_while(run_dir: Path) -> None:
+    with server(run_dir, 0, idle=0.5) as process:
+        assert process.wait(timeout=60) == 0
