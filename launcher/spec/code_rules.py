@@ -8,6 +8,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -39,9 +40,12 @@ class Module:
 
 
 def parse(source: bytes, file: str) -> Module:
-    """Return what a module defines. Raises SyntaxError, and ValueError for what is no text."""
+    """Return what a module defines. Raises SyntaxError, ValueError for what is no text, RecursionError or MemoryError for what is too deep."""
     module = Module()
-    _collect(ast.parse(source, file).body, module)
+    with warnings.catch_warnings():  # of its strings: they are not errors, even where Python is told to make errors of warnings
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source, file)
+    _collect(tree.body, module)
     return module
 
 
@@ -116,10 +120,11 @@ def _name_is_there(subject: Subject, path: FilePath, file: FilePath, workload: s
         module = parse(path.read_bytes(), str(file))
     except SyntaxError as error:
         if subject.spec.image is None:  # another image may have another Python
-            message = f"{file}, line {error.lineno}, is no Python: {error.msg}"
+            line = "" if error.lineno is None else f", line {error.lineno},"
+            message = f"{file}{line} is no Python: {error.msg}"
             yield Finding(_WORKLOAD, message, "a module that can be imported", f"correct {file}")
         return
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError, MemoryError):
         return
     if module.hides:
         return

@@ -49,7 +49,11 @@ def check(directory: Path, source: str | None, workload: str = "mine:model", mor
         f"{DATA}model = make()\nmodel.compile()",
         "from data import train_data, eval_data\ndef model(): ...",
         "def model(): ...\nfrom data import *",
+        "class model: ...\npattern = '\\d'",  # of which Python warns
+        f"model = {'-' * 100_000}1",
+        f"model = {'+'.join('1' * 20_000)}",
     ],
+    ids=lambda source: source[:80],
 )
 def test_what_is_there_or_cannot_be_seen_is_no_error(source: str, tmp_path: Path) -> None:
     assert check(tmp_path, source) == []
@@ -106,3 +110,7 @@ def test_the_run_of_a_spec_is_known_by_its_name_while_its_code_is_half_written(t
     (tmp_path / "cluster.yaml").write_text("version: 1\nname: Not_A_Name\n")
     with pytest.raises(SpecError):
         run_name(tmp_path / "cluster.yaml")
+
+
+def test_of_a_file_that_is_no_text_no_line_is_told(tmp_path: Path) -> None:
+    assert not [message for message in check(tmp_path, "class model: ...\0\n") if "line" in message]
