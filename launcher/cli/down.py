@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -69,8 +70,10 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
     if ended:
         how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"
         what = ", ".join(count(number, kind) for kind, number in removed.items())
-        stays = f"; its data stays in {near(status.run_dir)}" if keeps and status.run_dir else ""
-        say(f"{run} {how} and does not run; {f'removed {what}' if what else 'there was nothing to remove'}{stays}")
+        did = f"{'ended' if 'process' in removed else 'removed'} {what}" if what else "there was nothing to remove"
+        is_there = status.run_dir and (status.backend != "local" or Path(status.run_dir).is_dir())
+        stays = f"; its data stays in {near(status.run_dir)}" if keeps and is_there else ""
+        say(f"{run} {how} and does not run; {did}{stays}")
         after = status
     else:
         after = backend.status(run)

@@ -51,10 +51,12 @@ def decimal(size: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number with its noun: `1 worker`, `2 workers`, `2 policies`; ps is its own plural."""
+    """Write a number with its noun: `1 worker`, `2 workers`, `2 policies`, `2 processes`; ps is its own plural."""
     if number == 1 or noun == "ps":
         return f"{number:,} {noun}"
-    return f"{number:,} {noun.removesuffix('y')}ies" if noun.endswith("y") else f"{number:,} {noun}s"
+    if noun.endswith("y"):
+        return f"{number:,} {noun.removesuffix('y')}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def seconds_each(seconds: float) -> str:

@@ -136,23 +136,22 @@ class LocalBackend:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
         layout = self.layout(name)
         if not self._is_there(layout) and leftovers.strays(layout):
-            leftovers.end_strays(layout)
-            return {}
-        self._stop(self._known(name), now=now)
-        leftovers.end_strays(layout)
+            return _ended(leftovers.end_strays(layout))
+        left = self._stop(self._known(name), now=now)
+        left += leftovers.end_strays(layout)
         self._let_go(name)
-        return {}
+        return _ended(left)
 
-    def _stop(self, layout: Layout, *, now: bool) -> None:
+    def _stop(self, layout: Layout, *, now: bool) -> int:
+        """Stop the run; return how many processes were left of it that nobody kept."""
         name = layout.name
         if not locks.held(layout.lock):
-            leftovers.clear(layout, now=now)
-            return
+            return leftovers.clear(layout, now=now)
         snapshot = _await_snapshot(layout)
         supervisor = snapshot.supervisor if snapshot else None
         if snapshot is None or supervisor is None or not processes.alive(supervisor):
             if not locks.held(layout.lock):
-                return
+                return 0
             where = snapshot.host if snapshot else "another machine"
             raise LauncherError(
                 f"the run {name} is kept by a process that is not to be seen from here (on {where}; this is {socket.gethostname()})",
@@ -163,7 +162,8 @@ class LocalBackend:
         if not locks.wait_released(layout.lock, timeout=wait):
             processes.send(supervisor.pid, signal.SIGKILL)
             locks.wait_released(layout.lock, timeout=_KILL_WAIT)
-            leftovers.clear(layout, now=True)
+            return leftovers.clear(layout, now=True)
+        return 0
 
     def delete(self, name: str) -> None:
         """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""
@@ -261,6 +261,10 @@ def _await_snapshot(layout: Layout, *, timeout: float = 10.0) -> Snapshot | None
         if not locks.held(layout.lock) or time.monotonic() >= deadline:
             return state.read(layout.state)
         time.sleep(0.02)
+
+
+def _ended(processes: int) -> dict[str, int]:
+    return {"process": processes} if processes else {}
 
 
 def _model(layout: Layout) -> str | None:

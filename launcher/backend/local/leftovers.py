@@ -51,18 +51,18 @@ def interrupted(layout: Layout, snapshot: Snapshot) -> RunStatus:
     return dataclasses.replace(snapshot.status, state=State.INTERRUPTED, reason=reason, ended=ended, eta=None, tasks=tasks)
 
 
-def clear(layout: Layout, *, now: bool) -> None:
-    """End what is left of a run that nobody keeps, and note it as interrupted. Does nothing while it is kept.
+def clear(layout: Layout, *, now: bool) -> int:
+    """End what is left of a run that nobody keeps, and note it as interrupted; return how many processes. Does nothing while it is kept.
 
     The tasks get their grace period to leave by themselves, none with `now`. Raises LauncherError when some of it
     cannot be ended, and OSError when nothing can be written.
     """
     snapshot = state.read(layout.state)
     if snapshot is None or snapshot.status.state in ENDED:
-        return
+        return 0
     lock_fd = locks.acquire(layout.lock, timeout=_LOOKED_AT_WITHIN)
     if lock_fd is None:
-        return
+        return 0
     try:
         deadline = time.monotonic() + (0 if now else snapshot.grace_period)
         while (left := find(layout, snapshot)) and time.monotonic() < deadline:
@@ -76,6 +76,7 @@ def clear(layout: Layout, *, now: bool) -> None:
                 f"what is left of the run {layout.name} cannot be ended: {who}", "end these processes yourself, then try again"
             )
         state.write(layout.state, dataclasses.replace(snapshot, status=interrupted(layout, snapshot)))
+        return sum(map(len, left.values()))
     finally:
         os.close(lock_fd)
 
@@ -89,12 +90,14 @@ def strays(layout: Layout) -> str:
     return f"process {', '.join(map(str, found))}" if found else ""
 
 
-def end_strays(layout: Layout) -> None:
-    """Kill what `strays` finds. Raises LauncherError when some of it stays."""
-    for pid in [] if locks.held(layout.lock) else processes.tasks_of(str(layout.run_dir)):
+def end_strays(layout: Layout) -> int:
+    """Kill what `strays` finds; return how many processes. Raises LauncherError when some of it stays."""
+    found = [] if locks.held(layout.lock) else processes.tasks_of(str(layout.run_dir))
+    for pid in found:
         processes.kill_session(processes.session_of(pid) or pid)
     if stayed := strays(layout):
         raise LauncherError(f"tasks of the run {layout.name} cannot be ended: {stayed}", "end these processes yourself, then try again")
+    return len(found)
 
 
 def await_none(layout: Layout, within: float) -> None:

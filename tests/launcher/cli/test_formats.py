@@ -33,7 +33,8 @@ def test_memory_has_a_binary_unit(size: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "number, noun, text", [(1, "task", "1 task"), (2, "task", "2 tasks"), (2, "ps", "2 ps"), (1200, "worker", "1,200 workers")]
+    "number, noun, text",
+    [(1, "task", "1 task"), (2, "task", "2 tasks"), (2, "ps", "2 ps"), (1200, "worker", "1,200 workers"), (2, "process", "2 processes")],
 )
 def test_count(number: int, noun: str, text: str) -> None:
     assert formats.count(number, noun) == text

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.backend.local import backend, leftovers, processes
 from launcher.backend.model import State
+from launcher.cli import main
 from launcher.errors import UsageError
 from tests.launcher.backend.local.running import FOREVER, Runs
 
@@ -78,7 +79,9 @@ def test_a_run_that_is_started_in_its_place_waits_for_the_end_and_is_let_alone(r
     assert gone(runs)
 
 
-def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     up(runs)
     monkeypatch.setattr(backend, "_KILL_WAIT", 0.3)
     with unheard(runs.supervisor()):
@@ -88,8 +91,10 @@ def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(runs: Runs, m
         status = runs.backend.status("run")
         assert status.state == State.INTERRUPTED
         assert "was removed while the run ran; still running: process" in status.reason
-        runs.backend.stop("run")
+        shutil.rmtree(runs.layout().run_dir)  # which that start has made
+        assert main.run(["down", "run", "--runs", str(runs.directory)]) == 0
         assert gone(runs)
+        assert capsys.readouterr().out == "run was interrupted and does not run; ended 2 processes\n"
 
 
 def test_a_checkpoint_that_is_saved_before_the_end_does_not_bring_it_back(runs: Runs) -> None:
