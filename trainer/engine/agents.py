@@ -87,6 +87,10 @@ class AgentSession(ABC):
         """See Session.hold. An agent has no callbacks."""
         del step
 
+    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.from_chief: this is the chief."""
+        return list(flags)
+
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between."""
         del current  # it always is

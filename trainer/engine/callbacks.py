@@ -1,7 +1,7 @@
 """Calls Keras's callbacks between steps, as `fit` does: on the chief, with the logs that `fit` would give them.
 
-Every task makes them and goes through the same places, since what a callback changes on the chief is to hold on all from the same step on
-(`Session.between`). An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
+Every task goes through the same places, since what a callback changes on the chief is to hold on all from the same step on
+(`Session.between`); those that the chief has decide which places these are, whatever a task makes for itself. An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
 the next, where `train.evaluate.every_steps` says so; else a pass again, or the whole run where the data's length is not known.
 """
 
@@ -48,6 +48,7 @@ class Hooks:
         self._packed = b""  # what a checkpoint had for them
         self._logs: dict[str, float] = {}
         self._evaluate: Evaluate | None = None
+        self._called = bool(self._callbacks)
         self.by_batch = any(_looks_at_batches(callback) for callback in self._callbacks)
         self.reason: str | None = None  # why a callback has ended the run
 
@@ -71,7 +72,7 @@ class Hooks:
 
     def until(self, last: int) -> int:
         """Return the step with which the epoch ends, at most `last`: calls of the session end there."""
-        return min(last, self._span.steps(self._epoch + 1)) if self._callbacks else last
+        return min(last, self._span.steps(self._epoch + 1)) if self._called else last
 
     def restore(self, packed: bytes) -> None:
         """Take what a checkpoint had for the callbacks; they get it when training begins."""
@@ -87,7 +88,10 @@ class Hooks:
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:
         """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
-        if not self._callbacks or step >= self._job.steps:
+        if step >= self._job.steps:
+            return False
+        self._called, self.by_batch = self._session.from_chief([self._called, self.by_batch])
+        if not self._called:
             return False
         self._evaluate = evaluate
         self._epoch = self._span.epoch_at(step)
@@ -119,7 +123,7 @@ class Hooks:
 
     def after(self, progress: Progress) -> bool:
         """Call what is due after a call of the session, on every task; return whether training is to end."""
-        if not self._callbacks:
+        if not self._called:
             return False
         step = progress.step
         self._means.add(progress)

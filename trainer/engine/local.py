@@ -1,7 +1,7 @@
 """Training by one process, or by several in step with an all-reduce: strategies single and multi_worker_mirrored."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,8 @@ from trainer.workloads.protocol import Shard, Workload
 # Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
 # stays as long again.
 _LINGER = 0.3
+# Numbers that tasks tell each other between steps: vectors of TensorFlow's collective of one kind are of one size.
+_TOLD = 3
 
 
 class LocalSession:
@@ -68,12 +70,18 @@ class LocalSession:
     def hold(self, step: int) -> None:
         """Do nothing: `run` begins no step that it was not asked for."""
 
+    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.from_chief."""
+        told = [float(flag and self.is_chief) for flag in flags]
+        agreed = self._ring.agree([*told, *[0.0] * (_TOLD - len(told))])
+        return [bool(number) for number in agreed[: len(told)]]
+
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between."""
         del current  # it always is
         if self._ring.size == 1:
             return hooks()
-        told = [0.0] * 3
+        told = [0.0] * _TOLD
         if self.is_chief:
             before = Snapshot(self.model.weights)
             stop = hooks()

@@ -1,7 +1,7 @@
 """Training on every GPU of one machine, or on logical CPU devices where it has none: strategy mirrored."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -73,6 +73,10 @@ class MirroredSession:
 
     def hold(self, step: int) -> None:
         """Do nothing: `run` begins no step that it was not asked for."""
+
+    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.from_chief: this is the chief."""
+        return list(flags)
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between: what is assigned to a mirrored variable is assigned on each device."""

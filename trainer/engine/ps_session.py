@@ -1,7 +1,7 @@
 """What the chief's two sessions on parameter servers share: the model, its state on the servers, the workers and their data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -69,6 +69,10 @@ class ServerSession(ABC):
     def hold(self, step: int) -> None:
         """See Session.hold."""
         self._held = step
+
+    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.from_chief: this is the chief."""
+        return list(flags)
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between."""

@@ -105,6 +105,13 @@ class Session(Protocol):
     def hold(self, step: int) -> None:
         """Begin no step after `step` until the next call of this; every task calls it."""
 
+    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """Return the chief's flags, at most three, on every task. Every task calls this before the first `run`.
+
+        Raises:
+            PeerLostError: a task is gone.
+        """
+
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
 

@@ -34,7 +34,7 @@ def check_changes(told: dict[str, Any]) -> None:
     assert told["seen"][0] != told["seen"][1] == told["seen"][2] == pytest.approx(told["sum"])
 
 
-@pytest.mark.parametrize("hooks", ["epochs", "batches"])
+@pytest.mark.parametrize("hooks", ["epochs", "batches", "chief alone"])
 def test_two_tasks_hold_the_same_weights_and_rate_and_end_with_the_same_step(tasks: list[dict[str, Any]], hooks: str) -> None:
     chief, worker = (task[hooks] for task in tasks)
     check_changes(chief)
