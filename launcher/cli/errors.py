@@ -84,9 +84,17 @@ def _print(error: Exception, told: dict[str, Any]) -> None:
 
 
 def wrapped(text: str, width: int | None, begun: int) -> str:
-    """Return a text in lines of `width` that break between words, never in a command in backticks; `begun` columns of the first are taken."""
+    """Return a text in lines of `width` that break between words, never in a command in backticks; `begun` columns of the first are taken.
+
+    A line of the text that is indented, as a program has written it, stays as it is.
+    """
     if width is None:
         return text
+    first, *more = text.split("\n")
+    return "\n".join([_filled(first, width, begun), *(line if line[:1].isspace() else _filled(line, width, 0) for line in more)])
+
+
+def _filled(text: str, width: int, begun: int) -> str:
     lines, left = [""], width - begun
     for word in re.findall(r"[^\s`]*`[^`]*`\S*|\S+", text):
         if lines[-1] and left < len(word) + 1:
