@@ -13,6 +13,7 @@ import typer
 from launcher.backend.model import Where
 from launcher.backend.stored import Part, Stored, nothing
 from launcher.cli import formats, unpacking
+from launcher.cli.interrupts import ending
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.runs import DEFAULT_RUNS, near
 from launcher.cli.unpacking import Unpacked
@@ -51,7 +52,7 @@ def get(
     place = Path(destination or f"{run}-{what}").absolute()
     unpacking.check(place, runs, replace=force)
     began = time.monotonic()
-    with backend.fetch(run, what) as stored:
+    with ending(), backend.fetch(run, what) as stored:
         with _progress(stored, f"{run}: {what}", quiet=as_json) as seen:
             unpacked = unpacking.unpack(stored.chunks, place, replace=force, seen=seen)
         origin = stored.origin

@@ -46,3 +46,23 @@ class Interrupts:
         del frame
         self.count += 1
         self.first = self.first or number
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a `with` block as Ctrl-C does, so that it removes what it has made: they raise SystemExit, once."""
+    before = {number: handler for number in (signal.SIGTERM, signal.SIGHUP) if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        for one in before:  # a terminal that is closed sends more than one
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,15 +1,20 @@
 """`launcher get`: what a run has stored is copied whole or not at all, and never over what is there."""
 
+import contextlib
 import io
 import itertools
 import json
+import os
+import signal
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from launcher.cli import unpacking
+from launcher.backend.stored import Stored
+from launcher.cli import main, unpacking
 from launcher.errors import LauncherError, UsageError
 from tests.launcher.cli.conftest import Cli, Spec
 
@@ -197,3 +202,31 @@ def test_a_runs_model_and_checkpoints_come_here(cli: Cli, spec: Spec, tmp_path: 
     wrong = cli("get", "toy", "weights")
     assert (wrong.returncode, "checkpoints" in wrong.stderr) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "runs", "toy-model", "toy.yaml"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_copy_leaves_nothing_behind(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    @contextlib.contextmanager
+    def fetch(*_: object) -> Iterator[Stored]:
+        def chunks() -> Iterator[bytes]:
+            yield packed(("top/file", bytes(5000)))[:4000]
+            os.kill(os.getpid(), number)
+
+        try:
+            yield Stored("here", chunks())
+        finally:
+            os.kill(os.getpid(), number)  # again, meanwhile
+            closed.append(number)
+
+    monkeypatch.setattr("launcher.cli.backends.open_run", lambda *_: (SimpleNamespace(fetch=fetch), "toy"))
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(number, lambda *_: None)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main.run(["get", "toy"])
+    finally:
+        signal.signal(number, before)
+    assert (ended.value.code, closed) == (128 + number, [number])
+    assert not list(tmp_path.iterdir())
