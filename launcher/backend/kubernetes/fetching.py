@@ -96,6 +96,7 @@ def _of_jobs(cluster: Cluster, name: str) -> Run | None:
             "user": pod.get("securityContext", {}).get("runAsUser") or USER,
             "image_pull_secrets": [one["name"] for one in pod.get("imagePullSecrets") or ()],
             "node_selector": pod.get("nodeSelector") or {},
+            "tolerations": pod.get("tolerations") or [],
         }
         image = pod["containers"][0]["image"]
         head = {"version": 1, "name": name, "image": image, "command": ["true"]}

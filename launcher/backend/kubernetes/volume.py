@@ -61,6 +61,8 @@ def serving(cluster: Cluster, run: Run, command: list[str], doing: str) -> Itera
 def beside(run: Run, own: Iterable[Object]) -> Object:
     """Return which node a pod has to be on, as fields of its spec: the one where one of the run's `own` pods has a volume of one node. Pure.
 
+    It tolerates there what that one does: nodes with GPUs have taints of which the spec need not say anything.
+
     Raises:
         UsageError: the volume is one pod's, and a pod of the run has it.
     """
@@ -78,7 +80,8 @@ def beside(run: Run, own: Iterable[Object]) -> Object:
                 "wait until it has ended, or stop the run: launcher down",
             )
         on = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-        return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on]}}}}
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on]}}}
+        return {"affinity": affinity, "tolerations": pod["spec"].get("tolerations") or []}
     return {}
 
 

@@ -32,6 +32,12 @@ def test_a_volume_of_one_node_is_read_where_a_pod_has_it() -> None:
     assert beside(run("ReadWriteMany"), own) == {}
 
 
+def test_on_a_node_with_gpus_its_taint_is_tolerated() -> None:
+    chief = mounting(running("chief"))
+    chief["spec"] |= {"nodeName": "node-7", "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
+    assert beside(run("ReadWriteOnce"), [chief])["tolerations"] == chief["spec"]["tolerations"]
+
+
 def test_a_volume_of_one_pod_is_not_read_while_one_has_it() -> None:
     chief = mounting(running("chief"))
     with pytest.raises(UsageError, match="ReadWriteOncePod, and the pod digits-chief-0-00 has the volume"):
