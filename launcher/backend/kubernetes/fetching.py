@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
+from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
 from launcher.backend import archive
 from launcher.backend.kubernetes import look, volume
 from launcher.backend.kubernetes.api import ERRORS, Cluster, asking
+from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.stored import PLACES, Part, Stored, nothing
 from launcher.errors import LauncherError, UsageError
 from launcher.images import USER
@@ -34,6 +36,7 @@ _PORT = 8080  # in the pod
 _IDLE = 120.0  # seconds without a request or a reader after which the pod ends by itself
 _ANSWERS_WITHIN = 60.0  # seconds after it runs: a slow machine imports Python's HTTP server
 _AGAIN = 0.5
+_LINES = 3  # the last of a pod that does not answer, as they are shown
 _PIECE = 1 << 16
 
 
@@ -114,17 +117,22 @@ def _command(run: Run, token: str) -> list[str]:
 def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTPResponse:
     """Ask the pod's server, which may still be starting."""
     deadline = time.monotonic() + _ANSWERS_WITHIN
+    said = ""
     while True:
         try:
             # Not before it listens: the client's thread of a connection that is refused ends with a traceback.
-            if archive.LISTENS.encode() not in cluster.log(pod, TRAINER, [], timeout=_ANSWERS_WITHIN):
+            said = cluster.log(pod, TRAINER, [], timeout=_ANSWERS_WITHIN).decode("utf-8", "replace")
+            if archive.LISTENS not in said:
                 raise ConnectionError("its server is not listening yet")
             return _ask(cluster, pod, part, token)
+        except ForbiddenError:
+            raise
         except (http.client.HTTPException, LauncherError, *ERRORS) as error:
             if time.monotonic() > deadline:
+                last = " | ".join(said.splitlines()[-_LINES:]) or "nothing"
                 raise LauncherError(
-                    f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {error or type(error).__name__}",
-                    f"see what it says: kubectl logs {pod} -n {cluster.namespace}",
+                    f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {error or type(error).__name__}; it has written: {last}",
+                    "try again",
                 ) from error
             time.sleep(_AGAIN)
 
@@ -132,7 +140,11 @@ def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.H
 def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTPResponse:
     # A client of its own: while one opens a stream it is of no other use.
     api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
-    stream: Any = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(_PORT))
+    with asking(f"forwarding a port to the pod {pod}"):
+        try:
+            stream: Any = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(_PORT))
+        except ApiException as error:
+            raise _meant(error) from error
     connection = http.client.HTTPConnection("localhost", _PORT)
     connection.sock = stream.socket(_PORT)
     connection.sock.settimeout(_IDLE)
@@ -142,6 +154,19 @@ def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTP
     except BaseException:
         connection.close()
         raise
+
+
+def _meant(error: Any) -> Any:
+    """Return what the client has made an ApiException without a status of: an interrupt, or the API server's answer."""
+    cause = error.__context__
+    if isinstance(cause, KeyboardInterrupt | SystemExit):
+        return cause
+    status = getattr(cause, "status_code", None)
+    if status is None:
+        return error
+    answered = ApiException(status=status, reason=cause.status_message)
+    answered.body = (cause.resp_body or b"").decode("utf-8", "replace")
+    return answered
 
 
 def _pieces(answer: http.client.HTTPResponse, pod: str) -> Iterator[bytes]:
