@@ -56,7 +56,7 @@ class AsynchronousSession(ServerSession):
                 self._step = max(self._step, result.global_step)
                 results.append(result)
         stop = stop or self._stopped()
-        if stop or finish:
+        if stop or finish or self._step >= min(self._target, self._held):
             results += self._take_all()
         self._told = self._step
         loss, metrics, workers = self._workers.summarise(results)
@@ -67,6 +67,7 @@ class AsynchronousSession(ServerSession):
             metrics=metrics,
             examples=sum(r.steps for r in results) * self._replica.examples,
             seconds=time.perf_counter() - began,
+            measured=sum(result.steps for result in results),
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,

@@ -215,10 +215,13 @@ class _Means:
         self._sums: dict[str, float] = {}
 
     def add(self, progress: Progress) -> None:
-        """Count a call's steps."""
+        """Count what a call has measured."""
+        measured = progress.steps if progress.measured is None else progress.measured
+        if not measured:
+            return
         values = {**({} if progress.loss is None else {"loss": progress.loss}), **progress.metrics}
-        self._sums = {name: self._sums.get(name, 0.0) + value * progress.steps for name, value in values.items()}
-        self._steps += progress.steps
+        self._sums = {name: self._sums.get(name, 0.0) + value * measured for name, value in values.items()}
+        self._steps += measured
 
     def logs(self) -> dict[str, float]:
         """Return the means, `loss` first; none before a step."""

@@ -50,7 +50,7 @@ class Progress:
     """What a call of `Session.run` did.
 
     `step` is the global step after it, `steps` how many of them the call made, `loss` (None before anything is learned or known) and
-    `metrics` means over those, `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
+    `metrics` means over those that are `measured` (None for all of them; with 0, as last known), `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
     task of the cluster was asked to stop, `finish` when the chief said that it is enough. `input_wait` and
     `peer_wait` are the parts of this task's time, 0 to 1, that it waited for input and for gradients of others;
     `dropped` counts the gradients that came too late for their step, since the session began. `not_finite` tells where a loss was not.
@@ -62,6 +62,7 @@ class Progress:
     metrics: dict[str, float]
     examples: int
     seconds: float
+    measured: int | None = None
     stop: bool = False
     finish: bool = False
     next_steps: int | None = None
@@ -103,7 +104,7 @@ class Session(Protocol):
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
 
     def hold(self, step: int) -> None:
-        """Begin no step after `step` until the next call of this; every task calls it."""
+        """Begin no step after `step` until the next call of this; every task calls it. The `run` that comes to it tells of all steps."""
 
     def from_chief(self, flags: Sequence[bool]) -> list[bool]:
         """Return the chief's flags, at most three, on every task. Every task calls this before the first `run`.

@@ -67,7 +67,7 @@ class SynchronousSession(ServerSession):
         # A stop may come in the middle of a round, which is then lost; of several servers, some may have done it.
         self._step += steps - max(left)
         stop = stop or self._stopped()
-        if stop or finish or self._step >= self._target:
+        if stop or finish or self._step >= min(self._target, self._held):
             self._quiet()
         results, self._results = self._results + self._workers.take_there(), []
         loss, metrics, workers = self._workers.summarise(results)
@@ -78,6 +78,7 @@ class SynchronousSession(ServerSession):
             metrics=metrics,
             examples=(self._step - before) * self._needed * self._replica.examples,
             seconds=time.perf_counter() - began,
+            measured=sum(result.steps for result in results),
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,

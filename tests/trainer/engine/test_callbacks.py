@@ -15,9 +15,10 @@ from tests.trainer.engine.calling import Calling, Changing, Make, calling_job
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
 from trainer.engine import loop, record
+from trainer.engine.callbacks import Hooks
 from trainer.engine.local import LocalSession
 from trainer.engine.ring import Ring
-from trainer.engine.session import DivergedError
+from trainer.engine.session import DivergedError, Progress
 from trainer.events import Reporter
 
 
@@ -72,6 +73,20 @@ class Told(keras.callbacks.Callback):
 
 
 EVALUATED = ["test", "tested"]
+
+
+def test_means_count_the_steps_that_were_measured_and_nothing_that_is_only_known_from_before(tmp_path: Path) -> None:
+    told = Told()
+    workload = Calling(lambda: [told])
+    job = calling_job(workload, tmp_path, epochs=2)
+    session = LocalSession(workload, job, Ring())
+    hooks = Hooks(session, workload, job, Reporter("chief", Output()))
+    hooks.begin(0, None)
+    # As the workers of servers tell: at first nothing, then of two of them, then nothing new.
+    for step, steps, loss, measured in [(5, 5, None, 0), (10, 5, 1.0, 10), (20, 10, 1.0, 0), (25, 5, 4.0, 5)]:
+        metrics = {} if loss is None else {"accuracy": loss / 4}
+        hooks.after(Progress(step=step, steps=steps, loss=loss, metrics=metrics, examples=0, seconds=1.0, measured=measured))
+    assert told.logs == [{"loss": 2.0, "accuracy": 0.5}]
 
 
 def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> None:
