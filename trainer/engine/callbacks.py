@@ -48,7 +48,7 @@ class Hooks:
         self._packed = b""  # what a checkpoint had for them
         self._logs: dict[str, float] = {}
         self._evaluate: Evaluate | None = None
-        self._called = bool(self._callbacks)
+        self.present = bool(self._callbacks)  # since `begin`: on the chief
         self.by_batch = any(_looks_at_batches(callback) for callback in self._callbacks)
         self.reason: str | None = None  # why a callback has ended the run
 
@@ -72,7 +72,7 @@ class Hooks:
 
     def until(self, last: int) -> int:
         """Return the step with which the epoch ends, at most `last`: calls of the session end there."""
-        return min(last, self._span.steps(self._epoch + 1)) if self._called else last
+        return min(last, self._span.steps(self._epoch + 1)) if self.present else last
 
     def restore(self, packed: bytes) -> None:
         """Take what a checkpoint had for the callbacks; they get it when training begins."""
@@ -90,8 +90,8 @@ class Hooks:
         """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
         if step >= self._job.steps:
             return False
-        self._called, self.by_batch = self._session.from_chief([self._called, self.by_batch])
-        if not self._called:
+        self.present, self.by_batch = self._session.from_chief([self.present, self.by_batch])
+        if not self.present:
             return False
         self._evaluate = evaluate
         self._epoch = self._span.epoch_at(step)
@@ -123,7 +123,7 @@ class Hooks:
 
     def after(self, progress: Progress) -> bool:
         """Call what is due after a call of the session, on every task; return whether training is to end."""
-        if not self._called:
+        if not self.present:
             return False
         step = progress.step
         self._means.add(progress)

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.engine import averages, compute, endless, evaluations, pace
 from trainer.engine.callbacks import Hooks
+from trainer.engine.changes import Snapshot
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.enough import Enough, check_metric
@@ -112,6 +113,7 @@ class _Chief:
         self._told_rate, self._written_rate = Rate(), Rate()
         self._saved_step: int | None = None
         self._evaluated_step: int | None = None
+        self._evaluated = Snapshot(())  # the weights that were, where callbacks may change them
         self._metrics: dict[str, float] = {}
 
     def restore(self) -> int:
@@ -175,8 +177,8 @@ class _Chief:
         self._settle()
         step = self._session.step
         self._session.pull()
-        if self._hooks.end(finished=finished):  # the last weights are others than were saved and evaluated
-            self._saved_step = self._evaluated_step = None
+        if self._hooks.end(finished=finished):  # the last weights are others than were saved
+            self._saved_step = None
         if self._saved_step != step:
             self._save(step)
         if finished:
@@ -229,8 +231,8 @@ class _Chief:
         self._record.update(state, step, **facts)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate at `step`, where that is not done, and return loss and metrics."""
-        if self._evaluated_step == step:
+        """Evaluate at `step`, where that is not done with these weights, and return loss and metrics."""
+        if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
         began = time.monotonic()
         if self._evaluator is None:
@@ -239,7 +241,7 @@ class _Chief:
             self._metrics = self._hooks.evaluation(self._evaluator)
             if self._best and self._divergence.may_save(step):
                 self._best.offer(step, self._metrics, self._session.model.weights)
-        self._evaluated_step = step
+        self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
         if not self._job.has_evaluator:  # it writes these, by itself
             self.logs.evaluation(self._metrics, step)
             evaluations.append(self._job.run_dir, step, self._metrics)

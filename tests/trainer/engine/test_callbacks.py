@@ -195,6 +195,19 @@ def test_early_stopping_as_the_guide_has_it_ends_the_run_and_says_why(tmp_path: 
         np.testing.assert_array_equal(weight, best)
 
 
+def test_the_last_metrics_are_of_weights_that_a_callback_sets_after_the_evaluation(tmp_path: Path) -> None:
+    def make() -> list[keras.callbacks.Callback]:
+        worse = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch == 0 else 5.0)
+        return [worse, EarlyStoppingAtMinLoss(), told]
+
+    told = Told()
+    _, outcome, output = train(tmp_path, make, epochs=20, params=at_rate(0.1))
+    assert outcome.step == 50
+    assert outcome.metrics["loss"] == pytest.approx(told.logs[0]["val_loss"])
+    assert outcome.metrics["loss"] != pytest.approx(told.logs[1]["val_loss"])
+    assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
+
+
 def test_a_scheduler_as_the_guide_has_it_changes_the_rate_that_is_trained_with(tmp_path: Path) -> None:
     scheduler = CustomLearningRateScheduler(lambda epoch, _: 0.5 if epoch == 0 else 0.0)
     train(tmp_path, lambda: [scheduler], epochs=3, params=at_rate(0.125))
