@@ -9,7 +9,7 @@ would have seen from there: whole epochs are passed over for nothing, the rest b
 came before `start` is not known either: the reader starts with an epoch of an order that was not there before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,7 +151,7 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
         mine = (facts.count - index + count - 1) // count
         drawn = start * shard.batch_size
         row = tf.data.Dataset.range(drawn // mine, ENDLESS).flat_map(epoch).skip(drawn % mine)
-    return batched(row, shard.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(_options())
+    return batched(row, shard.batch_size, padding(examples), drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(_options())
 
 
 def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Dataset:
@@ -162,20 +162,41 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
     """
     if facts.endless:
         raise WorkloadError("the examples to evaluate on never end; add .take(n) to them")
-    once = batched(examples, batch_size)
+    once = batched(examples, batch_size, padding(examples))
     return (once.cache() if facts.fits_in_memory else once).prefetch(tf.data.AUTOTUNE).with_options(_options())
 
 
-def batched(examples: tf.data.Dataset, size: int, *, drop_remainder: bool = False) -> tf.data.Dataset:
-    """Return batches of so many examples; those of different lengths are padded with zeros to the longest of their batch.
+def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:
+    """Return the values that batches were padded with which `examples` were taken from, one a part; none where those are zeros."""
+    padded = next((part for part in _chain(examples) if _kind(part) == "PaddedBatchDataset"), None)
+    values = [] if padded is None else tf.nest.flatten(padded._padding_values)  # noqa: SLF001 - as in _chain
+    return values if any(tf.get_static_value(value) != tf.get_static_value(tf.zeros([], value.dtype)) for value in values) else []
 
-    For that each part must be a tensor of a known number of dimensions; see `remedy` for those that are not.
+
+def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = (), *, drop_remainder: bool = False) -> tf.data.Dataset:
+    """Return batches of so many examples; those of different lengths are padded to the longest of their batch, with `values` or zeros.
+
+    For that each part must be a tensor of a known number of dimensions; see `remedy` for those that are not. Parts beyond `values`,
+    such as weights of classes, have one length.
+
+    Raises:
+        WorkloadError: there are `values` of other parts.
     """
     specs = tf.nest.flatten(examples.element_spec)
     known = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs)
     padded = known and not all(spec.shape.is_fully_defined() for spec in specs)
-    batch = examples.padded_batch if padded else examples.batch
-    return batch(size, drop_remainder=drop_remainder)
+    if not padded:
+        return examples.batch(size, drop_remainder=drop_remainder)
+    found, expected = [value.dtype for value in values], [spec.dtype for spec in specs]
+    if found != expected[: len(found)]:
+        raise WorkloadError(
+            f"padded_batch has padding values for {_names(found)}, and what was done after it makes examples of {_names(expected)}: "
+            "which part is padded with which of them is not known. Give single examples, or let padded_batch be the last that is done"
+        )
+    zeros = [tf.zeros([], dtype) for dtype in expected[len(found) :]]
+    return examples.padded_batch(
+        size, padding_values=tf.nest.pack_sequence_as(examples.element_spec, [*values, *zeros]), drop_remainder=drop_remainder
+    )
 
 
 def remedy(error: Exception) -> str:
@@ -206,6 +227,10 @@ def _chain(dataset: Any) -> Iterator[Any]:
     yield dataset
     for below in dataset._inputs():  # noqa: SLF001 - tf.data has no public way to look into a dataset
         yield from _chain(below)
+
+
+def _names(types: Sequence[tf.DType]) -> str:
+    return ", ".join(one.name for one in types)
 
 
 def _kind(dataset: Any) -> str:

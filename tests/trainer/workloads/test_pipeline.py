@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.workloads import pipeline
+from trainer.workloads import pipeline, user_data
+from trainer.workloads.calling import Given
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
@@ -164,6 +165,28 @@ def test_a_batch_that_is_one_example_is_left_where_it_was_batched_again() -> Non
     windows = tf.data.Dataset.range(12).batch(4, drop_remainder=True).map(lambda row: (row[:-1], row[1:]))
     found = [inputs.numpy().tolist() for inputs, _ in pipeline.examples_of(windows.shuffle(3, seed=1).batch(2))]
     assert sorted(found) == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_padding_of_the_users_own_pads_the_batches_that_are_made_of_the_examples(weighted: bool) -> None:
+    def train_data() -> tf.data.Dataset:
+        signature = (tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.float32))
+        lengths = [1, 1, 3, 3]  # batches of two need no padding, one of four does
+        data = tf.data.Dataset.from_generator(lambda: ((np.ones(n), np.full(n, 2), 1.0) for n in lengths), output_signature=signature)
+        return data.padded_batch(2, padding_values=(0, -1, 0.0)).map(lambda x, y, w: (x, y, w) if weighted else (x, y))
+
+    data = user_data.UserData(train_data, Given("own:model", {}, "", 1), "train_data")
+    if not weighted:  # what each value is for is known by the types of all parts alone
+        with pytest.raises(
+            WorkloadError, match="padding values for int32, int32, float32, and what was done after it makes examples of int32, int32"
+        ):
+            list(data.once(4))
+        return
+    ((inputs, targets),) = data.once(4)
+    assert inputs.numpy().tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]
+    assert targets["targets"].numpy().tolist() == [[2, -1, -1], [2, -1, -1], [2, 2, 2], [2, 2, 2]]
+    first = next(iter(data.batches(Shard(4, 0))))[1]["targets"].numpy()
+    assert sorted(first.tolist()) == sorted(targets["targets"].numpy().tolist())
 
 
 def test_examples_of_different_lengths_are_padded_with_zeros() -> None:
