@@ -6,6 +6,7 @@ when training began; and it comes back where the callback is made with the same 
 starts of a run is the one that counts.
 """
 
+import hashlib
 import io
 import json
 from collections import Counter
@@ -39,6 +40,14 @@ class Remembered:
         """Look at them again, after `on_train_begin`."""
         self._begun = self._now()
 
+    def arguments(self) -> str:
+        """Return a digest of the simple values that the callbacks were made with."""
+        made = {
+            name: {key: _to_json(_plain(value), []) for key, value in one.items()}
+            for name, one in zip(self._names, self._made, strict=True)
+        }
+        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
     def pack(self, **more: Any) -> bytes:
         """Return what is to be kept, and `more` of simple values."""
         arrays: list[np.ndarray] = []
@@ -58,7 +67,7 @@ class Remembered:
         for name, callback, made in zip(self._names, self._callbacks, self._made, strict=True):
             for key, (now, before) in found["callbacks"].get(name, {}).items():
                 if _same(_from_json(before, arrays), _plain(made.get(key))):
-                    setattr(callback, key, _from_json(now, arrays))
+                    _give(callback, key, _from_json(now, arrays))
 
     def _now(self) -> list[dict[str, Any]]:
         return [_attributes(callback) for callback in self._callbacks]
@@ -125,6 +134,16 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other) or (isinstance(one, float) and one != one and other != other)  # noqa: PLR0124 - NaN is not equal to itself
+
+
+def _give(callback: keras.callbacks.Callback, key: str, value: Any) -> None:
+    """Set an attribute; a dict of a class of its own, such as a defaultdict, which is known by the one that was made, is filled."""
+    made = getattr(callback, key, None)
+    if isinstance(value, dict) and isinstance(made, dict) and type(made) is not dict:
+        made.clear()
+        made.update(value)
+    else:
+        setattr(callback, key, value)
 
 
 def _to_json(value: Any, arrays: list[np.ndarray]) -> Any:

@@ -84,7 +84,11 @@ class Hooks:
             return b""
         # The end of an epoch that was reached, but not told yet: as the task is asked to stop, or workers of servers were ahead.
         pending = self._span.epoch_at(step) > self._epoch
-        return self._remembered.pack(epoch=self._epoch, pending=pending, means=self._means.state())
+        return self._remembered.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended())
+
+    def _ended(self) -> list[Any] | None:
+        """Return what a run that a callback has ended must have again for that to hold when it is started once more, and the reason."""
+        return self.reason and [self.reason, self._job.steps, self._remembered.arguments()]
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:
         """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
@@ -117,6 +121,10 @@ class Hooks:
         if before:
             self._remembered.restore(self._packed)
             self._means.restore(before["means"])
+        self.reason = (before.get("ended") or [None])[0]
+        if self.reason and before["ended"] == self._ended():
+            return True
+        self.reason = None
         if before.get("pending"):
             self._end(before["epoch"], step)
         return bool(model.stop_training) or self._begin_epoch(self._epoch, step)
@@ -127,7 +135,7 @@ class Hooks:
             return False
         step = progress.step
         self._means.add(progress)
-        reached = step >= self.until(self._job.steps) and not progress.stop
+        reached = step >= self.until(self._job.steps) and (not progress.stop or step >= self._job.steps)
         if not (reached or self.by_batch):
             return False
         ended = self._session.between(lambda: self._after(step, reached=reached), current=reached)

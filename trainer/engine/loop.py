@@ -69,7 +69,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         stop = progress.stop and step < job.steps and not finish
         (chief or speaker).after(progress)
         finish = hooks.after(progress) or finish
-        if chief:
+        if chief and not finish:  # what is over is saved when callbacks have heard of it
             chief.save_when_due(progress)
         wanted = progress.next_steps or wanted
         if not fixed and not profiling:

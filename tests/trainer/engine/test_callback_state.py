@@ -1,6 +1,8 @@
 """What callbacks remember, as bytes, and what they get back."""
 
 import math
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -54,6 +56,15 @@ def test_a_simple_value_comes_back_as_it_was(value: Any) -> None:
     found = carried(Having(it=-1), {"it": value}, Having(it=-1))
     assert type(found.it) is type(value)
     np.testing.assert_equal(found.it, value)
+
+
+@pytest.mark.parametrize("kind", [lambda: defaultdict(list), OrderedDict, Counter], ids=["defaultdict", "OrderedDict", "Counter"])
+def test_a_dict_of_a_class_of_its_own_stays_one(kind: Callable[[], dict[str, Any]]) -> None:
+    before, after = Having(it=kind()), Having(it=kind())
+    found = carried(before, {"it": type(before.it)(None, a=[1]) if isinstance(before.it, defaultdict) else type(before.it)(a=2)}, after)
+    assert type(found.it) is type(before.it)
+    assert found.it == before.it
+    assert not isinstance(found.it, defaultdict) or found.it["new"] == []
 
 
 def test_what_is_not_simple_stays_as_it_is() -> None:

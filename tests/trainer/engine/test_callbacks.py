@@ -293,6 +293,24 @@ def test_a_log_loses_what_it_says_of_epochs_that_are_done_again(tmp_path: Path) 
     assert all(float(row["loss"]) > 0 for row in rows(tmp_path))
 
 
+def test_the_last_epoch_ends_also_where_the_task_is_asked_to_stop_with_its_last_step(tmp_path: Path) -> None:
+    told = Told()
+    train(tmp_path, lambda: [told], epochs=1, steps_per_execution=1, stop_after=24)
+    assert told.calls[-2:] == ["epoch 0 done", "end"]
+
+
+def test_a_run_that_a_callback_has_ended_is_saved_once_and_goes_on_only_with_other_arguments(tmp_path: Path) -> None:
+    def again(patience: int) -> tuple[int, list[int]]:
+        made = [keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=patience)]
+        _, outcome, output = train(tmp_path, lambda: made, epochs=9, checkpoint={"keep": 5, "every_steps": 25})
+        assert "stop_training in epoch" in str(outcome.ended_early)
+        return outcome.step, [event["step"] for event in output.events("checkpoint")]
+
+    assert again(1) == (50, [25, 50])
+    assert again(1) == (50, [])
+    assert again(3) == (100, [75, 100])
+
+
 def test_more_epochs_go_on_and_another_argument_counts(tmp_path: Path) -> None:
     patience: dict[str, Any] = {"monitor": "loss", "min_delta": 10.0}
     _, first, _ = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=4, **patience)], epochs=3)
