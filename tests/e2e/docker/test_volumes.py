@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.docker.engine import COPY, Engine, asking, endpoint
+from launcher.backend.docker.engine import READER, Engine, asking, endpoint
 from launcher.backend.docker.volumes import ASIDE, set_aside
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
@@ -88,7 +88,7 @@ def test_a_model_comes_out_of_a_volume_that_nothing_mounts_any_more(stored: Stor
     assert not (tmp_path / "mine").is_symlink()
     none = launch("get", stored.name, "results", runs=tmp_path / "runs")
     assert (none.returncode, "has no results yet" in none.stderr, "it has model" in none.stderr) == (2, True, True), none.stderr
-    assert docker("ps", "--all", "--quiet", "--filter", f"label={COPY}={stored.name}") == ""
+    assert docker("ps", "--all", "--quiet", "--filter", f"label={READER}={stored.name}") == ""
 
 
 def test_without_the_image_that_copies_nothing_is_touched(client: Engine, stored: Stored) -> None:
