@@ -88,7 +88,7 @@ class Hooks:
 
     def _ended(self) -> list[Any] | None:
         """Return what a run that a callback has ended must have again for that to hold when it is started once more, and the reason."""
-        return self.reason and [self.reason, self._job.steps, self._remembered.arguments()]
+        return [self.reason, self._job.steps, self._remembered.arguments()] if self.reason else None
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:
         """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
