@@ -2,6 +2,7 @@
 
 import builtins
 import re
+import zlib
 from dataclasses import dataclass
 
 from trainer.error_line import line_of
@@ -14,6 +15,9 @@ _IGNORED = "Exception ignored in"  # what Python says of an exception that ended
 _ALSO = ("During handling of the above exception", "The above exception was the direct cause")
 # Frames that are not the user's own: the standard library, what is installed, what has no file.
 _FOREIGN = re.compile(r"/(site|dist)-packages/|/lib/python\d|^<")
+
+# A line of TensorFlow's log, which says when and is another each time.
+_LOG = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d|[IWEF]0000 ")
 
 # What may be gone when it is tried again, by the names of exceptions and by what messages say: other tasks, the network, memory, disks.
 _PASSING_KIND = re.compile(
@@ -61,7 +65,11 @@ def _last(lines: list[str]) -> Raised | None:
     # A lost peer is told of by the first of the exceptions that led to each other.
     told = "\n".join(lines[_chain(lines, first) :])
     passing = _passes(kind) or any(map(_passes, _KIND.findall(told))) or _PASSING_MESSAGE.search(told)
-    return Raised(shown, "" if passing else f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}")
+    same = f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}"
+    # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
+    since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
+    same += f", {zlib.crc32(chr(10).join(since).encode()):08x} since" if since else ""
+    return Raised(shown, "" if passing else same)
 
 
 def _beginning(lines: list[str], frame: int) -> int:

@@ -55,6 +55,25 @@ def test_the_same_place_is_the_same_whatever_the_message_says(tmp_path: Path) ->
     assert len(found) == 1
 
 
+SURVIVED = """Traceback (most recent call last):
+  File "/code/train.py", line 3, in <module>
+    import wandb
+ModuleNotFoundError: No module named 'wandb'
+going on without it
+"""
+
+
+def test_a_traceback_that_the_program_went_on_from_is_the_same_only_with_the_same_after_it() -> None:
+    def same(after: str) -> str:
+        found = tracebacks.last((SURVIVED + after).encode())
+        assert found is not None
+        return found.fingerprint
+
+    log = "2026-11-23 10:0{}:00.123456: E external/local_xla/xla.cc:1] no GPU\n"
+    assert same("step 1 loss 0.3\ngave up\n") != same("step 1 loss 0.2\ngave up\n")
+    assert same(log.format(1) + "gave up\n") == same(log.format(2) + "gave up\n")
+
+
 @pytest.mark.parametrize(
     "source",
     [
