@@ -286,10 +286,11 @@ class _Sink:
 
 
 def _is_apart(fd: int) -> bool:
-    """Return whether stderr is a file that somebody wants apart from stdout.
+    """Return whether stderr is a file, or a device such as /dev/null, that somebody wants apart from stdout.
 
     Two pipes, as every engine of containers has them, are written to one: an engine that reads two would put an event of the one into a
     long line of the other.
     """
     there, out = os.fstat(fd), os.fstat(STDOUT)
-    return stat.S_ISREG(there.st_mode) and (there.st_dev, there.st_ino) != (out.st_dev, out.st_ino)
+    apart = stat.S_ISREG(there.st_mode) or (stat.S_ISCHR(there.st_mode) and not os.isatty(fd))
+    return apart and (there.st_dev, there.st_ino) != (out.st_dev, out.st_ino)

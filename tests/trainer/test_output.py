@@ -129,6 +129,13 @@ def test_a_file_for_errors_stays_apart_and_its_traceback_is_known(supervised: St
     assert (tmp_path / "errors").read_bytes().endswith(b"ValueError: no rows\n")
 
 
+def test_errors_that_nobody_wants_are_not_among_the_output(supervised: Start) -> None:
+    process = supervised(*python("print('out')\nprint('err', file=sys.stderr)"), stderr=subprocess.DEVNULL)
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert b"out\n" in output
+    assert b"err\n" not in output
+
+
 def test_what_a_program_leaves_running_does_not_hold_its_task(supervised: Start) -> None:
     script = "if os.fork() == 0: os.setsid(); print('left', os.getpid(), flush=True); time.sleep(600)\ntime.sleep(0.5)"
     out, _ = supervised(*python(script)).communicate(timeout=DEADLINE)
