@@ -12,12 +12,10 @@ from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.keras_checks import check, check_mean
 from trainer.workloads.keras_step import KerasSteps, build, overrides, own_steps
+from trainer.workloads.module_forms import CLASS_WEIGHT
 from trainer.workloads.protocol import Shard, Values
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
-
-# What its module may give beside the data.
-CLASS_WEIGHT = "class_weight"
 
 
 class KerasModel:

@@ -22,6 +22,8 @@ FEATURES = "features"
 CLUSTER = "cluster"
 SIGNATURES = (("features", "targets"), ("features", "targets", "mode"), ("features", "targets", "mode", "params"))
 DATA = ("train_data", "eval_data")
+# What the module of a Keras model may give beside the data.
+CLASS_WEIGHT = "class_weight"
 _SHOWN = tuple(f"({', '.join(names)})" for names in SIGNATURES)
 
 
@@ -37,6 +39,7 @@ def made_from(found: Any, module: ModuleType, given: Given) -> Any | None:
     if isinstance(found, type):
         if issubclass(found, keras.Model):
             raise WorkloadError(f"{name} is a class of Keras models; name a function that returns one of them, compiled")
+        _refuse_class_weight(module, f"{name} is a workload class")
         return None
     if isinstance(found, keras.Model):
         return _keras_model(found, module, given)
@@ -56,7 +59,7 @@ def made_from(found: Any, module: ModuleType, given: Given) -> Any | None:
 
 
 def _keras_model(found: Any, module: ModuleType, given: Given) -> Any:
-    from trainer.workloads.keras_model import CLASS_WEIGHT, KerasModel
+    from trainer.workloads.keras_model import KerasModel
 
     siblings = _data(module, given)
     if (weights := getattr(module, CLASS_WEIGHT, None)) is not None:
@@ -73,10 +76,19 @@ def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: M
             f"train.workload {given.workload}: {calling.where(found)} takes ({', '.join(names)}); "
             f"a model function takes {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}. Rename its arguments, or take others from params."
         )
+    _refuse_class_weight(module, f"{calling.where(found)} is a model function")
     siblings = _data(module, given)
     if "params" not in names:
         calling.check_params(siblings.values(), given)
     return ModelFunction(found, len(names), siblings, getattr(module, "metrics", None), given)
+
+
+def _refuse_class_weight(module: ModuleType, what: str) -> None:
+    if getattr(module, CLASS_WEIGHT, None) is not None:
+        raise WorkloadError(
+            f"{module.__file__} has a {CLASS_WEIGHT}, which counts for compiled Keras models alone, and {what}; "
+            "give sample weights or weigh in its loss, and call it otherwise"
+        )
 
 
 def _data(module: ModuleType, given: Given) -> dict[str, Any]:

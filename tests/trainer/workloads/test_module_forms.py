@@ -48,6 +48,15 @@ class Class:
     def model(self): pass
     optimizer = loss = metrics = train_data = eval_data = model
 """,
+    "weighing": DATA
+    + """
+class_weight = {0: 1.0, 1: 5.0}
+def function(features, targets): pass
+class Class:
+    def __init__(self, params, data, seed): pass
+    def model(self): pass
+    optimizer = loss = metrics = train_data = eval_data = model
+""",
     "imported": DATA
     + """
 from keras import callbacks
@@ -250,6 +259,14 @@ def test_a_model_at_module_level_is_as_good() -> None:
     plain.compile("sgd", "mse")
     sys.modules["forms_models"].ready = plain  # type: ignore[attr-defined]
     assert workload("forms_models:ready").model() is plain
+
+
+@pytest.mark.parametrize("name, kind", [("function", "model function"), ("Class", "workload class")])
+def test_class_weight_is_refused_where_nothing_would_use_it(name: str, kind: str) -> None:
+    with pytest.raises(
+        WorkloadError, match=rf"forms_weighing\.py has a class_weight, which counts for .* is a {kind}; give sample weights"
+    ):
+        workload(f"forms_weighing:{name}")
 
 
 def callbacks_of(name: str, **params: Any) -> list[Any]:
