@@ -134,9 +134,10 @@ class UserStep:
         # Past Keras, which would track them as a part of the optimizer.
         object.__setattr__(optimizer, "apply", apply)
         object.__setattr__(optimizer, "scale_loss", scale_loss)
-        for one in vars(self._model).values():
-            if isinstance(one, keras.optimizers.Optimizer) and one is not optimizer:
-                object.__setattr__(one, "apply", foreign)
+        for layer in self._model._flatten_layers():  # noqa: SLF001 - the public `layers` are those of one level
+            for one in _optimizers(list(vars(layer).values())):
+                if one is not optimizer:
+                    object.__setattr__(one, "apply", foreign)
 
     def _check_outermost(self, graph: Any) -> None:
         if tf.compat.v1.get_default_graph() is not graph:
@@ -152,3 +153,12 @@ class UserStep:
 
     def _refused(self, what: str) -> WorkloadError:
         return WorkloadError(f"{self._name}: {type(self._model).__name__}.train_step {what}")
+
+
+def _optimizers(value: Any) -> Iterator[keras.optimizers.Optimizer]:
+    """Yield the optimizers that an attribute holds, in lists and dicts as well."""
+    if isinstance(value, keras.optimizers.Optimizer):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _optimizers(one)

@@ -43,14 +43,28 @@ class KerasModel:
         if not isinstance(model, keras.Model):
             raise WorkloadError(f"{name}: {where(self._source)} returned {type(model).__name__}; expected a compiled keras.Model")
         check(model, name)
-        if not model.built:
-            inputs, _ = self._train.first(1)
-            model(inputs)
         self._model = model
+        if not model.built:
+            self._build(model, name)
         self._own_loss = overrides(model, "compute_loss")
         if self._own_loss or self.own_steps():
             build(model, self._data(*self._train.first(1)), metrics=bool(self.own_steps()))
         return model
+
+    def _build(self, model: keras.Model, name: str) -> None:
+        if overrides(model, "call"):
+            inputs, _ = self._train.first(1)
+            model(inputs)
+            return
+        # Its steps call the parts, as in Keras's example of a variational autoencoder.
+        unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]  # noqa: SLF001
+        if unbuilt or not self.own_steps():
+            raise WorkloadError(
+                f"{name}: {type(model).__name__} has no `call`"
+                + (f", and its part {unbuilt[0]} is not built" if unbuilt else "")
+                + "; define `call`, or a train_step that calls parts each of which has an input shape (keras.Input)"
+            )
+        model.built = True
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """See Workload.optimizer."""

@@ -49,6 +49,7 @@ def trained(source: Source, more: dict[str, Any] | None = None, **train: Any) ->
         "counted",
         "nested",
         "perturbed",
+        "parts",
     ],
 )
 def test_training_and_evaluation_are_those_of_fit(models: dict[str, Source], name: str) -> None:
@@ -75,6 +76,8 @@ def test_classes_weigh_what_they_weigh_in_fit(models: dict[str, Source]) -> None
 @pytest.mark.parametrize(
     "name,train,message",
     [
+        ("listed", {}, r"Listed\.train_step applies gradients with another optimizer than the compiled one"),
+        ("no_input", {}, r"Parts has no `call`, and its part dense.* is not built; define `call`"),
         ("two", {}, r"Two\.train_step applies gradients with another optimizer than the compiled one, and its state would not be saved"),
         (
             "guide",

@@ -283,6 +283,61 @@ class Two(_Stepping):
         return {"loss": loss}
 
 
+class Listed(_Stepping):
+    """Has other optimizers in a list."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.others = {"all": [keras.optimizers.Adam()]}
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, gradients, variables = self.gradients(data)
+        self.others["all"][0].apply(gradients, variables)
+        return {"loss": loss}
+
+
+class Parts(keras.Model):
+    """Has no `call`: its steps call its parts, as in Keras's example of a variational autoencoder."""
+
+    def __init__(self, shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.encoder = keras.Sequential([keras.Input(shape), keras.layers.Dense(2)]) if shape else keras.layers.Dense(2)
+        self.decoder = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
+        self.mean = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        return [self.mean]
+
+    def loss_of(self, data: Any) -> Any:
+        return tf.reduce_mean(tf.square(data[0] - self.decoder(self.encoder(data[0]))))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True))
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.mean.update_state(self.loss_of(data))
+        return {"loss": self.mean.result()}
+
+
+def parts(shape: tuple[int, ...] = (4,)) -> keras.Model:
+    model = Parts(shape)
+    model.compile("sgd")
+    return model
+
+
+def no_input() -> keras.Model:
+    return parts(())
+
+
+def listed() -> keras.Model:
+    return _classifier(Listed)
+
+
 def twice() -> keras.Model:
     return _classifier(Twice, metrics=None)
 
@@ -408,5 +463,8 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
         nested: points,
         perturbed: points,
         two: points,
+        listed: points,
+        parts: points,
+        no_input: points,
     }.items()
 }
