@@ -29,9 +29,9 @@ def make_directories(callbacks: Iterable[keras.callbacks.Callback]) -> None:
 
 
 def go_on(callbacks: Iterable[keras.callbacks.Callback], epoch: int) -> None:
-    """Let the logs of a run that goes on with `epoch` keep what they say of the epochs before; those that append anyway stay as they are."""
+    """Let the logs of a run that goes on with `epoch` keep what they say of the epochs before, and no more."""
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append and Path(callback.filename).is_file():
+        if isinstance(callback, keras.callbacks.CSVLogger) and Path(callback.filename).is_file():
             callback.append = True
             _cut(Path(callback.filename), callback.sep, epoch)
 

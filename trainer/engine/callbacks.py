@@ -203,7 +203,7 @@ class Hooks:
         model = self._session.model
         logs = {} if logs is None else logs
         for callback in self._callbacks:
-            before = None if over or self._session.follows_weights else Snapshot(model.weights)
+            before = None if over or self._session.follows_weights or not _has(callback, hook) else Snapshot(model.weights)
             getattr(callback, hook)(*place, logs)
             name = f"{type(callback).__name__}.{hook}"
             if before is not None and before.changed():
@@ -254,6 +254,11 @@ def _span(job: Job) -> Pass:
 def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
     own = getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
     return own or name in vars(callback)  # as a LambdaCallback has it
+
+
+def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
+    """Return whether a callback does something in a hook; Keras's own of training batches call those of batches."""
+    return _overrides(callback, hook) or (hook in _BATCH_HOOKS and _overrides(callback, hook.replace("_train", "")))
 
 
 def _looks_at_batches(callback: keras.callbacks.Callback) -> bool:

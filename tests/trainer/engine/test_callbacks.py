@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.engine.calling import Calling, Changing, Make, calling_job
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
-from trainer.engine import loop, record
+from trainer.engine import callback_files, loop, record
 from trainer.engine.callbacks import Hooks
 from trainer.engine.local import LocalSession
 from trainer.engine.ring import Ring
@@ -291,6 +291,16 @@ def test_a_log_loses_what_it_says_of_epochs_that_are_done_again(tmp_path: Path) 
     train(tmp_path, remembering, epochs=5)
     assert [row["epoch"] for row in rows(tmp_path)] == list("01234")
     assert all(float(row["loss"]) > 0 for row in rows(tmp_path))
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_log_that_goes_on_has_no_row_twice(append: bool, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("epoch,loss\n0,3\n1,2\n2,1\n")
+    logger = keras.callbacks.CSVLogger(str(log), append=append)
+    callback_files.go_on([logger], 1)
+    assert logger.append
+    assert log.read_text() == "epoch,loss\n0,3\n"
 
 
 def test_the_last_epoch_ends_also_where_the_task_is_asked_to_stop_with_its_last_step(tmp_path: Path) -> None:
