@@ -24,6 +24,8 @@ _FOUND_OUT: dict[type, frozenset[str]] = {
     keras.callbacks.ReduceLROnPlateau: frozenset({"min_delta"}),
 }
 _TEXT = "text"
+_KINDS = "biufc"  # of NumPy's types of numbers
+_SHORT = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # types of weights that NumPy has from elsewhere
 _NOTHING = object()
 
 
@@ -108,7 +110,7 @@ def _copied(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray | np.generic):
-        return value.copy() if np.asarray(value).dtype.kind in "biufc" else _NOTHING
+        return value.copy() if _is_number(np.asarray(value).dtype) else _NOTHING
     if isinstance(value, dict):
         copied = {key: _copied(one) for key, one in value.items()}
         simple = all(isinstance(key, str) for key in value) and not any(one is _NOTHING for one in copied.values())
@@ -117,6 +119,10 @@ def _copied(value: Any) -> Any:
         parts = [_copied(one) for one in value]
         return _NOTHING if any(one is _NOTHING for one in parts) else type(value)(parts)
     return _NOTHING
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in _KINDS or dtype.name in _SHORT
 
 
 def _plain(value: Any) -> Any:
@@ -148,8 +154,12 @@ def _give(callback: keras.callbacks.Callback, key: str, value: Any) -> None:
 
 def _to_json(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        arrays.append(np.asarray(value))
-        return {"array": len(arrays) - 1, "scalar": isinstance(value, np.generic)}
+        array = np.asarray(value)
+        # NumPy's files know no types but its own: others, such as bfloat16, are stored as bytes.
+        own = array.dtype.kind in _KINDS
+        arrays.append(array if own else np.frombuffer(array.tobytes(), np.uint8))
+        form = {} if own else {"type": array.dtype.name, "shape": list(array.shape)}
+        return {"array": len(arrays) - 1, "scalar": isinstance(value, np.generic), **form}
     if isinstance(value, dict):
         return {"dict": {key: _to_json(one, arrays) for key, one in value.items()}}
     if isinstance(value, tuple):
@@ -164,6 +174,8 @@ def _from_json(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return value
     if "array" in value:
         array = arrays[str(value["array"])]
+        if "type" in value:
+            array = np.frombuffer(array.tobytes(), np.dtype(value["type"])).reshape(value["shape"]).copy()
         return array[()] if value["scalar"] else array
     if "tuple" in value:
         return tuple(_from_json(one, arrays) for one in value["tuple"])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -49,6 +50,7 @@ def carried(before: Having, changes: dict[str, Any], after: Having) -> Having:
         np.float32(0.25),
         np.arange(6.0).reshape(2, 3),
         [np.zeros([2, 2], np.float32), np.ones([3], np.int8)],
+        [np.arange(6.0).reshape(2, 3).astype(ml_dtypes.bfloat16)],
     ],
     ids=str,
 )
