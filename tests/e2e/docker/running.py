@@ -20,6 +20,7 @@ from launcher.backend.local import locks
 from launcher.backend.local.layout import Layout
 from launcher.docker_cli import docker
 from launcher.render import labels
+from tests.e2e.busy import BUSY
 from tests.processes import free_port
 from trainer.events import Event, parse
 
@@ -28,10 +29,10 @@ EXAMPLES = ROOT / "examples"
 
 
 def until(what: str, condition: Callable[[], Any], timeout: float = 60, *, told: Callable[[], object]) -> Any:
-    """Wait for `condition` to give something true, and return that; fail with what was waited for, and what `told` says it was at last."""
-    deadline = time.monotonic() + timeout
+    """Wait for `condition` to give something true, and return that; fail after `timeout`, times BUSY, with what `told` says it was at last."""
+    deadline = time.monotonic() + timeout * BUSY
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}; seen last: {told()}"
+        assert time.monotonic() < deadline, f"waited {timeout * BUSY:g} s for {what}; seen last: {told()}"
         time.sleep(0.5)
     return result
 
@@ -42,7 +43,7 @@ def unique(name: str) -> str:
 
 
 def launch(
-    *arguments: str, runs: Path, environment: dict[str, str] | None = None, timeout: float = 300
+    *arguments: str, runs: Path, environment: dict[str, str] | None = None, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line of the launcher from the repository's root."""
     command = [sys.executable, "-m", "launcher", arguments[0], "--on", "docker", "--runs", str(runs), *arguments[1:]]
@@ -91,7 +92,7 @@ class Run:
     name: str
     runs: Path
 
-    def launcher(self, *arguments: str, timeout: float = 300) -> str:
+    def launcher(self, *arguments: str, timeout: float = 900) -> str:
         """Run a verb that must succeed, and return what it prints."""
         done = launch(*arguments, runs=self.runs, timeout=timeout)
         assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"

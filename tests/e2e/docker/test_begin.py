@@ -12,7 +12,7 @@ from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.keeping import Prepared, prepared
 from tests.e2e.docker.running import NOTHING, left
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(120), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
 # Saves what it has when it is asked to stop.
 SAVES = (

@@ -12,7 +12,7 @@ import yaml
 from launcher.docker_cli import docker
 from tests.e2e.docker.running import EXAMPLES, ROOT
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
 
 
 def as_compose_reads_it(file: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, ROOT, Run, launch, left, started
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(200), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.usefixtures("image")]
 
 SLEEPS = {"name": "raced", "command": ["sleep", "1000"], "limits": {"grace_period": "20s"}}
 # Takes its time to save, longer than an `up` waits for the run's lock by itself.

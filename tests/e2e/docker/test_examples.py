@@ -14,7 +14,7 @@ from launcher.docker_cli import docker
 from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, Run, cleaned, get, launch, left, unique
 from tests.processes import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(330), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(990), pytest.mark.usefixtures("image")]
 
 DIGITS = 0.97  # at least, of the held-out digits
 

@@ -18,7 +18,7 @@ from tests.e2e.docker.built import greets, inspected, output, wheel
 from tests.e2e.docker.conftest import Build, Built
 from tests.e2e.docker.index import Index, certified, serving
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture

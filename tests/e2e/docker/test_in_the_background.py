@@ -7,7 +7,7 @@ import pytest
 from launcher.docker_cli import docker
 from tests.e2e.docker.running import launch, started
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(120), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
 
 @pytest.mark.parametrize("code, waited, state", [(0, 0, "succeeded"), (3, 1, "failed")])

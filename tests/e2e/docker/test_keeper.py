@@ -19,7 +19,7 @@ from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.keeping import Kept, kept
 from tests.e2e.docker.running import NOTHING, launch, left, started
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(120), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
 SLEEPS = {"command": ["sleep", "1000"]}
 SERVERS = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}

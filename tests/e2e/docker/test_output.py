@@ -17,7 +17,7 @@ from launcher.render import labels
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(360)]
 
 # Longer than the engine takes in one piece; a bar that is drawn over itself; what is no UTF-8; a last line without an end.
 WRITES = (

@@ -22,7 +22,7 @@ from tests.e2e.docker.running import NOTHING, ROOT, cleaned, launch, left, uniqu
 from tests.processes import free_port
 from tests.stand_in import stand_in
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(200), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.usefixtures("image")]
 
 
 def spec(directory: Path, **more: Any) -> Path:

@@ -16,6 +16,7 @@ from launcher.backend.kubernetes.api import Cluster, status_of
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.model import RunStatus
 from launcher.errors import LauncherError
+from tests.e2e.busy import BUSY
 from tests.stand_in import stand_in
 
 ROOT = Path(__file__).parents[3]
@@ -154,8 +155,8 @@ class Namespace:
 
 
 def until(true: Callable[[], bool], seconds: float, what: str, told: Callable[[], object]) -> None:
-    """Wait until something is true; fail after `seconds` with what was waited for, and with what `told` returns: what is there instead."""
-    began = time.monotonic()
+    """Wait until something is true; fail after `seconds`, times BUSY, with what was waited for, and with what `told` returns: what is there instead."""
+    began, seconds = time.monotonic(), seconds * BUSY
     while not true():
         waited = time.monotonic() - began
         assert waited < seconds, f"waited {seconds:.0f} s for {what}\n{told()}"

@@ -18,7 +18,7 @@ from launcher.cli.main import run
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 from tests.e2e.kubernetes.relay import Relay
 
-UP = 300.0  # seconds within which a run of mnist has trained, on a machine that does much else
+UP = 900.0  # seconds within which a run of mnist has trained, on a machine that does much else
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import Namespace, standing_in, until
 from tests.e2e.kubernetes.launching import UP, Launcher, left
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
 CLAIM = {
     "apiVersion": "v1",

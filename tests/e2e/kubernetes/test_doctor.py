@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import Namespace, standing_in
 from tests.e2e.kubernetes.launching import UP, Launcher, doctor, impatient
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 
 def test_a_cluster_that_runs_an_example_is_well(namespace: Namespace) -> None:

@@ -10,7 +10,7 @@ from tests.e2e.kubernetes.cluster import until
 from tests.e2e.kubernetes.launching import Launcher, left, said_to_its_end
 from tests.e2e.kubernetes.starting import held, quota, write
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
 
 def test_objects_that_an_earlier_start_has_left_are_not_in_the_way(launcher: Launcher, image: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away
 from tests.e2e.kubernetes.starting import HELD, let_go, program
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
 
 def jobs(namespace: Namespace, run: str) -> list[str]:

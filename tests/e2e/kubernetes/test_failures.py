@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import until
 from tests.e2e.kubernetes.launching import UP, Launcher, said_to_its_end
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
 # One of its tasks fails; each of the others would go on.
 FAILS = (

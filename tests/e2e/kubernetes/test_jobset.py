@@ -22,7 +22,7 @@ from tests.e2e.kubernetes.launching import Launcher
 from tests.e2e.kubernetes.nodes import node_tool
 from tests.e2e.kubernetes.test_accepted import CLUSTER, OPTIONS, accepted
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300), pytest.mark.takes_minutes, pytest.mark.usefixtures("build")]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900), pytest.mark.takes_minutes, pytest.mark.usefixtures("build")]
 
 SERVED = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}\nkubernetes: {tensorboard: false}\n"
 DEFINITION = "jobsets.jobset.x-k8s.io"
@@ -182,7 +182,7 @@ def running(namespace: Namespace, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("jobset", VERSIONS[-1:], indirect=True, scope="module")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1500)
 class TestItsController:
     """What becomes of the JobSets where JobSet's controller runs."""
 

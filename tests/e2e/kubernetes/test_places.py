@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import Namespace
 from tests.e2e.kubernetes.launching import UP, Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
 
 def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(

@@ -17,7 +17,7 @@ import yaml
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in
 from tests.e2e.kubernetes.launching import UP, left
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
 
 def test_the_commands_of_the_readme_work_one_after_the_other(namespace: Namespace, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, 
 from tests.e2e.kubernetes.faults import INDEX
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
 TRAINED = 400.0  # seconds from apply to every Job Complete; two cores train it in well below a minute
 

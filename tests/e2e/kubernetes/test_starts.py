@@ -17,7 +17,7 @@ from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import Launcher, far_away, left, said_to_its_end
 from tests.e2e.kubernetes.starting import held, write
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
 
 def deadlines(launcher: Launcher, run: str) -> set[int | None]:

@@ -9,7 +9,7 @@ from tests.e2e.kubernetes.cluster import paced, until
 from tests.e2e.kubernetes.faults import ALIKE, ALIVE, Run, going_on
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
 SERVED = """\
 strategy: parameter_server

@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.observe import Seen, status
 from launcher.backend.model import RunStatus, State
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\n"
 # What is wrong -> the rest of the spec, the state of its one task, and what is said about it.

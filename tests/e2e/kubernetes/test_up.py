@@ -19,7 +19,7 @@ from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, 
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left, said_to_its_end
 from tests.e2e.kubernetes.starting import HELD, let_go, program
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(480), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
 ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}\n"
 LONG = f"version: 1\nname: long\n{ROLES}kubernetes: {{tensorboard: false}}\n" + standing_in(checkpoint={"every_seconds": 2})
