@@ -97,7 +97,6 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report:
         from trainer import roles
         from trainer.engine.job import job
         from trainer.engine.session import DivergedError, PeerLostError
-        from trainer.workloads import pipeline
         from trainer.workloads.errors import WorkloadError
 
         roles.import_for(settings.strategy, task.role)
@@ -123,9 +122,18 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report:
             print(user_errors.shown(error, frames, task.name), file=sys.stderr)
         else:
             traceback.print_exc()
-        line = error_line(error) + user_errors.place(error, frames) + pipeline.remedy(error)
+        line = error_line(error) + user_errors.place(error, frames) + _remedy(error)
         error_file.write(line, user_errors.fingerprint(error, frames, report.start or 0))
         return ExitCode.FAILURE
+
+
+def _remedy(error: Exception) -> str:
+    """Return what to do about an error in making batches, if it is one."""
+    if "tensorflow" not in sys.modules:
+        return ""
+    from trainer.workloads import pipeline
+
+    return pipeline.remedy(error)
 
 
 def _tell(line: str, fingerprint: str = "") -> None:
