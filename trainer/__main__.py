@@ -137,6 +137,8 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     if options.check:
         print(f"trainer: TF_CONFIG and settings are right; this task is {name}")
         return ExitCode.DONE
+    if command:
+        _make_place(os.environ.get("RUN_DIR"))
     failure: list[str] = []
     output = Output()
     code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), failure), output)
@@ -147,6 +149,13 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
+
+
+def _make_place(run_dir: str | None) -> None:
+    """Make the directories that a program finds in RUN_DIR: a new volume is empty, and programs write there at once."""
+    if run_dir:
+        with contextlib.suppress(OSError):  # the program's own error says it, if it writes there at all
+            os.makedirs(os.path.join(run_dir, "results"), exist_ok=True)  # noqa: PTH103, PTH118 - pathlib is not imported yet
 
 
 def _remembering(report: "Report", failure: list[str]) -> "Report":

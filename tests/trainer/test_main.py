@@ -104,6 +104,16 @@ def test_a_users_program_runs_with_the_trainers_environment() -> None:
     assert "attempt 1 started as worker" in ended.stdout
 
 
+def test_a_users_program_finds_the_directories_that_it_writes_to(tmp_path: Path) -> None:
+    ended = trainer("--", "sh", "-c", 'echo 1 > "$RUN_DIR/results/a" && echo 1 > "$RUN_DIR/b"', RUN_DIR=str(tmp_path / "runs" / "a"))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_run_directory_that_cannot_be_made_is_the_programs_own_matter(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert trainer("--", "true", RUN_DIR=str(tmp_path / "file" / "a")).returncode == 0
+
+
 def test_settings_limit_the_restarts_of_a_users_program() -> None:
     ended = trainer("--", "sh", "-c", "exit 7", TRAINER_SETTINGS={**SETTINGS, "train": None, "max_restarts": 0})
     assert ended.returncode == 7
