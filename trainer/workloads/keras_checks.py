@@ -1,5 +1,8 @@
 """What a compiled Keras model may ask for that the trainer does not do."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -31,6 +34,18 @@ def check(model: keras.Model, name: str) -> None:
                 f"{name}: the layer {layer.name!r} is stateful, so its state goes on from batch to batch, and here each batch is of other examples; "
                 "leave stateful=True out and give each example its whole sequence"
             )
+
+
+def check_evaluation(model: keras.Model, inputs: Callable[[], Any], name: str) -> None:
+    """Raise WorkloadError where a built model has no loss on which its evaluations look; `inputs` returns a batch of its inputs."""
+    if getattr(model, "_compile_loss", None) is not None or any(overrides(model, one) for one in ("test_step", "compute_loss")):
+        return
+    model(inputs())  # what its layers add as losses is there after a call
+    if not model.losses:
+        raise WorkloadError(
+            f"{name}: the model {model.name!r} is compiled without a loss and has a train_step of its own, but no test_step; evaluations need "
+            "a loss: give `compile` one, or write a `test_step`"
+        )
 
 
 def check_mean(model: keras.Model, batches: int, name: str) -> None:

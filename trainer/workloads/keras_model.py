@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.workloads.calling import Given, call, where
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.keras_checks import check, check_mean
+from trainer.workloads.keras_checks import check, check_evaluation, check_mean
 from trainer.workloads.keras_step import KerasSteps, build, overrides, own_steps
 from trainer.workloads.module_forms import CLASS_WEIGHT
 from trainer.workloads.protocol import Shard, Values
@@ -46,6 +46,7 @@ class KerasModel:
         self._model = model
         if not model.built:
             self._build(model, name)
+        check_evaluation(model, lambda: self._train.first(1)[0], name)
         self._own_loss = overrides(model, "compute_loss")
         if self._own_loss or self.own_steps():
             build(model, self._data(*self._train.first(1)), metrics=bool(self.own_steps()))

@@ -85,12 +85,17 @@ def test_classes_weigh_what_they_weigh_in_fit(models: dict[str, Source]) -> None
             r"Guide\.train_step does not scale the loss for mixed_float16\. Take the gradients of self",
         ),
         ("guide", {"gradients": {"accumulate": 2}}, r"train\.gradients\.accumulate changes .* has train_step of its own; leave it out"),
+        ("unmeasured", {}, r"compiled without a loss .*; evaluations need a loss: give `compile` one, or write a `test_step`"),
         ("counted", {"jit_compile": True}, r"train\.jit_compile changes .* has compute_metrics of its own"),
     ],
 )
 def test_what_a_step_of_its_own_cannot_have_is_refused(models: dict[str, Source], name: str, train: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         trained(models[name], **train)
+
+
+def test_what_layers_add_is_a_loss_for_evaluations(models: dict[str, Source]) -> None:
+    assert trained(models["pulled"]).told["loss"] > 0
 
 
 def test_clipping_and_the_learning_rate_of_the_spec_hold_for_a_step_of_its_own(models: dict[str, Source]) -> None:

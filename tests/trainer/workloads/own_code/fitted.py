@@ -204,6 +204,17 @@ class Tracked(keras.Model):
         return [self.loss_tracker, self.mae_metric]
 
 
+class Unmeasured(keras.Model):
+    """Has a loss in its step alone."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
 class Computed(keras.Model):
     """Its loss looks at the inputs, too."""
 
@@ -428,6 +439,18 @@ def tracked() -> keras.Model:
     return made
 
 
+def unmeasured() -> keras.Model:
+    made = _through(Unmeasured, keras.layers.Dense(2, "softmax"))
+    made.compile(optimizer=keras.optimizers.SGD(0.1))
+    return made
+
+
+def pulled() -> keras.Model:
+    made = _through(Unmeasured, Pulled(), keras.layers.Dense(2, "softmax"))
+    made.compile(optimizer=keras.optimizers.SGD(0.1))
+    return made
+
+
 def computed() -> keras.Model:
     return _classifier(Computed, kernel_regularizer="l2")
 
@@ -457,6 +480,8 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
         summed: points,
         guide: points,
         tracked: sums,
+        unmeasured: points,
+        pulled: points,
         computed: points,
         counted: points,
         twice: points,
