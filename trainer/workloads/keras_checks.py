@@ -40,7 +40,8 @@ def check_evaluation(model: keras.Model, inputs: Callable[[], Any], name: str) -
     """Raise WorkloadError where a built model has no loss on which its evaluations look; `inputs` returns a batch of its inputs."""
     if getattr(model, "_compile_loss", None) is not None or any(overrides(model, one) for one in ("test_step", "compute_loss")):
         return
-    model(inputs())  # what its layers add as losses is there after a call
+    if overrides(model, "call"):
+        model(inputs())  # what its layers add as losses is there after a call
     if not model.losses:
         raise WorkloadError(
             f"{name}: the model {model.name!r} is compiled without a loss and has a train_step of its own, but no test_step; evaluations need "
