@@ -242,6 +242,8 @@ def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[s
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     if settings is not None:
+        if not command:  # callbacks of the user's own write there
+            environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir
         # What was left out stays left out: the workload's defaults fill it in.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
     strategy = settings.strategy if settings else _likely_strategy(task)

@@ -1,6 +1,7 @@
 """Finds in a program's output the exception that ended it, for its parent, which sees no more of a program than that. Pure."""
 
 import builtins
+import errno
 import re
 import zlib
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _PASSING_MESSAGE = re.compile(
 )
 # Errors of files that stay: one that is not there, and what is not allowed.
 _LASTING = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
+_READ_ONLY = f"[Errno {errno.EROFS}]"  # how an OSError begins for a file system that is mounted so, which has no class of its own
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def _last(lines: list[str]) -> Raised | None:
     # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
     same += f", {zlib.crc32(chr(10).join(since).encode()):08x} since" if since else ""
-    return Raised(shown, "" if passing else same)
+    stays = (found[2] or "").startswith(_READ_ONLY)
+    return Raised(shown, "" if passing and not stays else same)
 
 
 def _beginning(lines: list[str], frame: int) -> int:

@@ -4,6 +4,7 @@ Frames of TensorFlow, Keras, the standard library and the trainer say nothing to
 a function is not what was written. So the frames of the user's own files are shown, in order, and nothing else.
 """
 
+import errno
 import linecache
 import re
 import sys
@@ -87,7 +88,8 @@ def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
     `start` is the step the attempt went on from: with a checkpoint between two failures, the second one is another one.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
-    if names & _PASSING and not names & _LASTING:
+    read_only = isinstance(error, OSError) and error.errno == errno.EROFS
+    if names & _PASSING and not names & _LASTING and not read_only:
         return ""
     inner = traceback.extract_tb(error.__traceback__)[-1:]
     last = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None

@@ -1,5 +1,6 @@
 """The exception that ended a program is found in its output, whatever else it wrote."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def raised(tmp_path: Path, source: str) -> tracebacks.Raised:
         ("class MyError(Exception): ...\nraise MyError", "MyError", 2),
         ("raise ValueError('first\\n\\nsecond')", "ValueError: first", 1),
         ("open('/nowhere/file')", "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/file'", 1),
+        (f"raise OSError({errno.EROFS}, 'Read-only file system')", f"OSError: [Errno {errno.EROFS}] Read-only file system", 1),
         ("x = (\n", "SyntaxError: '(' was never closed", 1),
         ("try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b') from e", "ValueError: b", 4),
         (
@@ -36,7 +38,7 @@ def raised(tmp_path: Path, source: str) -> tracebacks.Raised:
             "ValueError: the cause", 4,
         ),
     ],
-    ids=["plain", "in a function", "in a library", "own class", "several lines", "no file", "syntax", "chain", "ignored"],
+    ids=["plain", "in a function", "in a library", "own class", "several lines", "no file", "read-only", "syntax", "chain", "ignored"],
 )  # fmt: skip
 def test_the_line_says_what_and_where_in_the_users_file(tmp_path: Path, source: str, line: str, number: int) -> None:
     found = raised(tmp_path, source)

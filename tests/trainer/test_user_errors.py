@@ -1,5 +1,6 @@
 """Errors of a user's code: their own lines first and alone, and what tells the same error of two attempts."""
 
+import errno
 import importlib.util
 import json
 from collections.abc import Callable
@@ -97,8 +98,9 @@ def test_what_may_pass_has_none(error: Exception) -> None:
     assert user_errors.fingerprint(error, [], 0) == ""
 
 
-def test_a_missing_file_stays_missing() -> None:
-    assert user_errors.fingerprint(FileNotFoundError(2, "No such file", "/x"), [], 0)
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "/x"), OSError(errno.EROFS, "Read-only file system", "/x")])
+def test_a_file_that_is_missing_or_cannot_be_written_stays_so(error: Exception) -> None:
+    assert user_errors.fingerprint(error, [], 0)
 
 
 def test_the_parent_reads_what_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,7 @@ class Hooks:
         for callback in self._callbacks:
             callback.set_model(model)
             callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or whole, "steps": self._span.steps(1)})
+        (self._job.run_dir / "results").mkdir(parents=True, exist_ok=True)  # where callbacks of the user's own write
         callback_files.make_directories(self._callbacks)
         before = callback_state.more_of(self._packed) if self._packed else {}
         if self._packed:
