@@ -225,7 +225,10 @@ class LocalBackend:
                 if known
                 else f"there are no runs in {self._runs}; --runs names another directory"
             )
-            raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{there}; start one with `launcher up`")
+            raise UsageError(
+                f"there is no run {name}",
+                f"{did_you_mean(name, known)}{there}; start one with `launcher up`, or is it in containers? add `--on docker`",
+            )
         return layout
 
     def _status(self, layout: Layout) -> RunStatus:
@@ -237,10 +240,14 @@ class LocalBackend:
         status = snapshot.status
         if not kept and status.state not in ENDED:
             status = leftovers.interrupted(layout, snapshot)
-        # A run's directory may have been moved aside since; other backends store elsewhere what a run makes.
+        # A run's directory may have been moved aside or copied since; other backends store elsewhere what a run makes.
         if self._backend == BACKEND:
             status = dataclasses.replace(status, run_dir=str(layout.run_dir), model=_model(layout))
-        return _with_summary(dataclasses.replace(status, name=layout.name), layout)
+        status = _with_summary(dataclasses.replace(status, name=layout.name), layout)
+        if self._backend == BACKEND and status.checkpoint is not None:
+            checkpoint = layout.run_dir / PLACES[Part.CHECKPOINTS][0] / Path(status.checkpoint).name
+            status = dataclasses.replace(status, checkpoint=str(checkpoint))
+        return status
 
     def _let_go(self, name: str) -> None:
         fd = self._lifelines.pop(name, None)

@@ -121,9 +121,10 @@ def test_an_interrupted_run_tells_the_checkpoint_that_its_chief_saved_after_all(
     runs.start({"chief": event("progress", step=40, steps=100) + "print('up'); time.sleep(60)"}, grace_period=0.1)
     runs.until_line("up")
     os.kill(runs.supervisor(), signal.SIGKILL)
-    summary = {"step": 47, "steps": 100, "metrics": {"accuracy": 0.5}, "checkpoint": "checkpoints/ckpt-47"}
+    summary = {"step": 47, "steps": 100, "metrics": {"accuracy": 0.5}, "checkpoint": "/where/it/was/copied/from/checkpoints/ckpt-47"}
     runs.layout().summary.write_text(json.dumps(summary))
     runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     status = runs.backend.status("run")
     assert (status.step, status.checkpoint_step, status.metrics) == (47, 47, {"accuracy": 0.5})
+    assert status.checkpoint == str(runs.layout().run_dir / "checkpoints" / "ckpt-47")
     runs.backend.stop("run", now=True)

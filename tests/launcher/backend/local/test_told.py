@@ -26,7 +26,7 @@ def test_progress_events_show_in_the_status(runs: Runs) -> None:
     status = runs.backend.status("run")
     assert (status.step, status.steps, status.loss) == (40, 100, 0.5)
     assert status.eta == pytest.approx(6)
-    assert (status.checkpoint, status.checkpoint_step) == ("checkpoints/ckpt-30", 30)
+    assert (status.checkpoint, status.checkpoint_step) == (str(runs.layout().run_dir / "checkpoints" / "ckpt-30"), 30)
     worker = status.tasks[1]
     assert (worker.step, worker.local_step, worker.examples_per_second) == (40, 19, 90.0)
     runs.backend.stop("run")
