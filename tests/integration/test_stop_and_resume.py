@@ -230,7 +230,7 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert summary == {}
     error = json.loads(done.stderr)
     assert str(runs) in error["error"]
-    assert "another directory for runs" in error["remedy"]
+    assert "--runs DIR" in error["remedy"]
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
