@@ -41,7 +41,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "cifar10-multiworker": (SMALL, PICTURES),
     # At the rate above, training on servers falls back to its beginning now and then, if it only takes more steps; old
     # gradients need those, the more the busier the machine.
-    "cifar10-ps": ((*SMALL, "train.steps=2000", "train.params.learning_rate=0.02"), PICTURES),
+    "cifar10-ps": ((*SMALL, "train.steps=3000", "train.params.learning_rate=0.02"), PICTURES),
     "linear-regression-single": (("train.steps=20000",), LINE),
     "linear-regression-mirrored": (SHORT, LINE),
     "linear-regression-multiworker": (SHORT, LINE),
