@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
 from launcher.errors import UsageError
 
-_SLACK = 60.0  # seconds beyond the grace period in which pods are gone
+_SLACK = 120.0  # seconds beyond the grace period in which pods are gone; a busy node takes more than one minute
 
 
 def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool) -> tuple[RunStatus | None, dict[str, int]]:
