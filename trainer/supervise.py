@@ -152,7 +152,7 @@ class _Supervisor:
         self._output.take()
         detail, same = self._why(code)
         if code == ExitCode.DONE:
-            if self._stopping and not self._job.built_in:  # it stops for being done: whoever asked reads of it in the output alone
+            if self._stopping and not self._job.built_in:  # it stops because it is done: the output alone tells that
                 self._report("done", seconds=round(time.monotonic() - self._began, 3))
             self._leave(ExitCode.DONE)
         elif self._verdict is not None:

@@ -147,7 +147,7 @@ def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked
 
 
 def only_longer(changes: Sequence[Change]) -> bool:
-    """Tell whether all that changed is that there are more steps or epochs to train: nothing but going on can be meant."""
+    """Return whether all that changed is that there are more steps or epochs to train: nothing but going on can be meant."""
     if len(changes) != 1:
         return False
     path, old, new = changes[0]

@@ -105,7 +105,7 @@ class Hooks:
 
     def _begin(self, step: int) -> bool:
         model, optimizer = self._session.model, self._session.optimizer
-        model.optimizer = optimizer  # the one that trains: settings may have made it anew
+        model.optimizer = optimizer  # the one that trains: settings may have made another
         model._delete_tracking("optimizer")  # noqa: SLF001 - see compute.build: checkpoints have it beside the model
         model.stop_training = False
         whole = self._span.epoch_at(self._job.steps - 1) + 1

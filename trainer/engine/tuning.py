@@ -33,7 +33,7 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     `examples_per_step`, of all replicas together, is told to workloads whose optimizer asks for it; see `Scheduling`.
 
     Raises:
-        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it cannot be made anew, or
+        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it cannot be made again, or
             does what the strategy cannot.
     """
     scheduled = getattr(workload, "optimizer_for", None)

@@ -15,7 +15,7 @@ _STEPS = ("train_step", "test_step", "compute_metrics", "metrics", "reset_metric
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Return whether the model's class has a method or property of Keras's own training anew."""
+    """Return whether the model's class overrides a method or property of Keras's own training."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
