@@ -15,7 +15,13 @@ from trainer import lifeline
 
 ROOT = Path(__file__).resolve().parents[3]
 
-ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "1", "GRPC_FAIL_FAST": "use_caller", "TF_NUM_INTRAOP_THREADS": "1", "KERAS_BACKEND": "tensorflow"}
+ENVIRONMENT = {
+    "TF_GRPC_REUSE_PORT": "1",
+    "GRPC_FAIL_FAST": "use_caller",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "KERAS_BACKEND": "tensorflow",
+    "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",  # as trainer/task.py has it
+}
 
 
 @dataclass
