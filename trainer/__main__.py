@@ -19,6 +19,7 @@ from trainer import __version__
 from trainer.exit_codes import MEANING, ExitCode
 
 if typing.TYPE_CHECKING:
+    from trainer.ending import Part
     from trainer.job import Job
     from trainer.restarts import Policy
     from trainer.settings import TrainerSettings
@@ -255,10 +256,19 @@ def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[s
         awaited=awaited(task, strategy),
         watched_chief=None if command else watched_chief(task, strategy),
         watched_workers=() if command else watched_workers(task, strategy),
+        part=_part(task, settings) if command and settings else None,
         lifeline=lifeline,
         policy=_policy(task, settings, command),
         patience=Patience(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Patience(),
     )
+
+
+def _part(task: "TaskConfig", settings: "TrainerSettings") -> "Part | None":
+    from trainer import ending
+    from trainer.strategies import SERVED
+
+    rules = ending.Rules(**dict(settings.ending)) if settings.ending else None
+    return ending.part(rules, task, served=settings.strategy in SERVED, has_evaluator=settings.has_evaluator)
 
 
 def _policy(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None) -> "Policy":

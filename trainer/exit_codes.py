@@ -18,8 +18,8 @@ class ExitCode(IntEnum):
 
 
 # From here on a shell and a container tell of a signal, and orchestrators start again what was killed.
-_OF_SIGNALS = 128
-SIGKILL = _OF_SIGNALS + 9  # as a shell tells of a process that was killed, out of memory for example
+OF_SIGNALS = 128
+SIGKILL = OF_SIGNALS + 9  # as a shell tells of a process that was killed, out of memory for example
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",
@@ -33,8 +33,8 @@ def describe(code: int) -> str:
     """Say in words why a task ended with `code`; negative numbers are signals, as in `subprocess`."""
     if code in MEANING:
         return MEANING[code]
-    signal_number = -code if code < 0 else code - _OF_SIGNALS
-    if code < 0 or _OF_SIGNALS < code < 160:
+    signal_number = -code if code < 0 else code - OF_SIGNALS
+    if code < 0 or OF_SIGNALS < code < 160:
         import signal
 
         try:
@@ -50,4 +50,4 @@ def final(code: int) -> int:
     It is the same, but where that asks to be started again (75), or may as well be of a container that was killed as a whole or could
     not be started (128 and above), which is worth another attempt: these become a plain failure.
     """
-    return int(ExitCode.FAILURE) if code == ExitCode.PEER_LOST or code >= _OF_SIGNALS else code
+    return int(ExitCode.FAILURE) if code == ExitCode.PEER_LOST or code >= OF_SIGNALS else code

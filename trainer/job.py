@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainer.ending import Part
 from trainer.restarts import Policy
 
 TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
@@ -22,6 +23,7 @@ class Patience:
     giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
     saving: float = 60.0  # the same, at least, where there is a checkpoint to save
     launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
+    dismissed: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
     killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
 
 
@@ -36,6 +38,7 @@ class Job:
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
     watched_workers: tuple[str, ...] = ()
+    part: Part | None = None  # in the end of the run, where the tasks of a program learn of that from each other
     lifeline: int | None = None
     policy: Policy = field(default_factory=Policy)
     patience: Patience = field(default_factory=Patience)

@@ -184,6 +184,15 @@ class Train(Settings):
     )
 
 
+class Ending(Settings):
+    """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
+
+    port: int = Field(ge=1, le=65535, description="Where the parent of the task that leads answers the others.")
+    success: Literal["chief", "all_workers"] = Field("chief", description="Whose exit 0 the run's success needs.")
+    worker_grace: float = Field(10, ge=0, description="How long workers of parameter servers get to end by themselves after that.")
+    evaluator_grace: float = Field(600, ge=0, description="How long an evaluator gets.")
+
+
 class TrainerSettings(Settings):
     """The whole of TRAINER_SETTINGS: the `train` section and what the launcher derives for a task.
 
@@ -202,4 +211,5 @@ class TrainerSettings(Settings):
     orphan_timeout: float = Field(
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
     )
+    ending: Ending | None = Field(None, description="How a user's own command ends as a whole; none where the launcher ends it.")
     train: Train | None = Field(None, description="What to train; none for a user's own command.")

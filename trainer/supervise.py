@@ -13,8 +13,9 @@ from typing import Any
 
 from trainer import error_file, scratch, tracebacks
 from trainer.child import kill_group, reap, spawn
+from trainer.ending import FAILED, SUCCEEDED, Following, Leading, News, Part
 from trainer.events import EVENTS_FD, TOLD, Event
-from trainer.exit_codes import ExitCode
+from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.job import Job
 from trainer.output import Output
 from trainer.peers import PeerWait, Prober, Watch
@@ -24,6 +25,10 @@ from trainer.restarts import End, History, Restart, cause_of, exit_code_of, judg
 Report = Callable[..., None]
 
 _NEWER = frozenset({"restored", "checkpoint", "evaluated"})  # events that tell of a checkpoint
+
+# What a program of TensorFlow's that was asked to stop and has saved exits with, beside 143 (PreemptionCheckpointHandler).
+_PREEMPTED = 42
+_COMES_BACK = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and signals: this is not the run's end
 
 _CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
 _LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
@@ -74,6 +79,10 @@ class _Supervisor:
         self._killed_for = ""  # why we sent SIGKILL
         self._verdict: tuple[str, str] | None = None  # cause and detail, when we gave up ourselves
         self._exit_code = int(ExitCode.FAILURE)
+        self._leading: Leading | None = None
+        self._following: Following | None = None
+        self._over = False  # the run has succeeded: whichever way this task ends now, it is done
+        self._leaving = False  # it has ended, and stays for others
 
     def run(self) -> int:
         """Run until the task has ended."""
@@ -86,6 +95,8 @@ class _Supervisor:
         if self._job.lifeline is not None:
             os.set_inheritable(self._job.lifeline, False)
             reactor.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
+        if self._job.part is not None:
+            self._take_part(self._job.part)
         self._output.heard = self._heard
         self._output.attach(reactor)
         try:
@@ -151,10 +162,13 @@ class _Supervisor:
                 watching.cancel()
         self._output.take()
         detail, same = self._why(code)
-        if code == ExitCode.DONE:
+        if self._over:
+            self._done()
+        elif code == ExitCode.DONE:
             if self._stopping and not self._job.built_in:  # it stops because it is done: the output alone tells that
-                self._report("done", seconds=round(time.monotonic() - self._began, 3))
-            self._leave(ExitCode.DONE)
+                self._done()
+            else:
+                self._leave(ExitCode.DONE)
         elif self._verdict is not None:
             self._fail(ExitCode.PEER_LOST, *self._verdict)
         elif self._stopping:
@@ -193,7 +207,8 @@ class _Supervisor:
 
     def _ended_on_request(self, code: int, detail: str) -> None:
         nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.built_in
-        if nothing_to_save or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
+        saved = code == _PREEMPTED and not self._job.built_in
+        if nothing_to_save or saved or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
             self._leave(ExitCode.STOPPED)
         elif self._killed_for:
             self._fail(exit_code_of(code), f"killed before it had stopped: {self._killed_for}", detail)
@@ -218,19 +233,86 @@ class _Supervisor:
         self._backoff = self._reactor.call_later(decision.delay, self._start)
 
     def _fail(self, code: int, cause: str, detail: str, process: int | None = None) -> None:
-        ended = {} if process is None else {"process_exit_code": process}
-        self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
-        self._leave(code)
+        def fail(_: News | None = None) -> None:
+            if not self._leaving:
+                ended = {} if process is None else {"process_exit_code": process}
+                self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
+                self._leave(code, f"{cause}: {detail}" if detail else cause)
 
-    def _leave(self, code: int) -> None:
-        self._exit_code = int(code)
-        self._reactor.stop()
+        if self._following is not None and not self._stopping:
+            self._following.ask_now(fail)  # a program whose leader is done may fail for want of it
+        else:
+            fail()
+
+    def _done(self) -> None:
+        """Leave, and say what the output does not: that this task is done."""
+        self._report("done", seconds=round(time.monotonic() - self._began, 3))
+        self._leave(ExitCode.DONE)
+
+    def _leave(self, code: int, why: str = "") -> None:
+        """End with `code`: at once, or when those who wait for this task know."""
+        self._exit_code, self._leaving = int(code), True
+        leave = self._reactor.stop
+        if self._leading is not None and code not in _COMES_BACK and code < OF_SIGNALS:
+            self._leading.end(FAILED if code else SUCCEEDED, why, leave, shortly=self._stopping)
+        elif self._following is not None and code not in _COMES_BACK and code < OF_SIGNALS and not self._over:
+            self._following.ended(FAILED if code else SUCCEEDED)
+            if code or not self._job.part or not self._job.part.waits or self._stopping:
+                self._following.ask_now(lambda _: leave())
+        else:
+            leave()
+
+    # The end of the run
+
+    def _take_part(self, part: Part) -> None:
+        if part.leads:
+            self._leading = Leading(part, self._reactor)
+            return
+        self._following = Following(part, self._reactor, self._run_has_ended)
+        self._watch = self._watch_for(part.leader, (part.address,), f"{part.leader} answers again", self._job.patience.giving_up)
+
+    def _run_has_ended(self, news: News) -> None:
+        """Follow the task that leads: it was done, or has failed for good."""
+        part = self._job.part
+        if self._watch is not None:
+            self._watch.cancel()
+        if part is None or (news.state == FAILED and self._leaving):
+            self._exit_code = int(ExitCode.PEER_LOST)
+            self._reactor.stop()
+        elif news.state == FAILED:
+            self._give_up(f"{part.leader} has failed", news.reason, self._job.patience.giving_up)
+        else:
+            self._over = True
+            if self._leaving:
+                self._reactor.stop()
+            elif self._child is None:
+                if self._backoff is not None:
+                    self._backoff.cancel()
+                self._done()
+            elif part.grace < math.inf:
+                self._reactor.call_later(part.grace, self._dismiss)
+
+    def _dismiss(self) -> None:
+        if self._child is not None and not self._stopping:
+            self._report("notice", message="the run has succeeded; this task is ended")
+            self._terminate()
+            self._reactor.call_later(self._job.patience.dismissed, lambda: self._kill("the run has succeeded"))
+
+    def _hurry(self) -> None:
+        """Stay no longer than others need to hear of the end: this task is asked to stop when it has ended."""
+        if self._leading is None or self._signals > 1:
+            self._reactor.stop()
+        elif not self._leading.complete:  # others are not done: it comes back, and waits for them again
+            self._exit_code = int(ExitCode.STOPPED)
+            self._reactor.stop()
+        else:
+            self._leading.hurry()
 
     # Stopping
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
-        if self._signals == 1:
+        if self._signals == 1 or self._leaving:
             self._stop(f"{number.name} received")
         else:
             self._kill("a second signal came")
@@ -246,6 +328,9 @@ class _Supervisor:
 
     def _stop(self, reason: str) -> None:
         """Ask the training process to stop, once."""
+        if self._leaving:
+            self._hurry()
+            return
         if self._stopping:
             return
         self._stopping = True

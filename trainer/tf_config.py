@@ -225,10 +225,6 @@ def _check_shape(cluster: dict[str, Any], problems: list[str]) -> None:
         problems.append(
             f"TF_CONFIG.cluster.chief has {len(chiefs)} addresses; expected one: a cluster has one chief; make the others workers"
         )
-    if "ps" in cluster and "chief" not in cluster and "master" not in cluster:
-        problems.append(
-            "TF_CONFIG.cluster has ps but no chief; expected one chief, which coordinates ps and workers; add chief: [host:port]"
-        )
 
 
 def _check_shared(cluster: dict[str, tuple[str, ...]], problems: list[str]) -> None:

@@ -13,6 +13,7 @@ from launcher.plan.models import Plan, RoleName, Target, Task
 
 PORT = 2222
 EXCHANGE_PORT = PORT + 1  # where the tasks of an all-reduce on CPUs listen for each other: trainer.engine.meeting
+ENDING_PORT = PORT + 2  # where the parent of the task that leads a user's program tells the others' of its end: trainer.ending
 LOOPBACK = "127.0.0.1"
 
 # Linux refuses one argument or environment string longer than this (MAX_ARG_STRLEN, 32 pages), its NUL included.

@@ -10,14 +10,14 @@ from pathlib import Path, PurePath
 
 from launcher.plan import machine as machines
 from launcher.plan import rules, shares
+from launcher.plan.addresses import ENDING_PORT, check_size, cluster
 from launcher.plan.addresses import addresses as addresses_on
-from launcher.plan.addresses import check_size, cluster
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Target, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.quantities import parse_duration, parse_memory
-from trainer.settings import Train, TrainerSettings
+from trainer.settings import Ending, Train, TrainerSettings
 from trainer.strategies import Strategy
 from trainer.workloads.catalog import with_defaults
 
@@ -102,7 +102,9 @@ def plan(
         start_timeout=parse_duration(limits.start_timeout),
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
-        decisive=rules.decisive(member.name for member in members),
+        decisive=rules.decisive((member.name for member in members), is_command=spec.command is not None, success=spec.success),
+        worker_grace=parse_duration(limits.worker_grace),
+        evaluator_grace=parse_duration(limits.evaluator_grace),
         notices=notices,
         spec_dir=str(common.spec_dir),
     )
@@ -134,7 +136,19 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         max_restarts=limits.max_restarts,
         start_timeout=parse_duration(limits.start_timeout),
         orphan_timeout=parse_duration(limits.orphan_timeout),
+        ending=_ending(spec) if spec.command and target != "local" else None,
         train=_train(spec.train, spec.strategy, target) if spec.train else None,
+    )
+
+
+def _ending(spec: ClusterSpec) -> Ending:
+    """Return how the tasks of a program learn that its run has ended, where no launcher may watch it."""
+    limits = spec.limits
+    return Ending(
+        port=ENDING_PORT,
+        success=spec.success,
+        worker_grace=parse_duration(limits.worker_grace),
+        evaluator_grace=parse_duration(limits.evaluator_grace),
     )
 
 

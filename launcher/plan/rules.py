@@ -50,7 +50,13 @@ def mounts_run_dir(name: str, *, leads: str, is_command: bool) -> bool:
     return is_command or name in {leads, "evaluator"}
 
 
-def decisive(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the tasks whose success is the run's: who leads, and the evaluator if there is one."""
+def decisive(names: Iterable[str], *, is_command: bool = False, success: str = "chief") -> tuple[str, ...]:
+    """Return the tasks whose success is the run's: who leads, and the evaluator if there is one, which a user's own may never end.
+
+    Of a user's own program `success` says whether they are who leads, or all workers too.
+    """
     known = list(names)
-    return tuple(name for name in (leader(known), "evaluator") if name in known)
+    others = [] if is_command else ["evaluator"]
+    if success == "all_workers":
+        others += [name for name in known if name.startswith("worker-") and name != leader(known)]
+    return tuple(name for name in (leader(known), *others) if name in known)

@@ -76,6 +76,10 @@ class Limits(Section):
     orphan_timeout: Duration = Field(
         "10m", description="How long a ps or worker serves while its chief is unreachable, and a chief waits while every worker is."
     )
+    worker_grace: Duration = Field(
+        "10s", description="How long workers of parameter_server get to end by themselves once the run of a `command` has succeeded."
+    )
+    evaluator_grace: Duration = Field("10m", description="How long the evaluator of a `command` gets, which may never end by itself.")
     node_lost: Duration = Field(
         "60s", description="On Kubernetes: how long after it gave up a lost node's pod the launcher lets the Job replace that."
     )
@@ -95,6 +99,10 @@ class ClusterSpec(Section):
     train: Train | None = Field(None, description="What the built-in trainer trains. Excludes `command`.")
     command: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="Any program that reads TF_CONFIG. Excludes `train`."
+    )
+    success: Literal["chief", "all_workers"] = Field(
+        "chief",
+        description="Whose exit 0 a `command` has succeeded with: the chief's (worker-0's where there is none), or that and all workers'.",
     )
     code: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="A directory with your code, made importable in every task; relative to the spec."

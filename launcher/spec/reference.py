@@ -60,6 +60,7 @@ _SHAPES_HEAD = """\
 _SHAPES_TAIL = """\
 
 There is one chief and at most one evaluator. Without a chief, `worker-0` of multi_worker_mirrored does the chief's work.
+Of a `command`, parameter_server may go without a chief, too: `worker-0` then leads, and the run has succeeded when it is done.
 """
 
 _WORKLOADS_HEAD = """\

@@ -52,6 +52,8 @@ SHAPES: dict[str, Shape] = {
     "parameter_server": Shape(("chief", "worker", "ps"), ("evaluator",)),
     "manual": Shape(("chief", "worker"), ("ps",)),
 }
+# A program may have its first worker lead, as those of TensorFlow 1 do.
+SHAPES_OF_A_COMMAND = {**SHAPES, "parameter_server": Shape(("worker", "ps"), ("chief", "evaluator"))}
 _ONLY_ONE = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
 
 
@@ -63,7 +65,7 @@ def _roles(spec: ClusterSpec) -> dict[str, Role]:
 def roles_fit_strategy(subject: Subject) -> Iterator[Finding]:
     """The strategy has every role it needs, and no other."""
     strategy, present = subject.spec.strategy, _roles(subject.spec)
-    shape = SHAPES[strategy]
+    shape = (SHAPES_OF_A_COMMAND if subject.document.value.get("command") is not None else SHAPES)[strategy]
     expected = f"{all_of(shape.required)}; {all_of(shape.optional)} if you like"
     # Without `roles` in the file, the strategy is the place to look at.
     place = None if ("roles",) in subject.document.sources else subject.document.place(("strategy",))
@@ -125,6 +127,14 @@ def train_or_command(subject: Subject) -> Iterator[Finding]:
     nothing = given.get("train") is None and given.get("command") is None
     if nothing and not subject.broken & {("train",), ("command",)} and not _is_empty(subject, ("train",)):
         yield Finding((), "there is nothing to run: neither `train` nor `command`", expected, "add `train: {workload: mnist_mlp}`, say")
+
+
+def success_of_command(subject: Subject) -> Iterator[Finding]:
+    """Only a program's tasks end each by itself."""
+    if subject.document.value.get("success") is not None and subject.document.value.get("command") is None:
+        yield Finding(
+            ("success",), "`success` says when a `command` is done, and there is none", "no `success` beside `train`", "remove it", on="key"
+        )
 
 
 def words_of_command(subject: Subject) -> Iterator[Finding]:
@@ -302,6 +312,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), no_empty_section),
     ((), train_or_command),
     ((("command",),), words_of_command),
+    ((("success",),), success_of_command),
     ((("train", "workload"),), workload_exists),
     ((("train", "workload"), ("train", "params")), params_fit_workload),
     ((("train", "workload"), ("strategy",)), workload_fits_strategy),

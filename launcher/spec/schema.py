@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.spec.models import ClusterSpec
-from launcher.spec.rules import CLASS_PATTERN, SHAPES
+from launcher.spec.rules import CLASS_PATTERN, SHAPES, SHAPES_OF_A_COMMAND, Shape
 from trainer.workloads.catalog import CATALOG
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
@@ -26,16 +26,21 @@ def schema() -> dict[str, Any]:
         this_workload = {"required": ["workload"], "properties": {"workload": {"const": name}}}
         train["allOf"].append({"if": this_workload, "then": {"properties": {"params": params}}})
     made["allOf"] = [
-        {
-            "if": {"required": ["strategy"], "properties": {"strategy": {"const": strategy}}},
-            "then": {
-                "properties": {"roles": {"required": list(shape.required), "propertyNames": {"enum": [*shape.required, *shape.optional]}}}
-            },
-        }
-        for strategy, shape in SHAPES.items()
+        _shape(strategy, shape, program)
+        for program, shapes in (("train", SHAPES), ("command", SHAPES_OF_A_COMMAND))
+        for strategy, shape in shapes.items()
     ]
     made["oneOf"] = [{"required": ["train"]}, {"required": ["command"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Cluster spec", **made}
+
+
+def _shape(strategy: str, shape: Shape, program: str) -> dict[str, Any]:
+    return {
+        "if": {"required": ["strategy", program], "properties": {"strategy": {"const": strategy}}},
+        "then": {
+            "properties": {"roles": {"required": list(shape.required), "propertyNames": {"enum": [*shape.required, *shape.optional]}}}
+        },
+    }
 
 
 def schema_text() -> str:

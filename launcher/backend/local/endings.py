@@ -9,8 +9,6 @@ import json
 from launcher.plan.models import Plan, Task
 from trainer.strategies import SERVED
 
-# A user's own workers may still be writing their last words; parameter servers only wait for ever.
-_COMMAND_WORKER_WAIT = 3.0
 _SERVER_ROLES = frozenset({"ps", "worker"})
 # A run that never got to train has nothing to save.
 NOTHING_TO_SAVE = 5.0
@@ -31,9 +29,9 @@ def own_time(plan: Plan, task: Task) -> float:
         return plan.grace_period
     if task.role == "ps":
         return 0.0
-    if plan.strategy in SERVED:
-        return min(_COMMAND_WORKER_WAIT, plan.grace_period)
-    return plan.grace_period
+    if task.role == "evaluator":
+        return plan.evaluator_grace
+    return plan.worker_grace if plan.strategy in SERVED else plan.grace_period
 
 
 def waves(plan: Plan) -> list[frozenset[str]]:

@@ -73,9 +73,14 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
 
 
 def _follows_the_chief(run: Run, group: Group) -> bool:
-    """Tell whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout."""
-    followers = {"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"}
-    return group.role in followers and run.spec.train is not None
+    """Tell whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
+    if run.spec.command is not None:
+        return rules.has_trainer(group.task.command) and not _leads(run, group)
+    return group.role in ({"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"})
+
+
+def _leads(run: Run, group: Group) -> bool:
+    return group.role == rules.leader(task.name for task in run.plan.tasks).partition("-")[0]
 
 
 def _waits_for_another_job(run: Run, group: Group) -> bool:
@@ -85,7 +90,7 @@ def _waits_for_another_job(run: Run, group: Group) -> bool:
     for good; of a task of their own Job Kubernetes does, by ending them.
     """
     if run.plan.strategy in SERVED:
-        return rules.has_trainer(group.task.command) and group.role == "chief"
+        return rules.has_trainer(group.task.command) and _leads(run, group)
     others = [other for other in groups(run.plan) if other.role != group.role]
     return rules.has_trainer(group.task.command) and group.scope == "all" and any(other.scope == "all" for other in others)
 

@@ -3,6 +3,7 @@
 https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The JobSet makes the headless Service by itself.
 """
 
+from launcher.plan import rules
 from launcher.plan.addresses import PORT, readdress
 from launcher.plan.groups import Group, groups
 from launcher.render.kubernetes import jobs, manifests, tensorboard
@@ -41,7 +42,10 @@ def jobset(run: Run) -> Object:
     spec: Object = {
         # Names are there before the tasks are ready, since tasks wait for each other: publishNotReadyAddresses is the default.
         "network": {"enableDNSHostnames": True, "subdomain": run.name},
-        "successPolicy": {"operator": "All", "targetReplicatedJobs": [group.role for group in by_role if group.decisive]},
+        "successPolicy": {
+            "operator": "All",
+            "targetReplicatedJobs": [group.role for group in by_role if group.decisive or _ends_by_itself(run, group)],
+        },
         "failurePolicy": _failure_policy(run, by_role),
         **jobs.time_to_live(run),
         "replicatedJobs": [_replicated(run, group) for group in by_role],
@@ -81,14 +85,19 @@ def _replicated(run: Run, group: Group) -> Object:
     return {"name": group.role, "replicas": 1, "template": {"metadata": head, "spec": spec}}
 
 
+def _ends_by_itself(run: Run, group: Group) -> bool:
+    """Tell whether the trainer ends the tasks of a user's program with their run, each in its time."""
+    return run.spec.command is not None and rules.has_trainer(group.task.command)
+
+
 def _failure_policy(run: Run, by_role: tuple[Group, ...]) -> Object:
     """Return who is started again with whom: docs/architecture.md, "Who restarts what"."""
     alone = [group.role for group in by_role if group.scope == "alone"]
     together = [group.role for group in by_role if group.scope == "all"]
-    rules: list[Object] = [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": _FINAL}]
+    found: list[Object] = [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": _FINAL}]
     if alone:
         # Its Job has started it again as often as limits.max_restarts allows.
-        rules.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": alone})
+        found.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": alone})
     if together:
-        rules.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": together})
-    return {"maxRestarts": run.plan.tasks[0].restart.max_restarts, "rules": rules}
+        found.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": together})
+    return {"maxRestarts": run.plan.tasks[0].restart.max_restarts, "rules": found}

@@ -98,6 +98,32 @@ def test_a_users_own_program_has_the_run_directory_on_every_task() -> None:
     assert all(task.mounts_run_dir for task in made.tasks)
 
 
+@pytest.mark.parametrize(
+    "roles, success, decisive",
+    [
+        (PS_ROLES, "chief", ("chief",)),
+        (PS_ROLES, "all_workers", ("chief", "worker-0", "worker-1")),
+        ({"worker": {"replicas": 2}, "ps": {}}, "chief", ("worker-0",)),
+        ({"worker": {"replicas": 2}, "ps": {}}, "all_workers", ("worker-0", "worker-1")),
+    ],
+)
+def test_a_users_own_evaluator_decides_nothing(roles: dict[str, Any], success: str, decisive: tuple[str, ...]) -> None:
+    made = planned(strategy="parameter_server", roles=roles, command=["python", "train.py"], success=success)
+    assert made.decisive == decisive
+
+
+def test_programs_in_containers_are_told_how_their_run_ends() -> None:
+    fields: dict[str, Any] = {
+        "strategy": "parameter_server",
+        "roles": PS_ROLES,
+        "command": ["python", "train.py"],
+        "limits": {"worker_grace": "3s"},
+    }
+    ending = json.loads(plan(spec(**fields), "docker", run_dir="/runs/x").tasks[0].env["TRAINER_SETTINGS"])["ending"]
+    assert ending == {"port": 2224, "success": "chief", "worker_grace": 3.0, "evaluator_grace": 600.0}
+    assert "ending" not in json.loads(planned(**fields).tasks[0].env["TRAINER_SETTINGS"])
+
+
 def test_restart_rules_follow_strategy_and_role() -> None:
     made = planned(strategy="parameter_server", roles=PS_ROLES, limits={"max_restarts": 4})
     assert {task.name: task.restart.scope for task in made.tasks if task.index == 0} == {

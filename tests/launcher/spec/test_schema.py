@@ -46,9 +46,11 @@ def test_the_schema_offers_workloads_and_their_parameters() -> None:
 
 
 def test_the_schema_knows_the_strategies_roles() -> None:
-    roles = {rule["if"]["properties"]["strategy"]["const"]: rule["then"]["properties"]["roles"] for rule in schema()["allOf"]}
-    assert roles["parameter_server"]["required"] == ["chief", "worker", "ps"]
-    assert roles["single"]["propertyNames"]["enum"] == ["chief", "evaluator"]
+    rules = [(rule["if"], rule["then"]["properties"]["roles"]) for rule in schema()["allOf"]]
+    roles = {(given["required"][1], given["properties"]["strategy"]["const"]): then for given, then in rules}
+    assert roles["train", "parameter_server"]["required"] == ["chief", "worker", "ps"]
+    assert roles["command", "parameter_server"]["required"] == ["worker", "ps"]
+    assert roles["train", "single"]["propertyNames"]["enum"] == ["chief", "evaluator"]
 
 
 def test_patterns_of_the_schema_are_regular_expressions_that_fit_the_examples() -> None:

@@ -28,8 +28,8 @@ def test_servers_are_asked_to_stop_after_those_that_save() -> None:
     [
         ("parameter_server", True, {"ps-0": 20, "worker-0": 20}),
         ("manual", True, {"ps-0": 20, "worker-0": 20}),
-        ("parameter_server", False, {"ps-0": 0, "worker-0": 3}),
-        ("multi_worker_mirrored", False, {"worker-0": 20}),
+        ("parameter_server", False, {"ps-0": 0, "worker-0": 10, "evaluator": 600}),
+        ("multi_worker_mirrored", False, {"worker-0": 20, "evaluator": 600}),
     ],
 )
 def test_own_time_at_the_end_of_a_run(strategy: str, trains: bool, expected: dict[str, float]) -> None:

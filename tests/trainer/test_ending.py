@@ -1,0 +1,190 @@
+"""How the tasks of a user's program end with their run, by the trainer's own parents; no launcher, no engine, no TensorFlow."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import free_port
+from tests.trainer.conftest import Running, Trainers
+from trainer.ending import Part, Rules, part
+from trainer.tf_config import TaskConfig, parse
+
+SLEEPS = "exec sleep 600"
+CLUSTER = {"chief": 1, "worker": 1, "ps": 1}
+
+TWO_WORKERS = {"chief": 1, "worker": 2, "ps": 1}
+LED_BY_WORKER = {"worker": 2, "ps": 1}
+WORKERS = {"chief": 1, "worker": 1}
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(trainers: Trainers, tmp_path: Path) -> Start:
+    """Start a task of one cluster with a shell script for its program."""
+    port = free_port()
+    addresses: dict[tuple[str, int], str] = {}
+
+    def started(
+        name: str,
+        script: str,
+        *,
+        sizes: dict[str, int] = CLUSTER,
+        strategy: str = "parameter_server",
+        evaluator: bool = False,
+        **rules: Any,
+    ) -> Running:
+        role, _, index = name.partition("-")
+        there = [(role, place) for role, count in sizes.items() for place in range(count)]
+        cluster = {role: [addresses.setdefault(one, f"127.0.0.1:{free_port()}") for one in there if one[0] == role] for role in sizes}
+        settings: dict[str, Any] = {
+            "run": "r",
+            "run_dir": str(tmp_path / "run"),
+            "scratch_dir": str(tmp_path),
+            "strategy": strategy,
+            "max_restarts": 0,
+            "has_evaluator": evaluator,
+            "ending": {"port": port, "worker_grace": 0.5, "evaluator_grace": 0.5, **rules},
+        }
+        config = {"cluster": cluster, "task": {"type": role, "index": int(index or 0)}}
+        env = {"TF_CONFIG": json.dumps(config), "TRAINER_SETTINGS": json.dumps(settings), "RUN_DIR": settings["run_dir"]}
+        return trainers.trainer("--", "sh", "-c", script, env=env)
+
+    return started
+
+
+def test_all_end_when_the_chief_is_done(start: Start) -> None:
+    others = [start(name, SLEEPS, evaluator=True) for name in ("worker-0", "ps-0", "evaluator")]
+    deaf = others[1]
+    chief = start("chief", "sleep 1", evaluator=True)
+    assert [chief.code(), *(other.code() for other in others)] == [0] * 4
+    assert deaf.event("notice")["message"] == "the run has succeeded; this task is ended"
+    assert deaf.event("done")
+
+
+def test_a_program_that_ignores_being_asked_is_killed_and_done(start: Start) -> None:
+    sizes = {"chief": 1, "ps": 1}
+    ps = start("ps-0", "trap '' TERM; echo deaf; while :; do sleep 1; done", sizes=sizes)
+    ps.line("deaf")
+    assert start("chief", "true", sizes=sizes).code() == 0
+    assert ps.code() == 0
+
+
+def test_workers_of_parameter_servers_may_end_by_themselves(start: Start) -> None:
+    worker = start("worker-0", "trap 'echo asked' TERM; echo begun; sleep 3; echo written", sizes=WORKERS, worker_grace=60)
+    worker.line("begun")
+    assert start("chief", "true", sizes=WORKERS).code() == 0
+    assert worker.code() == 0
+    assert "written" in worker.lines
+    assert "asked" not in worker.lines
+
+
+def test_workers_in_step_take_their_time(start: Start) -> None:
+    worker = start("worker-0", "echo begun; sleep 3; echo written", sizes=WORKERS, strategy="multi_worker_mirrored")
+    worker.line("begun")
+    assert start("chief", "true", sizes=WORKERS, strategy="multi_worker_mirrored").code() == 0
+    assert (worker.code(), worker.lines.count("written")) == (0, 1)
+
+
+def test_what_fails_for_want_of_a_chief_that_is_done_is_done(start: Start) -> None:
+    """It fails before it has heard of the end: a peer of a program that is gone."""
+    worker = start("worker-0", "until [ -e $RUN_DIR/over ]; do sleep 0.1; done; sleep 0.3; exit 1", sizes=WORKERS, worker_grace=60)
+    worker.event("started")
+    chief = start("chief", "sleep 1; touch $RUN_DIR/over", sizes=WORKERS)
+    assert (worker.code(), chief.code()) == (0, 0)
+
+
+@pytest.mark.parametrize("script, code", [("exit 1", 1), ("exit 2", 2)])
+def test_a_chief_that_fails_for_good_fails_the_run(start: Start, script: str, code: int) -> None:
+    others = [start(name, SLEEPS) for name in ("worker-0", "ps-0")]
+    chief = start("chief", f"sleep 1; {script}")
+    assert chief.code() == code
+    for other in others:
+        assert other.code() == 75
+        assert other.event("failed")["cause"] == "chief has failed"
+
+
+def test_a_chief_that_is_asked_to_stop_or_killed_ends_nobody(start: Start) -> None:
+    others = [start(name, SLEEPS) for name in ("worker-0", "ps-0")]
+    for number, script in ((signal.SIGTERM, "trap 'exit 143' TERM"), (signal.SIGTERM, "trap 'exit 42' TERM"), (signal.SIGKILL, ":")):
+        chief = start("chief", f"{script}; echo begun; while :; do sleep 0.1; done")
+        chief.line("begun")
+        chief.send(number)
+        assert chief.code() == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert start("chief", "sleep 2").code() == 0
+    assert [(other.code(), len(other.events("started"))) for other in others] == [(0, 1), (0, 1)]
+
+
+def test_a_program_that_finishes_when_it_is_asked_to_stop_is_done(start: Start) -> None:
+    sizes = {"chief": 1, "ps": 1}
+    ps = start("ps-0", SLEEPS, sizes=sizes)
+    chief = start("chief", "trap 'exit 0' TERM; echo begun; while :; do sleep 0.1; done", sizes=sizes)
+    chief.line("begun")
+    chief.send(signal.SIGTERM)
+    assert (chief.code(), ps.code()) == (0, 0)
+
+
+def test_without_a_chief_worker_0_leads(start: Start) -> None:
+    others = [start(name, SLEEPS, sizes=LED_BY_WORKER) for name in ("worker-1", "ps-0")]
+    assert start("worker-0", "sleep 1", sizes=LED_BY_WORKER).code() == 0
+    assert [other.code() for other in others] == [0, 0]
+
+
+def test_a_run_may_need_all_its_workers(start: Start) -> None:
+    rules: dict[str, Any] = {"success": "all_workers", "sizes": TWO_WORKERS}
+    ps = start("ps-0", SLEEPS, **rules)
+    chief, first = start("chief", "echo over", **rules), start("worker-0", "echo over", **rules)
+    last = start("worker-1", "echo begun; until [ -e $RUN_DIR/over ]; do sleep 0.1; done", **rules)
+    for one in (chief, first):
+        one.line("over")
+    last.line("begun")
+    # A leader that is lost before all are done comes back, and hears again who is.
+    chief.send(signal.SIGTERM)
+    assert chief.code() == 143
+    chief = start("chief", "touch $RUN_DIR/over", **rules)
+    assert [one.code() for one in (chief, first, last, ps)] == [0, 0, 0, 0]
+
+
+def cluster(**sizes: int) -> dict[str, list[str]]:
+    return {role: [f"{role}{index}:2222" for index in range(count)] for role, count in sizes.items()}
+
+
+def task(name: str, **sizes: int) -> TaskConfig:
+    role, _, index = name.partition("-")
+    return parse(json.dumps({"cluster": cluster(**sizes), "task": {"type": role, "index": int(index or 0)}}))
+
+
+@pytest.mark.parametrize(
+    "name, rules, grace, waits",
+    [
+        ("ps-0", {}, 0.0, False),
+        ("worker-0", {"worker_grace": 3.0}, 3.0, False),
+        ("evaluator", {}, 600.0, False),
+        ("worker-1", {"success": "all_workers"}, 10.0, True),
+    ],
+)
+def test_what_follows_the_end_is_in_one_table(name: str, rules: dict[str, Any], grace: float, waits: bool) -> None:
+    found = part(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), served=True, has_evaluator=True)
+    assert found == Part(name, "chief", "chief0:2224", grace=grace, waits=waits)
+
+
+def test_the_leader_knows_who_asks_and_who_is_needed() -> None:
+    found = part(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), served=True, has_evaluator=True)
+    assert found is not None
+    assert found.leads
+    assert found.needed == {"worker-1", "worker-2"}
+    assert found.followers == {"worker-1", "worker-2", "ps-0", "evaluator"}
+
+
+def test_many_tasks_ask_less_often() -> None:
+    found = part(Rules(2224), task("ps-0", worker=900, ps=100), served=True, has_evaluator=False)
+    assert found is not None
+    assert found.interval == 10
+
+
+def test_one_task_asks_nobody() -> None:
+    assert part(Rules(2224), task("chief", chief=1), served=False, has_evaluator=False) is None
