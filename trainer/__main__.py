@@ -4,8 +4,11 @@ trainer [--settings FILE] [--events json|text] [--check] [-- COMMAND ...]
 trainer --health
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
+import json
 import math
 import os
 import signal
@@ -19,6 +22,9 @@ from trainer import __version__
 from trainer.exit_codes import MEANING, ExitCode
 
 if typing.TYPE_CHECKING:
+    from typing import Union
+
+    from trainer.command_settings import CommandSettings
     from trainer.ending import Part
     from trainer.job import Job
     from trainer.restarts import Policy
@@ -26,6 +32,8 @@ if typing.TYPE_CHECKING:
     from trainer.strategies import Strategy
     from trainer.supervise import Report
     from trainer.tf_config import TaskConfig
+
+    Settings = Union[TrainerSettings, CommandSettings]
 
 _ENVIRONMENT = {
     "GRPC_FAIL_FAST": "use_caller",  # TensorFlow waits for peers that are not there yet
@@ -123,7 +131,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         name = task.name
     except TfConfigError as error:
         problems += error.problems
-    settings = _settings(options.settings, problems)
+    settings: Settings | None = (_settings if command is None else _command_settings)(options.settings, problems)
     if not problems:
         problems += _misuse(task, settings, command)
     lifeline = _lifeline(problems)
@@ -159,7 +167,7 @@ def _make_place(run_dir: str | None) -> None:
             os.makedirs(os.path.join(run_dir, "results"), exist_ok=True)  # noqa: PTH103, PTH118 - pathlib is not imported yet
 
 
-def _remembering(report: "Report", failure: list[str]) -> "Report":
+def _remembering(report: Report, failure: list[str]) -> Report:
     """Return `report`, which also puts into `failure` why the task gave up."""
 
     def remember(kind: str, /, **fields: typing.Any) -> None:
@@ -170,7 +178,7 @@ def _remembering(report: "Report", failure: list[str]) -> "Report":
     return remember
 
 
-def _settle(settings: "TrainerSettings", code: int, failure: str) -> None:
+def _settle(settings: Settings, code: int, failure: str) -> None:
     """Make run.json say how the run ended, where the training process did not live to say it."""
     from pathlib import Path
 
@@ -186,8 +194,9 @@ def _settle(settings: "TrainerSettings", code: int, failure: str) -> None:
             )
 
 
-def _settings(path: str | None, problems: list[str]) -> "TrainerSettings | None":
-    from trainer.configuration import ConfigurationError, from_file, from_json
+def _settings(path: str | None, problems: list[str]) -> TrainerSettings | None:
+    from trainer.command_settings import ConfigurationError
+    from trainer.configuration import from_file, from_json
 
     try:
         if path:
@@ -199,14 +208,34 @@ def _settings(path: str | None, problems: list[str]) -> "TrainerSettings | None"
         return None
 
 
-def _misuse(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None) -> list[str]:
+def _command_settings(path: str | None, problems: list[str]) -> CommandSettings | None:
+    """Return the same settings for the parent of a user's program, which may be in an image where there is no pydantic."""
+    from trainer.command_settings import VARIABLE, ConfigurationError, document_in, document_of, settings_of
+
+    try:
+        if path:
+            document = document_in("/dev/stdin" if path == "-" else path)
+            os.environ[VARIABLE] = json.dumps(document)  # the program gets them as they were given
+            return settings_of(document, path)
+        text = os.environ.get(VARIABLE)
+        return settings_of(document_of(text), VARIABLE) if text else None
+    except ConfigurationError as error:
+        problems += error.problems
+        return None
+
+
+def _misuse(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> list[str]:
     """Return why settings and command, each right by itself, cannot be run together or in this cluster."""
     from importlib.util import find_spec
 
     from trainer.child import missing_program
-    from trainer.configuration import check_fit
+    from trainer.command_settings import CommandSettings
 
-    problems = check_fit(task, settings) if settings else []
+    problems = []
+    if settings is not None and not isinstance(settings, CommandSettings):
+        from trainer.configuration import check_fit
+
+        problems += check_fit(task, settings)
     if command is None:
         if settings is not None and settings.train is None:
             problems.append("the settings have no train section and no program follows --; give one of them")
@@ -237,14 +266,14 @@ def _lifeline(problems: list[str]) -> int | None:
     return None
 
 
-def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None, lifeline: int | None) -> "Job":
+def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> Job:
+    from trainer.command_settings import CommandSettings
     from trainer.job import TRAINING, Job, Patience
     from trainer.peers import awaited, watched_chief, watched_workers
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
-    if settings is not None:
-        if not command:  # callbacks of the user's own write there
-            environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir
+    if settings is not None and not isinstance(settings, CommandSettings):
+        environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir  # callbacks of the user's own write there
         # What was left out stays left out: the workload's defaults fill it in.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
     strategy = settings.strategy if settings else _likely_strategy(task)
@@ -263,7 +292,7 @@ def _job(task: "TaskConfig", settings: "TrainerSettings | None", command: list[s
     )
 
 
-def _part(task: "TaskConfig", settings: "TrainerSettings") -> "Part | None":
+def _part(task: TaskConfig, settings: Settings) -> Part | None:
     from trainer import ending
     from trainer.strategies import SERVED
 
@@ -271,7 +300,7 @@ def _part(task: "TaskConfig", settings: "TrainerSettings") -> "Part | None":
     return ending.part(rules, task, served=settings.strategy in SERVED, has_evaluator=settings.has_evaluator)
 
 
-def _policy(task: "TaskConfig", settings: "TrainerSettings | None", command: list[str] | None) -> "Policy":
+def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:
     """Return how often the task is started again. One that saves or reads checkpoints tells by them that training comes further."""
     from trainer.restarts import Policy
 
@@ -280,7 +309,7 @@ def _policy(task: "TaskConfig", settings: "TrainerSettings | None", command: lis
     return replace(policy, recovers_after=math.inf) if tells else policy
 
 
-def _likely_strategy(task: "TaskConfig") -> "Strategy":
+def _likely_strategy(task: TaskConfig) -> Strategy:
     """Guess from the cluster how a user's program works, when no settings say it."""
     if "ps" in task.cluster:
         return "parameter_server"

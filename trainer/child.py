@@ -1,14 +1,21 @@
 """Starting the training process in a group of its own, noticing its end, and clearing away what it leaves behind."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer import lifeline
+
+# Before Python 3.11 there is no other way that leaves the program in its session, where it may read from the terminal.
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 
 def spawn(
@@ -32,7 +39,7 @@ def spawn(
         stdout=stdout,
         stderr=stderr,
         pass_fds=pass_fds if pipe is None else (*pass_fds, pipe),
-        process_group=0,
+        **_OWN_GROUP,
     )
     if pipe is not None:
         os.close(pipe)
@@ -68,7 +75,7 @@ def reap(child: int | None) -> int | None:
             return code
         if pid == child:
             kill_group(pid)
-            code = os.waitstatus_to_exitcode(status)
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def kill_group(child: int) -> None:

@@ -1,54 +1,28 @@
 """The trainer's settings, read and checked against the task's cluster before anything is started. No TensorFlow."""
 
 import difflib
-import json
 import typing
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from trainer.command_settings import VARIABLE, ConfigurationError, document_in, document_of
 from trainer.settings import Settings, TrainerSettings
 from trainer.settings_rules import misfits
 from trainer.strategies import TRAINING, Strategy
 from trainer.tf_config import TaskConfig
 from trainer.workloads.catalog import CATALOG
 
-VARIABLE = "TRAINER_SETTINGS"
-
-
-class ConfigurationError(ValueError):
-    """The settings cannot be used; `problems` has one sentence for each thing that is wrong with them."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
 
 def from_json(text: str) -> TrainerSettings:
     """Return the settings in the text of TRAINER_SETTINGS. Raises ConfigurationError with every problem at once."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError([f"{VARIABLE} is not valid JSON: {error}; correct it there"]) from None
-    return _validated(document, VARIABLE)
+    return _validated(document_of(text), VARIABLE)
 
 
 def from_file(path: str) -> TrainerSettings:
     """Return the settings in a YAML or JSON file. Raises ConfigurationError, also where the file cannot be read."""
-    import yaml
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise ConfigurationError([f"the settings file {path!r} cannot be read: {reason}; expected a YAML or JSON file"]) from None
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigurationError([f"{path} is not valid YAML: {' '.join(str(error).split())}; correct it there"]) from None
-    return _validated(document, path)
+    return _validated(document_in(path), path)
 
 
 def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:

@@ -3,6 +3,8 @@
 Beside TRAINER_ERROR_FILE, which has lines for people, stands a file with the fingerprint; a user's own program writes none.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The one line of an exception that tells the user what is wrong, without what TensorFlow and Keras wrap around it."""
 
+from __future__ import annotations
+
 import re
 
 # Paragraphs of a message that say where, not what: the headings and frames of AutoGraph, of graph errors and of Keras.

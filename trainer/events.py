@@ -5,14 +5,16 @@ FIELDS lists what each kind adds. The launcher reads the same lines back with `p
 written with one space more before it (`escaped`), so none of them is taken for an event.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any, Dict, Protocol
 
-Event = dict[str, Any]
+Event = Dict[str, Any]
 
 MARK = b'{"event":'  # how the line of an event begins
 EVENTS_FD = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes its events, as JSON, for its parent to pass on
@@ -71,7 +73,7 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
+    return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 class Reporter:

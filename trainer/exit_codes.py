@@ -4,6 +4,8 @@ Source: docs/architecture.md, "Exit codes". 75 is EX_TEMPFAIL of sysexits(3), 14
 2 is what command-line programs return for wrong usage.
 """
 
+from __future__ import annotations
+
 from enum import IntEnum
 
 

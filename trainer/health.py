@@ -4,6 +4,8 @@ Asked from outside, by a process of its own in the same container, so that a par
 alone: it reads /proc. Imports no TensorFlow.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

@@ -1,5 +1,7 @@
 """What the parent is to run, whom that needs, and how long it is waited for."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,6 +5,8 @@ child of its parent's death (prctl PR_SET_PDEATHSIG); elsewhere the child reads 
 parent holds. A program that knows nothing of this is started through this file: `python lifeline.py -- COMMAND`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os
@@ -27,7 +29,7 @@ def needs_pipe() -> bool:
 
 def child_environment(pipe: int | None = None) -> dict[str, str]:
     """Return what the calling process puts into its child's environment; `pipe` is the read end it passes on."""
-    return {PARENT_PID: str(os.getpid())} | ({} if pipe is None else {PARENT_PIPE: str(pipe)})
+    return {PARENT_PID: str(os.getpid()), **({} if pipe is None else {PARENT_PIPE: str(pipe)})}
 
 
 def die_with_parent() -> None:

@@ -5,6 +5,8 @@ has left unfinished, and a line of the program's that begins like an event has o
 byte, as soon as it comes. A program that writes faster than is read waits; nothing is held without bound.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
@@ -163,10 +165,10 @@ class Output:
 
     # Inside
 
-    def _sinks(self) -> list["_Sink"]:
+    def _sinks(self) -> list[_Sink]:
         return [self._sink, self._errors] if self._errors else [self._sink]
 
-    def _pipes(self) -> list["_Pipe"]:
+    def _pipes(self) -> list[_Pipe]:
         return [pipe for pipe in (self._pipe, self._error_pipe, self._events) if pipe]
 
     def _ready(self) -> None:
@@ -258,7 +260,7 @@ class _Sink:
             try:
                 # A pipe that has room has it for so many bytes.
                 written += os.write(self._fd, self._waiting[written : written + select.PIPE_BUF])
-            except BlockingIOError:
+            except BlockingIOError:  # noqa: PERF203 - before Python 3.11 alone does it cost something
                 break
             except OSError as error:
                 del error  # the reader is gone, or the disk is full

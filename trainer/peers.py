@@ -4,6 +4,8 @@ Nobody waits for this: the training process starts beside it, waits for whom it 
 What this is for is to say who is missing, and to end a start that will never succeed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -15,13 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 from trainer.reactor import Reactor, Timer
 from trainer.strategies import SERVED, Strategy
 from trainer.tf_config import TaskConfig, split_address
 
-Answer = str | None  # why an address gave no connection; None: it gave one
+Answer = Optional[str]  # why an address gave no connection; None: it gave one
 
 _CONNECT_TIMEOUT = 1.0
 _AT_A_TIME = 200  # open connections; a process may often have no more than 1,024 files
@@ -94,7 +96,7 @@ class Prober:
                 self._look_up(probe)
         self._filling = False
 
-    def _look_up(self, probe: "_Probe") -> None:
+    def _look_up(self, probe: _Probe) -> None:
         if (early := self._names_from - self._reactor.now()) > 0:
             self._reactor.call_later(early, lambda: self._look_up(probe))
             return
@@ -112,7 +114,7 @@ class Prober:
                 found = socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_STREAM)
             self._reactor.call_from_thread(partial(self._connect, probe, found))
 
-    def _connect(self, probe: "_Probe", found: list[Any], reason: str = "name not known yet") -> None:
+    def _connect(self, probe: _Probe, found: list[Any], reason: str = "name not known yet") -> None:
         """Try the next of the addresses `found`; `reason` is why the one before gave nothing."""
         if not found:
             self._finish(probe, reason)
@@ -143,7 +145,7 @@ class Prober:
         timer = self._reactor.call_later(_CONNECT_TIMEOUT, lambda: settle("no answer"))
         self._reactor.on_ready(connection, selectors.EVENT_WRITE, lambda: settle(outcome(connection)))
 
-    def _finish(self, probe: "_Probe", answer: Answer) -> None:
+    def _finish(self, probe: _Probe, answer: Answer) -> None:
         self._open.discard(probe)
         probe.tell(answer)
         self._fill()

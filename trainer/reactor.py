@@ -3,6 +3,8 @@
 It sleeps in one `select` until the next timer is due; nothing is polled.
 """
 
+from __future__ import annotations
+
 import contextlib
 import heapq
 import itertools
@@ -11,9 +13,11 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Callable
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Callback = Callable[[], None]
 

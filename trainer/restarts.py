@@ -1,5 +1,7 @@
 """What follows when a training process has ended by itself: the table of exit codes as decisions. Pure."""
 
+from __future__ import annotations
+
 import signal
 from dataclasses import dataclass
 
@@ -94,7 +96,7 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     if code == ExitCode.DONE:
         return End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
-        return End(code, fingerprint.removeprefix(FOR_GOOD) if fingerprint.startswith(FOR_GOOD) else cause_of(code))
+        return End(code, fingerprint[len(FOR_GOOD) :] if fingerprint.startswith(FOR_GOOD) else cause_of(code))
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     again = history.same + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:

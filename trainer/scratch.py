@@ -3,6 +3,8 @@
 A killed task leaves its directory behind; the next task that starts on the machine removes it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os

@@ -1,5 +1,7 @@
 """The strategies by name, and what sets them apart. Imports nothing: whoever watches tasks needs it, too."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]

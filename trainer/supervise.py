@@ -1,15 +1,16 @@
 """The small parent of a training process: starts it, passes signals on, starts it again, never leaves it behind."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from trainer import error_file, scratch, tracebacks
 from trainer.child import kill_group, reap, spawn

@@ -4,6 +4,8 @@ TF_CONFIG is TensorFlow's own: {"cluster": {role: [address]}, "task": {"type", "
 cannot work and hangs later; here every problem is found before anything is started.
 """
 
+from __future__ import annotations
+
 import difflib
 import json
 import re
@@ -221,7 +223,7 @@ def _addresses(place: str, listed: Any, problems: list[str]) -> tuple[str, ...]:
 def _check_shape(cluster: dict[str, Any], problems: list[str]) -> None:
     """Report clusters that no strategy can use."""
     chiefs = cluster.get("chief")
-    if isinstance(chiefs, list | dict) and len(chiefs) > 1:
+    if isinstance(chiefs, (list, dict)) and len(chiefs) > 1:
         problems.append(
             f"TF_CONFIG.cluster.chief has {len(chiefs)} addresses; expected one: a cluster has one chief; make the others workers"
         )
@@ -284,7 +286,7 @@ def _check_place(role: str, index: int, cluster: Any, problems: list[str]) -> No
             )
         elif index > 0:
             problems.append(f"TF_CONFIG.task.index is {index}; expected 0: the cluster is empty, so this is its only task")
-    elif isinstance(listed, list | dict) and index >= len(listed) > 0:
+    elif isinstance(listed, (list, dict)) and index >= len(listed) > 0:
         expected = "0" if len(listed) == 1 else f"0 to {len(listed) - 1}"
         problems.append(
             f"TF_CONFIG.task.index is {index}, but the cluster has {len(listed)} {role}; expected {expected}; "

@@ -1,5 +1,7 @@
 """Finds in a program's output the exception that ended it, for its parent, which sees no more of a program than that. Pure."""
 
+from __future__ import annotations
+
 import builtins
 import errno
 import re
@@ -62,7 +64,8 @@ def _last(lines: list[str]) -> Raised | None:
     places = [(match[1], match[2]) for line in lines[first:end] if (match := _FRAME.match(line))]
     own = next((place for place in reversed(places) if not _FOREIGN.search(place[0])), None)
     kind = found[1].rpartition(".")[2]
-    line = line_of(kind, "\n".join([found[2] or "", *lines[end + 1 :]])).removesuffix(": ")
+    line = line_of(kind, "\n".join([found[2] or "", *lines[end + 1 :]]))
+    line = line[:-2] if line.endswith(": ") else line
     shown = f"{line} ({':'.join(own)})" if own else line
     # A lost peer is told of by the first of the exceptions that led to each other.
     told = "\n".join(lines[_chain(lines, first) :])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainer.configuration import ConfigurationError, check_fit, from_file, from_json
+from trainer.command_settings import ConfigurationError
+from trainer.configuration import check_fit, from_file, from_json
 from trainer.settings import TrainerSettings
 from trainer.tf_config import TaskConfig
 

@@ -1,0 +1,75 @@
+"""What the parent of a user's program reads from TRAINER_SETTINGS: the same keys as the trainer, and every problem at once."""
+
+import json
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.command_settings import CommandSettings, ConfigurationError, document_in, document_of, settings_of
+from trainer.settings import TrainerSettings
+
+RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/a"}
+
+
+def problems(**values: Any) -> list[str]:
+    with pytest.raises(ConfigurationError) as raised:
+        settings_of(document_of(json.dumps({**RIGHT, **values})), "TRAINER_SETTINGS")
+    return raised.value.problems
+
+
+def test_it_has_every_key_of_the_trainers_settings_with_the_same_default() -> None:
+    trainers = {name: ... if field.is_required() else field.default for name, field in TrainerSettings.model_fields.items()}
+    assert {field.name: ... if field.default is MISSING else field.default for field in fields(CommandSettings)} == trainers
+
+
+def test_what_is_right_is_read() -> None:
+    settings = settings_of({**RIGHT, "strategy": "parameter_server", "start_timeout": 5, "train": None}, "TRAINER_SETTINGS")
+    assert (settings.strategy, settings.start_timeout, settings.max_restarts) == ("parameter_server", 5, 10)
+
+
+@pytest.mark.parametrize(
+    "values, problem",
+    [
+        ({"run": 5}, "TRAINER_SETTINGS.run is 5; expected a text; correct it"),
+        ({"strategy": "ps"}, "TRAINER_SETTINGS.strategy is 'ps'; expected one of single, mirrored, "),
+        ({"strategy": []}, "TRAINER_SETTINGS.strategy is []; expected one of single, mirrored, "),
+        ({"max_restarts": -1}, "TRAINER_SETTINGS.max_restarts is -1; expected an integer, 0 or more; correct it"),
+        ({"max_restarts": True}, "TRAINER_SETTINGS.max_restarts is True; expected an integer, 0 or more; correct it"),
+        ({"local_replicas": 0}, "TRAINER_SETTINGS.local_replicas is 0; expected an integer, 1 or more; correct it"),
+        ({"has_evaluator": 1}, "TRAINER_SETTINGS.has_evaluator is 1; expected true or false; correct it"),
+        ({"start_timeout": 0}, "TRAINER_SETTINGS.start_timeout is 0; expected a number of seconds above 0; correct it"),
+        ({"orphan_timeout": float("nan")}, "TRAINER_SETTINGS.orphan_timeout is nan; expected a number of seconds above 0; correct it"),
+        ({"ending": {"prot": 1}}, "TRAINER_SETTINGS.ending is {'prot': 1}; expected a mapping of port, success, "),
+        ({"max_restart": 1}, "TRAINER_SETTINGS.max_restart is an unknown key; expected one of run, "),
+    ],
+)
+def test_one_mistake_is_one_problem_that_says_all(values: dict[str, Any], problem: str) -> None:
+    (found,) = problems(**values)
+    assert found.startswith(problem)
+
+
+def test_every_problem_comes_at_once() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        settings_of({"run_dir": 1, "rnu": 2}, "TRAINER_SETTINGS")
+    assert [problem.split(" ")[0] for problem in raised.value.problems] == [
+        f"TRAINER_SETTINGS.{name}" for name in ("run", "scratch_dir", "run_dir", "rnu")
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, part", [("{", "is not valid JSON: "), ("[" * 100_000, "is not valid JSON: "), ("[]", "is list; expected an object")]
+)
+def test_what_is_no_object_is_refused(text: str, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^TRAINER_SETTINGS {part}"):
+        settings_of(document_of(text), "TRAINER_SETTINGS")
+
+
+def test_a_file_may_be_yaml_or_json(tmp_path: Path) -> None:
+    as_json, as_yaml = tmp_path / "a.json", tmp_path / "a.yaml"
+    as_json.write_text(json.dumps(RIGHT))
+    as_yaml.write_text("run: a\nrun_dir: /runs/a\nscratch_dir: /tmp/a\n")
+    assert document_in(str(as_json)) == document_in(str(as_yaml)) == RIGHT
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        document_in(str(tmp_path / "none"))

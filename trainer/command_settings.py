@@ -1,0 +1,129 @@
+"""What the parent of a user's program is told by TRAINER_SETTINGS, read with the standard library alone.
+
+The settings are those of trainer/settings.py, which names and describes them all; a program in an image of its own has no pydantic to
+read them with. What concerns the built-in trainer alone is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from trainer.ending import Rules
+from trainer.strategies import Strategy
+
+VARIABLE = "TRAINER_SETTINGS"
+
+
+class ConfigurationError(ValueError):
+    """The settings cannot be used; `problems` has one sentence for each thing that is wrong with them."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class CommandSettings:
+    """The keys of TrainerSettings, with the same defaults; times are seconds."""
+
+    run: str
+    run_dir: str
+    scratch_dir: str
+    strategy: Strategy = "single"
+    spec_digest: str = ""
+    local_replicas: int = 1
+    has_evaluator: bool = False
+    max_restarts: int = 10
+    start_timeout: float = 600
+    orphan_timeout: float = 600
+    ending: Any = None  # a mapping of what trainer.ending.Rules has
+    train: Any = None
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+_ENDING = tuple(field.name for field in fields(Rules))
+
+
+def _is_ending(value: Any) -> bool:
+    return isinstance(value, dict) and "port" in value and set(value) <= set(_ENDING)
+
+
+# The annotation of a key -> what is expected of it, and whether a value is that; keys that expect more stand by their names.
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("an integer, 0 or more", lambda value: _is_count(value, 0)),
+    "local_replicas": ("an integer, 1 or more", lambda value: _is_count(value, 1)),
+    "float": ("a number of seconds above 0", _is_time),
+    "Strategy": (f"one of {', '.join(get_args(Strategy))}", lambda value: isinstance(value, str) and value in get_args(Strategy)),
+    "ending": (f"a mapping of {', '.join(_ENDING)} or nothing", lambda value: value is None or _is_ending(value)),
+    "Any": ("", lambda _value: True),
+}
+
+
+def document_of(text: str) -> Any:
+    """Return what the text of TRAINER_SETTINGS says. Raises ConfigurationError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError([f"{VARIABLE} is not valid JSON: {error}; correct it there"]) from None
+
+
+def document_in(path: str) -> Any:
+    """Return what a file of settings says, in YAML or in JSON. Raises ConfigurationError, also where the file cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigurationError([f"the settings file {path!r} cannot be read: {reason}; expected a YAML or JSON file"]) from None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _yaml(text, path)
+
+
+def _yaml(text: str, path: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigurationError([f"{path} is not valid JSON, and this Python has no PyYAML to read YAML with; write it as JSON"]) from None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigurationError([f"{path} is not valid YAML: {' '.join(str(error).split())}; correct it there"]) from None
+
+
+def settings_of(document: Any, origin: str) -> CommandSettings:
+    """Return the settings in a document. Raises ConfigurationError with every problem at once."""
+    known = {field.name: field for field in fields(CommandSettings)}
+    if not isinstance(document, dict):
+        raise ConfigurationError([f"{origin} is {type(document).__name__}; expected an object with the keys run, run_dir, scratch_dir"])
+    problems = [f"{origin}.{name} is missing; add it" for name, field in known.items() if field.default is MISSING and name not in document]
+    for name, value in document.items():
+        problems += _problem(f"{origin}.{name}", value, known.get(name), list(known))
+    if problems:
+        raise ConfigurationError(problems)
+    return CommandSettings(**document)
+
+
+def _problem(place: str, value: Any, field: Field[Any] | None, known: list[str]) -> list[str]:
+    if field is None:
+        near = difflib.get_close_matches(place.rpartition(".")[2], known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+        return [f"{place} is an unknown key; expected one of {', '.join(known)}; {remedy}"]
+    expected, fits = _EXPECTED.get(field.name) or _EXPECTED[str(field.type)]
+    shown = repr(value)
+    return [] if fits(value) else [f"{place} is {shown if len(shown) <= 60 else shown[:57] + '...'}; expected {expected}; correct it"]
