@@ -196,16 +196,19 @@ def _settle(settings: Settings, code: int, failure: str) -> None:
 
 def _settings(path: str | None, problems: list[str]) -> TrainerSettings | None:
     from trainer.command_settings import ConfigurationError
-    from trainer.configuration import from_file, from_json
 
     try:
+        from trainer.configuration import from_file, from_json
+
         if path:
             return from_file("/dev/stdin" if path == "-" else path)
         text = os.environ.get("TRAINER_SETTINGS")
         return from_json(text) if text else None
     except ConfigurationError as error:
         problems += error.problems
-        return None
+    except ModuleNotFoundError as error:
+        problems.append(f"no program follows --, and {error.name}, which training needs, is not here; give the program: -- python train.py")
+    return None
 
 
 def _command_settings(path: str | None, problems: list[str]) -> CommandSettings | None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 PARENT_PID = "TRAINER_PARENT_PID"  # the process that must live
 PARENT_PIPE = "TRAINER_PARENT_PIPE"  # not on Linux: the read end of the pipe that closes with it
@@ -68,7 +69,15 @@ def watch(fd: int, on_eof: Callable[[], None]) -> threading.Thread:
 def wrapped(command: list[str]) -> list[str]:
     """Return the argv that runs `command` so that it dies with its parent, in the same process and environment."""
     # -I and -S: nothing in the user's directory or PYTHONPATH can stand in for the standard library here.
-    return [sys.executable, "-I", "-S", __file__, "--", *command]
+    return [sys.executable, "-I", "-S", *_this_program(), "--", *command]
+
+
+def _this_program() -> list[str]:
+    """Return how Python is told to run this file; its text stands for it where the parent is one file (launcher/render/parent_file.py)."""
+    if "__file__" in globals():
+        return [__file__]
+    loader: Any = __spec__.loader
+    return ["-c", loader.get_source(__name__)]
 
 
 def _guard(pipe: int) -> None:

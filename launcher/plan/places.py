@@ -12,6 +12,8 @@ CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is a 
 # The user's code, and a directory with a data set; both read-only.
 CONTAINER_CODE = "/code"
 CONTAINER_DATA = "/data"
+# The parent of a command in an image that has no trainer, where a file can be put there.
+CONTAINER_PARENT = "/tf-launcher/parent.py"
 
 
 def run_dir(target: Target, runs: Path, name: str) -> str:

@@ -5,7 +5,8 @@ Source: docs/architecture.md, "Who restarts what", and the storage contract: onl
 
 from collections.abc import Iterable, Sequence
 
-from launcher.plan.models import RoleName, Scope
+from launcher.plan.models import RoleName, Scope, Target
+from launcher.plan.places import CONTAINER_PARENT
 
 # The order in which tasks are listed, numbered and given their share of scarce things.
 ROLE_ORDER: tuple[RoleName, ...] = ("chief", "worker", "ps", "evaluator")
@@ -21,13 +22,29 @@ RESTART_SCOPE: dict[str, dict[RoleName, Scope]] = {
     "manual": {"chief": "alone", "worker": "all", "ps": "all"},
 }
 
-# How the trainer is started inside an image.
+# How the trainer is started inside our image.
 TRAINER = ("python", "-P", "-m", "trainer")
+
+# How its parent is started in an image that has Python and not the trainer, before `-- COMMAND`: nothing of the image but the standard
+# library is imported. launcher/render/parent_file.py makes the file, and what Compose has of it in a variable: it mounts no file whose
+# text stands in the Compose file into a container with a root file system that is read-only.
+_PYTHON = ("python3", "-I", "-S")
+_FROM_VARIABLE = "import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ.pop('TRAINER_PARENT'))))"
+PARENT: dict[Target, tuple[str, ...]] = {"docker": (*_PYTHON, "-c", _FROM_VARIABLE), "kubernetes": (*_PYTHON, CONTAINER_PARENT)}
 
 
 def has_trainer(command: Sequence[str]) -> bool:
-    """Tell whether what a container runs is the trainer, or a program under it: it tells how it is, and starts again what ended."""
-    return tuple(command[: len(TRAINER)]) == TRAINER
+    """Return whether what a container runs is the trainer, or a program under it: it tells how it is, and starts again what ended."""
+    return _starts_with(command, TRAINER) or brings_parent(command)
+
+
+def brings_parent(command: Sequence[str]) -> bool:
+    """Return whether the parent of what a container runs is not of its image, but comes with the run."""
+    return any(_starts_with(command, parent) for parent in PARENT.values())
+
+
+def _starts_with(command: Sequence[str], words: tuple[str, ...]) -> bool:
+    return tuple(command[: len(words)]) == words
 
 
 def task_name(role: RoleName, index: int) -> str:

@@ -1,0 +1,122 @@
+"""The parent of a user's program as one file, for images that have Python and not our trainer. Pure, but for reading the trainer's sources.
+
+It is made of the very modules that `trainer -- COMMAND` imports, which need Python 3.8 and the standard library alone. They stand in the
+file as they are, and where they stand is what a traceback tells.
+"""
+
+import ast
+import base64
+import functools
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import trainer
+from launcher import __version__
+
+# What `trainer` imports only where no command is given: it then trains itself.
+_OF_THE_TRAINER_ITSELF = ("trainer.configuration", "trainer.engine")
+
+_HEAD = f'''"""The parent of a program that reads TF_CONFIG: checks TF_CONFIG, starts the program, and starts it again. Of tf-launcher {__version__}.
+
+python3 parent.py [--check] [--health] -- COMMAND
+
+It needs Python 3.8 or later and nothing else. It is the trainer's parent process (docs/programs.md says what it does): below stand, as
+they are, the modules of the package `trainer` that it is made of.
+"""
+
+import sys
+
+if sys.version_info < (3, 8):
+    sys.stderr.write(
+        "trainer: python3 is Python %d.%d in this image; the parent of a command needs 3.8 or later; "
+        "take an image with one, or write supervise: false in the spec\\n" % sys.version_info[:2]
+    )
+    sys.exit(2)
+
+SOURCES = {{}}  # the name of a module -> the line where its text begins, and the text
+'''
+
+_TAIL = '''
+import importlib.util
+
+
+class Modules:
+    """Imports the modules above. Their code is compiled so that its lines are those of this file."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in SOURCES:
+            return importlib.util.spec_from_loader(name, Modules, is_package=name == "trainer")
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        line, text = SOURCES[module.__name__]
+        exec(compile("\\n" * (line - 1) + text, globals().get("__file__", "parent.py"), "exec"), module.__dict__)
+
+    @staticmethod
+    def get_source(name):
+        return SOURCES[name][1]
+
+
+sys.meta_path.insert(0, Modules)
+
+from trainer.__main__ import main
+
+sys.exit(main())
+'''
+
+VARIABLE = "TRAINER_PARENT"  # has the file's text, packed, where no file can be put into a container
+
+
+@functools.cache
+def text() -> str:
+    """Return the file's text."""
+    made = _HEAD
+    for name in modules():
+        source = _path(name).read_text(encoding="utf-8")
+        assert "'''" not in source, name  # noqa: S101 - a test holds it; docstrings have the other quotes
+        made += f"\nSOURCES[{name!r}] = ({made.count(chr(10)) + 2}, r'''{source}''')\n"
+    return made + _TAIL
+
+
+@functools.cache
+def packed() -> str:
+    """Return the file's text as VARIABLE has it, which must not be longer than 128 KiB: base64 of what zlib makes of it."""
+    return base64.b64encode(zlib.compress(text().encode(), 9)).decode()
+
+
+@functools.cache
+def modules() -> tuple[str, ...]:
+    """Return the names of the modules that the parent of a command imports, sooner or later, by name."""
+    found = {"trainer", "trainer.__main__"}
+    pending = ["trainer.__main__"]
+    for name in pending:
+        for imported in _imports(ast.parse(_path(name).read_text(encoding="utf-8"))):
+            if imported not in found and not imported.startswith(_OF_THE_TRAINER_ITSELF) and _path(imported).is_file():
+                found.add(imported)
+                pending.append(imported)
+    return tuple(sorted(found))
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Yield what of `trainer` a module may import, also inside functions, but not what it only names in annotations."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("trainer."))
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] == "trainer":
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            yield from _imports(node)
+
+
+def _path(name: str) -> Path:
+    """Return where a module's file is, if it is one; the package's own is its __init__.py."""
+    return Path(str(trainer.__file__)).parent.joinpath(*(name.split(".")[1:] or ["__init__"])).with_suffix(".py")
