@@ -1,0 +1,81 @@
+"""A run of a user's program ends with its chief, whatever its other tasks do: with Compose alone, and watched by the launcher."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.docker_cli import docker
+from tests.e2e.docker.running import ROOT, Run, cleaned, unique
+from tests.processes import free_port
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+SERVED = {"chief": {}, "ps": {}, "worker": {}, "evaluator": {}}
+# Every other task sleeps; the evaluator takes no notice of a SIGTERM.
+SLEEPS = "signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(600)"
+
+
+def program(leader: str, does: str) -> list[str]:
+    """Return a command in which one role does something, and the others sleep for ten minutes."""
+    head = "import json, os, signal, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task']; role = task['type']; "
+    return ["python", "-c", f"{head}leads = role == {leader!r} and not task['index']\nif leads: {does}\nelse: {SLEEPS}"]
+
+
+def write(directory: Path, name: str, **fields: Any) -> Path:
+    """Write the spec of a cluster of parameter servers."""
+    limits = {"worker_grace": "1s", "evaluator_grace": "1s", "grace_period": "2s", "max_restarts": 0}
+    spec = {"version": 1, "name": name, "strategy": "parameter_server", "limits": limits, "tensorboard": {"port": free_port()}, **fields}
+    file = directory / "spec.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    return file
+
+
+def composed(file: Path) -> tuple[str, ...]:
+    """Render a spec; return the words of a `docker compose` for it."""
+    rendered = file.with_name("compose.yaml")
+    render = [sys.executable, "-m", "launcher", "render", str(file), "--to", "compose", "--output", str(rendered)]
+    subprocess.run(render, cwd=ROOT, check=True, timeout=60)
+    return ("compose", "--file", str(rendered))
+
+
+def codes(run: Run) -> dict[str, int | None]:
+    """Return the exit code of every task's container; None where it runs."""
+    states = {task: run.inspect(task)["State"] for task in run.tasks()}
+    return {task: state["ExitCode"] if state["Status"] == "exited" else None for task, state in states.items()}
+
+
+@pytest.mark.usefixtures("image")
+def test_all_containers_end_as_done_when_the_chief_is_by_compose_alone(tmp_path: Path) -> None:
+    name = unique("ended")
+    file = write(tmp_path, name, roles=SERVED, command=program("chief", "time.sleep(5)"))
+    with cleaned(name, tmp_path / "runs") as run:
+        docker(*composed(file), "up", "--detach", deadline=120)
+        done = dict.fromkeys(("chief", "ps-0", "worker-0", "evaluator"), 0)
+        run.until("every container to end with exit code 0", lambda: codes(run) == done, told=lambda: codes(run))
+
+
+@pytest.mark.usefixtures("image")
+def test_no_container_ends_as_done_when_the_chief_fails_by_compose_alone(tmp_path: Path) -> None:
+    """The engine starts each container of it three times more."""
+    name = unique("failed")
+    file = write(tmp_path, name, roles={"chief": {}, "ps": {}, "worker": {}}, command=program("chief", "time.sleep(2); sys.exit(1)"))
+    with cleaned(name, tmp_path / "runs") as run:
+        docker(*composed(file), "up", "--detach", deadline=120)
+        failed = {"chief": 1, "ps-0": 75, "worker-0": 75}
+        run.until("every container to end as failed", lambda: codes(run) == failed, 240, told=lambda: codes(run))
+
+
+@pytest.mark.usefixtures("image")
+def test_a_run_without_a_chief_ends_with_its_first_worker(tmp_path: Path) -> None:
+    name = unique("led")
+    file = write(tmp_path, name, roles={"worker": {"replicas": 2}, "ps": {}}, command=program("worker", "time.sleep(5)"))
+    with cleaned(name, tmp_path / "runs") as run:
+        run.launcher("up", str(file), timeout=240)
+        told = run.status()
+        assert told["state"] == "succeeded", json.dumps(told)
+        assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
