@@ -15,7 +15,7 @@ from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
-SERVED = {"chief": {}, "ps": {}, "worker": {}, "evaluator": {}}
+SERVED: dict[str, dict[str, int]] = {"chief": {}, "ps": {}, "worker": {}, "evaluator": {}}
 # Every other task sleeps; the evaluator takes no notice of a SIGTERM.
 SLEEPS = "signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(600)"
 

@@ -1,0 +1,83 @@
+"""A run of a user's program ends with its chief, whatever its other tasks do: every Job is Complete, and no pod runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
+from tests.e2e.kubernetes.launching import UP, Launcher
+from tests.e2e.kubernetes.starting import HELD, program
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+
+OPTIONS = """\
+strategy: parameter_server
+limits: {worker_grace: 1s, evaluator_grace: 1s, grace_period: 5s, max_restarts: 0}
+kubernetes: {tensorboard: false}
+"""
+# The evaluator takes no notice of a SIGTERM; all others that do not lead sleep for ten minutes.
+SLEEPS = "import signal; signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(600)"
+WITH_CHIEF = "roles: {chief: {}, ps: {}, worker: {}, evaluator: {}}\n"
+
+
+def write(directory: Path, name: str, roles: str, leader: str, does: str) -> str:
+    """Write a spec in which one task does something and the others sleep; return its path."""
+    leads = f"role == {leader!r} and os.environ['JOB_COMPLETION_INDEX'] == '0'"
+    file = directory / f"{name}.yaml"
+    file.write_text(f"version: 1\nname: {name}\n{OPTIONS}{roles}" + program(f"\nif {leads}: {does}\nelse: {SLEEPS}"))
+    return str(file)
+
+
+def apply(namespace: Namespace, file: str) -> None:
+    """Render a spec and apply it with kubectl alone."""
+    render = [sys.executable, "-m", "launcher", "render", file, "--to", "kubernetes"]
+    made = subprocess.run(render, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    namespace.kubectl("apply", "-f", "-", text=made)
+
+
+def phases(namespace: Namespace, run: str) -> set[str]:
+    return {pod["status"]["phase"] for pod in namespace.pods(run)}
+
+
+def test_a_chief_that_is_evicted_ends_nobody_and_one_that_is_done_ends_all(namespace: Namespace, tmp_path: Path) -> None:
+    """By kubectl alone. The first chief saves, as it were, and exits 143; the one in its place is let go."""
+    saves = f"import signal; signal.signal(15, lambda *_: os._exit(143)); {HELD}print('begun', flush=True); wait()"
+    apply(namespace, write(tmp_path, "ended", WITH_CHIEF, "chief", saves))
+
+    def chief() -> str:
+        """Return the name of the chief's pod whose program has begun, if there is one."""
+        names = [pod["metadata"]["name"] for pod in namespace.pods("ended", "chief") if not pod["metadata"].get("deletionTimestamp")]
+        return next((name for name in names if "begun" in namespace.kubectl("logs", name, check=False)), "")
+
+    until(lambda: chief() != "" and len(phases(namespace, "ended")) == 1, 180, "all to begin", lambda: namespace.describe("ended"))
+    before = {pod["metadata"]["uid"] for role in ("ps", "worker", "evaluator") for pod in namespace.pods("ended", role)}
+    first = chief()
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": first, "namespace": namespace.name}}
+    place = f"/api/v1/namespaces/{namespace.name}/pods/{first}/eviction"
+    namespace.kubectl("create", "--raw", place, "-f", "-", text=json.dumps(eviction))
+    until(lambda: chief() not in {"", first}, 180, "another chief to begin", lambda: namespace.describe("ended"))
+    running = [
+        pod for role in ("ps", "worker", "evaluator") for pod in namespace.pods("ended", role) if pod["status"]["phase"] == "Running"
+    ]
+    assert {pod["metadata"]["uid"] for pod in running} == before
+    namespace.kubectl("exec", chief(), "--", "touch", "/tmp/go")
+    done = dict.fromkeys(("chief", "ps", "worker", "evaluator"), "Complete")
+    until(lambda: namespace.ends("ended") == done, 120, "every Job to be Complete", lambda: namespace.describe("ended"))
+    assert phases(namespace, "ended") <= {"Succeeded", "Failed"}
+
+
+def test_a_chief_that_fails_for_good_fails_all(namespace: Namespace, tmp_path: Path) -> None:
+    apply(namespace, write(tmp_path, "failed", WITH_CHIEF, "chief", "time.sleep(2); sys.exit(1)"))
+    failed = dict.fromkeys(("chief", "ps", "worker", "evaluator"), "Failed")
+    until(lambda: namespace.ends("failed") == failed, 180, "every Job to fail", lambda: namespace.describe("failed"))
+
+
+def test_a_run_without_a_chief_ends_with_its_first_worker(launcher: Launcher, tmp_path: Path) -> None:
+    roles = "roles: {ps: {}, worker: {replicas: 2}}\n"
+    launcher("up", write(tmp_path, "led", roles, "worker", "time.sleep(5)"), timeout=UP)
+    told = launcher.status("led")
+    assert told["state"] == "succeeded"
+    assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
