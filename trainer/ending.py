@@ -12,10 +12,9 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 from trainer.reactor import Reactor
 from trainer.tf_config import TaskConfig, split_address

@@ -10,6 +10,7 @@ from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
 from launcher.cli.runs import DEFAULT_RUNS, near
 from launcher.errors import UsageError
+from launcher.plan import rules
 from launcher.plan.models import Plan, Task
 
 EXAMPLES = (
@@ -69,7 +70,7 @@ def _show(planned: Plan) -> None:
                 "" if size.memory is None else memory(size.memory),
                 f"{size.gpus} x {size.gpu_type}" if size.gpu_type else str(size.gpus or ""),
                 f"{task.restart.scope}, at most {task.restart.max_restarts}",
-                " ".join(task.command),
+                " ".join(rules.readable(task.command)),
             )
         )
     console = Console(highlight=False)

@@ -66,7 +66,6 @@ def plan(
     common = _Common(spec, target, str(run_dir), settings, Path(spec_dir or os.curdir).absolute())
     notices: tuple[str, ...] = ()
     extra: dict[str, dict[str, str]] = {}
-    command = common.container_command()
     least = LEAST_INTER_OP_THREADS[spec.strategy] if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
     if target == "local":
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
@@ -74,6 +73,7 @@ def plan(
         command = common.local_command(machine)
     else:
         extra = {member.name: _container_environment(member.resources.cpu, least) for member in members}
+        command = common.container_command()
     leads = rules.leader(names)
     limits = spec.limits
     tasks = tuple(
@@ -175,9 +175,9 @@ class _Common:
         return (*parent, "--", *self.spec.command) if self.spec.command else parent
 
     def container_command(self) -> tuple[str, ...]:
-        """Return the same inside an image; another image than ours need not have the trainer, so it runs the command itself."""
+        """Return the same inside an image; to another image than ours the parent comes with the run, where that may have Python."""
         if self.spec.command and self.spec.image:
-            return tuple(self.spec.command)
+            return (*rules.PARENT[self.target], "--", *self.spec.command) if self.spec.supervise else tuple(self.spec.command)
         return (*rules.TRAINER, "--", *self.spec.command) if self.spec.command else rules.TRAINER
 
     def code(self) -> str | None:

@@ -3,6 +3,7 @@
 Source: docs/architecture.md, "Who restarts what", and the storage contract: only the chief writes.
 """
 
+import posixpath
 from collections.abc import Iterable, Sequence
 
 from launcher.plan.models import RoleName, Scope, Target
@@ -32,6 +33,9 @@ _PYTHON = ("python3", "-I", "-S")
 _FROM_VARIABLE = "import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ.pop('TRAINER_PARENT'))))"
 PARENT: dict[Target, tuple[str, ...]] = {"docker": (*_PYTHON, "-c", _FROM_VARIABLE), "kubernetes": (*_PYTHON, CONTAINER_PARENT)}
 
+# How runtimes of containers say that there is no such program: runc, and crun after it.
+NO_PYTHON = r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": "
+
 
 def has_trainer(command: Sequence[str]) -> bool:
     """Return whether what a container runs is the trainer, or a program under it: it tells how it is, and starts again what ended."""
@@ -41,6 +45,12 @@ def has_trainer(command: Sequence[str]) -> bool:
 def brings_parent(command: Sequence[str]) -> bool:
     """Return whether the parent of what a container runs is not of its image, but comes with the run."""
     return any(_starts_with(command, parent) for parent in PARENT.values())
+
+
+def readable(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command as people read it: how a parent gets into a container is not what they look for."""
+    parent = next((parent for parent in PARENT.values() if _starts_with(command, parent)), ())
+    return ("python3", posixpath.basename(CONTAINER_PARENT), *command[len(parent) :]) if parent else tuple(command)
 
 
 def _starts_with(command: Sequence[str], words: tuple[str, ...]) -> bool:

@@ -15,7 +15,7 @@ from launcher.plan import rules
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
-from launcher.render import board, labels
+from launcher.render import board, labels, parent_file
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.models import ClusterSpec
@@ -113,6 +113,10 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
     if _downloads(spec):
         # The host is the gateway of such a network, and TensorFlow listens on every address.
         notes.append("data: download gives tasks a way out, by a network where programs of the host reach TensorFlow's port")
+    if rules.brings_parent(plan.tasks[0].command):
+        notes.append(
+            f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
+        )
     if "storage" in spec.model_fields_set:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
     return notes
@@ -136,7 +140,7 @@ def _hardened(spec: ClusterSpec) -> dict[str, Any]:
 
 def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
     first = plan.tasks[0]
-    # Another image need not have the trainer: then the engine is the only one to start a program again.
+    # A command without its parent has the engine alone to start it again.
     has_trainer = rules.has_trainer(first.command)
     times = first.restart.max_restarts
     restarts = min(ENGINE_RESTARTS, times) if has_trainer else times
@@ -152,13 +156,17 @@ def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
     }
     if has_trainer:
         shared["healthcheck"] = {
-            "test": ["CMD", *HEALTH_COMMAND],
+            "test": ["CMD", *_health(first)],
             "interval": "30s",
             "timeout": "10s",
             "retries": 3,
             "start_period": _seconds(plan.start_timeout),
         }
     return shared
+
+
+def _health(task: Task) -> list[str]:
+    return [*map(_escaped, rules.PARENT["docker"]), "--health"] if rules.brings_parent(task.command) else list(HEALTH_COMMAND)
 
 
 def _grace(plan: Plan, task: Task) -> float:
@@ -171,7 +179,8 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
     first, *others = (task.env for task in plan.tasks)
     shared = {name: _escaped(value) for name, value in first.items() if all(other.get(name) == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.
-    return {"HOME": "/tmp", "TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared  # noqa: S108
+    parent = {parent_file.VARIABLE: parent_file.packed()} if rules.brings_parent(plan.tasks[0].command) else {}
+    return {"HOME": "/tmp", "TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent  # noqa: S108
 
 
 def _own_environment(task: Task, shared: dict[str, str]) -> dict[str, str]:

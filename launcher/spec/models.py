@@ -104,6 +104,11 @@ class ClusterSpec(Section):
         "chief",
         description="Whose exit 0 a `command` has succeeded with: the chief's (worker-0's where there is none), or that and all workers'.",
     )
+    supervise: bool = Field(
+        True,
+        description="Whether a `command` in an `image` of your own runs under the trainer's parent, which comes with the run and needs Python 3.8 "
+        "or later there. `false` is for images without Python.",
+    )
     code: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="A directory with your code, made importable in every task; relative to the spec."
     )

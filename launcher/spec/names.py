@@ -33,8 +33,8 @@ _RESERVED_PREFIX = "TRAINER_"
 # Labels and annotations of the run's own objects begin so.
 _OWN_LABELS = ("app.kubernetes.io/", "tf-launcher/")
 # What every pod has.
-_RESERVED_VOLUMES = frozenset({"run", "tmp", "shm", "code"})
-_RESERVED_PATHS = ("/runs", "/tmp", "/dev", "/proc", "/sys", "/code")  # noqa: S108 - paths of the container
+_RESERVED_VOLUMES = frozenset({"run", "tmp", "shm", "code", "tf-launcher"})
+_RESERVED_PATHS = ("/runs", "/tmp", "/dev", "/proc", "/sys", "/code", "/tf-launcher")  # noqa: S108 - paths of the container
 
 
 def check_name(name: str) -> str:

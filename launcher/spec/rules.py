@@ -143,6 +143,19 @@ def words_of_command(subject: Subject) -> Iterator[Finding]:
         yield Finding(("command", 0), "the command starts with an empty word", "a program, such as python", "name the program")
 
 
+def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
+    """Only a command in another image than ours can be without its parent."""
+    given = subject.document.value
+    if "supervise" not in given:
+        return
+    expected = "`supervise` beside a `command` and an `image` of your own"
+    if given.get("command") is None:
+        yield Finding(("supervise",), "`supervise` is for a `command`, and there is none", expected, "remove `supervise`", on="key")
+    elif not subject.spec.supervise and given.get("image") is None:
+        message = "`supervise` is false, and the project's own image, which has Python, is taken"
+        yield Finding(("supervise",), message, expected, "remove `supervise`, or name the image without Python in `image`", on="key")
+
+
 def workload_exists(subject: Subject) -> Iterator[Finding]:
     """The workload is built in, or names a class as Python imports it."""
     if subject.spec.train is None:
@@ -313,6 +326,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), train_or_command),
     ((("command",),), words_of_command),
     ((("success",),), success_of_command),
+    ((("supervise",),), supervise_is_for_a_command),
     ((("train", "workload"),), workload_exists),
     ((("train", "workload"), ("train", "params")), params_fit_workload),
     ((("train", "workload"), ("strategy",)), workload_fits_strategy),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.backend.reasons import LastError, said_with, was_killed
+from launcher.plan.rules import NO_PYTHON
 from trainer.exit_codes import describe
 
 Object = Mapping[str, Any]
@@ -40,6 +41,8 @@ _WAITING: dict[str, tuple[str, str, bool]] = {
     "CreateContainerError": ("container", "see the pod's events: kubectl describe pod", False),
     "RunContainerError": ("container", "see that the image has the command", False),
 }
+_NOT_STARTED = "StartError"  # why a container has ended that never ran
+_PYTHON = "take an image with Python 3.8 or later, or write `supervise: false`"
 # Why a pod as a whole has failed -> (kind, words, remedy).
 _POD: dict[str, tuple[str, str, str]] = {
     "Evicted": ("evicted", "evicted by its node", "give it `memory`, so that it is not the first to go; it is replaced"),
@@ -130,6 +133,10 @@ def _of_containers(status: Object) -> Trouble | None:
     for one in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         state = one.get("state", {})
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
+        if re.search(
+            NO_PYTHON, str(waiting.get("message") or (terminated.get("message") if terminated.get("reason") == _NOT_STARTED else ""))
+        ):
+            return Trouble("container", "its image has no python3, under which a `command` runs", _PYTHON, final=True)
         if waiting.get("reason") in _WAITING:
             kind, remedy, final = _WAITING[waiting["reason"]]
             return Trouble(kind, f"{waiting['reason']}{_because(waiting.get('message') or one.get('image'))}", remedy, final=final)

@@ -1,13 +1,17 @@
-"""The ConfigMaps of a run: where its tasks are, and the user's code. Pure, but for reading the code's files."""
+"""The ConfigMaps of a run: where its tasks are, the user's code, and the parent of a command. Pure, but for reading files."""
 
 import base64
 import hashlib
 import json
 import os
+import posixpath
 import re
 from pathlib import Path
 
 from launcher.errors import LauncherError, UsageError
+from launcher.plan import rules
+from launcher.plan.places import CONTAINER_PARENT
+from launcher.render import parent_file
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata
 
 CLUSTER_KEY = "TF_CLUSTER"
@@ -55,6 +59,19 @@ def code(run: Run) -> list[Object]:
     if len(json.dumps(made)) > _LARGEST:
         raise _too_large(run)
     return [made]
+
+
+def parent_name(run: Run) -> str:
+    """Return the name of the ConfigMap with the parent of a command: another parent is another object, as other code is."""
+    return f"{run.name}-parent-{hashlib.sha256(parent_file.text().encode()).hexdigest()[:8]}"
+
+
+def parent(run: Run) -> list[Object]:
+    """Return the ConfigMap with the parent of a command; none where the image has it, or nothing is to have one."""
+    if not rules.brings_parent(run.plan.tasks[0].command):
+        return []
+    text = {posixpath.basename(CONTAINER_PARENT): parent_file.text()}
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, parent_name(run)), "immutable": True, "data": text}]
 
 
 def notice(objects: list[Object]) -> str | None:

@@ -32,7 +32,7 @@ def objects(run: Run) -> list[Object]:
 
 def surroundings(run: Run) -> list[Object]:
     """Return what the tasks of a run need before they start: volume, addresses, code, and the policies that shut others out."""
-    return [*storage.claim(run), configmaps.cluster(run), *configmaps.code(run), *network.policies(run)]
+    return [*storage.claim(run), configmaps.cluster(run), *configmaps.code(run), *configmaps.parent(run), *network.policies(run)]
 
 
 def run_of(source: Source) -> Run:

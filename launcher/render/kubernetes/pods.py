@@ -1,12 +1,14 @@
 """The pod of a role's tasks: what it runs, what it is told, what it gets, and what it may not do. Pure."""
 
 import math
+import posixpath
 from typing import Any
 
+from launcher.plan import rules
 from launcher.plan.groups import Group
-from launcher.plan.places import CONTAINER_CODE
+from launcher.plan.places import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.render.kubernetes import storage
-from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items
+from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TRAINER, Object, Run, literal, pod_metadata, selector
 from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
@@ -15,6 +17,7 @@ from launcher.spec.models import Role
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TMP = "/tmp"  # noqa: S108 - the pod's own
 _EXECUTABLE = 0o555
+_PARENT = "tf-launcher"  # the volume with the parent of a command
 
 
 def template(run: Run, group: Group) -> Object:
@@ -158,6 +161,8 @@ def _volumes(run: Run, group: Group) -> list[Object]:
         own.insert(0, storage.volume(run))
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
+    if rules.brings_parent(group.task.command):
+        own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
     return own + [{"name": extra.name, **extra.source} for extra in _extra(run, group)]
 
 
@@ -172,6 +177,8 @@ def _mounts(run: Run, group: Group) -> list[Object]:
         own.insert(0, storage.mount())
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
+    if rules.brings_parent(group.task.command):
+        own.append({"name": _PARENT, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
     for extra in _extra(run, group):
         options: Object = {"subPath": extra.sub_path} if extra.sub_path else {}
         own.append({"name": extra.name, "mountPath": extra.mount_path, **options} | ({"readOnly": True} if extra.read_only else {}))

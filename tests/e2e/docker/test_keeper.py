@@ -52,10 +52,12 @@ def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path
         assert at_rest(there)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["our image", "another image"])
-def test_what_fails_too_often_is_given_up(tmp_path: Path, image: Built, own: bool) -> None:
+@pytest.mark.parametrize(
+    "own", [{}, {"image": "IMAGE"}, {"image": "IMAGE", "supervise": False}], ids=["our image", "another", "without a parent"]
+)
+def test_what_fails_too_often_is_given_up(tmp_path: Path, image: Built, own: dict[str, Any]) -> None:
     program = ["sh", "-c", "echo so many times; exit 7"]
-    with kept(tmp_path, command=program, limits={"max_restarts": 1}, **({"image": image.name} if own else {})) as there:
+    with kept(tmp_path, command=program, limits={"max_restarts": 1}, **own | ({"image": image.name} if own else {})) as there:
         status = there.ended()
         assert (status.state, status.tasks[0].state, status.tasks[0].exit_code) == (State.FAILED, State.FAILED, 7)
         assert "chief failed on attempt 2 (exit code 7)" in status.reason

@@ -30,7 +30,7 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
     options = "limits: {grace_period: 2s}\nkubernetes: {tensorboard: false, ttl: 2s}\n"
     failing = program("time.sleep(2 if role == 'worker' else 600); sys.exit(2)")
-    file.write_text(f"version: 1\nname: failing\nimage: {image}\n{roles}{options}{failing}")
+    file.write_text(f"version: 1\nname: failing\nimage: {image}\nsupervise: false\n{roles}{options}{failing}")
     launcher("up", str(file), code=1, timeout=UP)
     # The failed Job goes; the others, which were suspended with the run, stay, and know nothing of it.
     others = ["failing-chief", "failing-ps"]
@@ -46,7 +46,7 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     assert launcher.status("failing")["state"] == "failed"
     launcher("down", "failing", "--delete-data", "--yes")
 
-    file.write_text(f"version: 1\nname: alone\nimage: {image}\n{options}{program('sys.exit(0)')}")
+    file.write_text(f"version: 1\nname: alone\nimage: {image}\nsupervise: false\n{options}{program('sys.exit(0)')}")
     launcher("up", str(file), "--detach")
     until(lambda: jobs(launcher.namespace, "alone") == [], 90, "the Job to expire", lambda: launcher.namespace.describe("alone"))
     told = launcher.status("alone")
@@ -58,7 +58,8 @@ def test_output_that_was_kept_is_shown_after_somebody_has_deleted_the_jobs(launc
     file = tmp_path / "spec.yaml"
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\n"
     file.write_text(
-        f"version: 1\nname: robbed\nimage: {image}\n{roles}kubernetes: {{tensorboard: false}}\n" + program("print('words', role)")
+        f"version: 1\nname: robbed\nimage: {image}\nsupervise: false\n{roles}kubernetes: {{tensorboard: false}}\n"
+        + program("print('words', role)")
     )
     launcher("up", str(file), "--detach")
     assert "words chief" in launcher("logs", "--follow", "robbed")
@@ -76,7 +77,7 @@ def test_output_that_was_kept_is_shown_after_somebody_has_deleted_the_jobs(launc
 def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(
-        f"version: 1\nname: slow\nimage: {image}\nlimits: {{grace_period: 100s}}\nkubernetes: {{tensorboard: false}}\n"
+        f"version: 1\nname: slow\nimage: {image}\nsupervise: false\nlimits: {{grace_period: 100s}}\nkubernetes: {{tensorboard: false}}\n"
         + program(f"import signal; {HELD}signal.signal(signal.SIGTERM, lambda *_: (wait(), sys.exit(143))); time.sleep(600)")
     )
     launcher("up", str(file), "--detach")
@@ -102,7 +103,9 @@ def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launch
 
 def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: spared\nimage: {image}\nkubernetes: {{tensorboard: false}}\n" + program(f"{HELD}wait()"))
+    file.write_text(
+        f"version: 1\nname: spared\nimage: {image}\nsupervise: false\nkubernetes: {{tensorboard: false}}\n" + program(f"{HELD}wait()")
+    )
     launcher("up", str(file), "--detach")
     until(lambda: launcher.namespace.runs("spared"), 120, "its start", lambda: launcher.namespace.describe("spared"))
     far, relay = far_away(launcher, tmp_path)

@@ -24,9 +24,9 @@ ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nkub
 SPECS = {
     "greedy": "roles: {chief: {gpus: 60}}\ntrain: {workload: mnist_mlp}\nlimits: {start_timeout: 20s}\n",
     # Its pods have to run before, which takes a while on a busy machine: then the deadline alone can end it.
-    "late": f"image: IMAGE\n{ROLES}limits: {{deadline: 120s, start_timeout: 120s, grace_period: 2s}}\n"
+    "late": f"image: IMAGE\nsupervise: false\n{ROLES}limits: {{deadline: 120s, start_timeout: 120s, grace_period: 2s}}\n"
     "command: [python, -c, 'import time; time.sleep(600)']\n",
-    "broken": f"image: IMAGE\n{ROLES}limits: {{grace_period: 3s}}\ncommand: [python, -c, {json.dumps(FAILS)}]\n",
+    "broken": f"image: IMAGE\nsupervise: false\n{ROLES}limits: {{grace_period: 3s}}\ncommand: [python, -c, {json.dumps(FAILS)}]\n",
 }
 
 

@@ -110,7 +110,7 @@ class Elsewhere:
     def __init__(self, launcher: Launcher, image: str, directory: Path) -> None:
         self.launcher, self.namespace, self.spec = launcher, launcher.namespace, directory / "spec.yaml"
         roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\n"
-        command = f"image: {image}\ncommand: [python, -c, {json.dumps(self.PROGRAM)}]\n"
+        command = f"image: {image}\nsupervise: false\ncommand: [python, -c, {json.dumps(self.PROGRAM)}]\n"
         # A pod on a lost node is waited for until it has had that time to save, and a minute.
         options = "limits: {grace_period: 1s}\n" + changeable().spec("placement: spread, tensorboard: false")
         self.spec.write_text(f"version: 1\nname: {self.NAME}\n{roles}{command}{options}")

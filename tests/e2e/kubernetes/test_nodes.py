@@ -47,7 +47,7 @@ def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launch
     file = tmp_path / "spec.yaml"
     file.write_text(
         "version: 1\nname: greedy\nstrategy: multi_worker_mirrored\nroles: {worker: {replicas: 2, gpus: 2}}\n"
-        f"image: {image}\ncommand: [python, -c, {json.dumps(MEET)}]\n{changeable().spec('tensorboard: false')}"
+        f"image: {image}\nsupervise: false\ncommand: [python, -c, {json.dumps(MEET)}]\n{changeable().spec('tensorboard: false')}"
     )
     up = launcher.start("up", str(file))
     try:

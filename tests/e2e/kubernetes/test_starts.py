@@ -47,7 +47,7 @@ def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothi
     rest = "kubernetes: {tensorboard: false}\n"
     done = "command: [sh, -c, 'mkdir -p $RUN_DIR && touch $RUN_DIR/first']\n"
     spec = tmp_path / "spec.yaml"
-    spec.write_text(f"version: 1\nname: {name}\nimage: {image}\n{done}{rest}")
+    spec.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\n{done}{rest}")
     launcher("up", str(spec))
     write(spec, name, image, rest)
     ups, relays = {}, []
@@ -154,7 +154,7 @@ def test_up_goes_on_when_the_api_server_goes_away_while_it_applies(job: str, lau
     name = f"cut-{job}"
     far, relay = far_away(launcher, tmp_path)
     file = tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: {name}\nimage: {image}\ncommand: [python, -c, \"print('last words')\"]\n{ROLES}")
+    file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\ncommand: [python, -c, \"print('last words')\"]\n{ROLES}")
     relay.slow = 0.3
     up = far.start("up", str(file))
     try:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\n"
 # What is wrong -> the rest of the spec, the state of its one task, and what is said about it.
 TROUBLES: dict[str, tuple[str, State, str]] = {
-    "gpus": ("roles: {chief: {gpus: 60}}\nimage: IMAGE\n" + SLEEP, State.PENDING, "insufficient nvidia.com/gpu"),
+    "gpus": ("roles: {chief: {gpus: 60}}\nimage: IMAGE\nsupervise: false\n" + SLEEP, State.PENDING, "insufficient nvidia.com/gpu"),
     "labels": (SLEEP + "kubernetes: {node_selector: {no-such: label}}\n", State.PENDING, "didn't match Pod's node affinity/selector"),
     "image": ("image: no-such/image:1\nkubernetes: {image_pull_policy: Never}\n" + SLEEP, State.PENDING, "ErrImageNeverPull"),
     "secret": (SLEEP + "kubernetes: {env_from: [{secret: no-such}]}\n", State.PENDING, 'secret "no-such" not found'),
@@ -26,14 +26,19 @@ TROUBLES: dict[str, tuple[str, State, str]] = {
     "priority": (SLEEP + "kubernetes: {priority_class: no-such}\n", State.PENDING, "there is no priority class no-such"),
     "security": (SLEEP + "kubernetes: {overrides: {chief: {spec: {hostNetwork: true}}}}\n", State.PENDING, "Pod Security restricted"),
     "memory": (
-        "roles: {chief: {memory: 100Mi}}\nimage: IMAGE\ncommand: [python, -c, 'x = bytearray(1 << 30)']\nlimits: {max_restarts: 0}\n",
+        "roles: {chief: {memory: 100Mi}}\nimage: IMAGE\nsupervise: false\ncommand: [python, -c, 'x = bytearray(1 << 30)']\nlimits: {max_restarts: 0}\n",
         State.FAILED,
         "OOMKilled: it took more memory than its limit",
     ),
     "exit": (
-        "image: IMAGE\ncommand: [python, -c, 'raise ValueError(\"no such column\")']\nlimits: {max_restarts: 0}\n",
+        "image: IMAGE\nsupervise: false\ncommand: [python, -c, 'raise ValueError(\"no such column\")']\nlimits: {max_restarts: 0}\n",
         State.FAILED,
         "exit code 1: ValueError: no such column",
+    ),
+    "python": (
+        "image: IMAGE\nenv: {PATH: /nowhere}\ncommand: [python, train.py]\nlimits: {max_restarts: 0}\n",
+        State.FAILED,
+        "its image has no python3, under which a `command` runs",
     ),
     "quota": (SLEEP + "roles: {chief: {cpu: 900}}\n", State.PENDING, "the namespace's quota cores is used up"),
 }

@@ -154,7 +154,7 @@ def test_up_goes_on_when_an_api_server_that_was_away_is_back(launcher: Launcher,
     far, relay = far_away(launcher, tmp_path)
     code = f"{HELD}print('first words', flush=True); wait(); print('last words', flush=True)"
     file = tmp_path / "away.yaml"
-    file.write_text(f"version: 1\nname: away\nimage: {image}\nkubernetes: {{tensorboard: false}}\n{program(code)}")
+    file.write_text(f"version: 1\nname: away\nimage: {image}\nsupervise: false\nkubernetes: {{tensorboard: false}}\n{program(code)}")
     up = far.start("up", str(file))
     try:
         assert any("first words" in line for line in up.stdout or ())

@@ -177,10 +177,19 @@ def test_user_environment_may_change_ours_but_not_what_a_task_is() -> None:
     assert env["PYTHONPATH"].split(os.pathsep)[0] == "/lib/mine"
 
 
-def test_containers_run_the_trainer_of_our_image_and_the_command_alone_of_another() -> None:
+def test_containers_run_the_trainer_of_our_image_and_in_another_the_parent_that_comes_with_the_run_or_the_command_alone() -> None:
     command = ["python", "train.py"]
+    image = "tensorflow/tensorflow:2.21.0"
     assert planned("docker", command=command).tasks[0].command == ("python", "-P", "-m", "trainer", "--", *command)
-    assert planned("docker", command=command, image="tensorflow/tensorflow:2.21.0").tasks[0].command == tuple(command)
+    assert planned("kubernetes", command=command, image=image).tasks[0].command == (
+        *("python3", "-I", "-S", "/tf-launcher/parent.py"),
+        *("--", "python", "train.py"),
+    )
+    (python, *_, variable, dashes, program, file) = planned("docker", command=command, image=image).tasks[0].command
+    assert (python, dashes, program, file) == ("python3", "--", *command)
+    assert "TRAINER_PARENT" in variable
+    assert planned("docker", command=command, image=image, supervise=False).tasks[0].command == tuple(command)
+    assert planned(command=command, image=image, supervise=False).tasks[0].command[-4:] == ("trainer", "--", *command)
     told = settings(planned("kubernetes"))
     assert told.scratch_dir == "/tmp/trainer"
     env = planned("docker", command=command, code="src").tasks[0].env

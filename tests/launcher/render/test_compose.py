@@ -1,7 +1,9 @@
 """The Compose file of a plan: what each service is told and allowed, as Compose reads it."""
 
+import base64
 import json
 import textwrap
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from launcher import images
 from launcher.cli.planning import planned
 from launcher.errors import UsageError
 from launcher.plan import places
-from launcher.render import compose
+from launcher.render import compose, parent_file
 from launcher.render.targets import Source
 
 HEAD = "version: 1\nname: digits\n"
@@ -81,6 +83,20 @@ def test_an_image_of_ones_own_says_itself_where_its_programs_start(rendered: Ren
     """Such as one with the code in it; our own image's place for code is empty, and cannot be written to."""
     assert "working_dir" not in rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]["chief"]
     assert rendered("command: [python, train.py]\n")["services"]["chief"]["working_dir"] == "/tmp"
+
+
+def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_in_a_variable(rendered: Render, text: Callable[[str], str]) -> None:
+    own = "image: mine:1\ncommand: [python, train.py]\nlimits: {max_restarts: 7}\n"
+    services = rendered(own)["services"]
+    assert services["chief"]["command"][:1] + services["chief"]["command"][-3:] == ["python3", "--", "python", "train.py"]
+    assert zlib.decompress(base64.b64decode(services["chief"]["environment"]["TRAINER_PARENT"])).decode() == parent_file.text()
+    assert services["chief"]["healthcheck"]["test"] == ["CMD", *services["chief"]["command"][:-3], "--health"]
+    assert services["chief"]["restart"] == "on-failure:3"
+    assert not [name for name, service in services.items() if name != "chief" and "TRAINER_PARENT" in service.get("environment", {})]
+    assert text(own).count(parent_file.packed()) == 1
+    without = rendered(own + "supervise: false\n")["services"]["chief"]
+    assert (without["command"], without["restart"], "healthcheck" in without) == (["python", "train.py"], "on-failure:7", False)
+    assert "TRAINER_PARENT" not in without["environment"]
 
 
 def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(rendered: Render) -> None:
@@ -152,8 +168,8 @@ def test_the_engine_starts_a_lost_trainer_again_but_not_for_ever(rendered: Rende
     assert policy("") == "on-failure:3"
     assert policy("limits: {max_restarts: 1}\n") == "on-failure:1"
     assert policy("limits: {max_restarts: 0}\n") == "no"
-    # Nothing but the engine starts a program again where the image is not ours.
-    assert rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]["chief"]["restart"] == "on-failure:10"
+    # Nothing but the engine starts a program again that has no parent.
+    assert rendered("image: mine:1\ncommand: [python, train.py]\nsupervise: false\n")["services"]["chief"]["restart"] == "on-failure:10"
 
 
 def test_a_stop_leaves_time_for_a_checkpoint_and_servers_outlive_the_chief(rendered: Render) -> None:
@@ -179,7 +195,7 @@ def test_tensorboard_does_without_tensorflow_where_the_image_has_the_trainer(ren
 
 
 def test_an_image_of_ones_own_gets_its_volume_made_writable_first(rendered: Render) -> None:
-    services = rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]
+    services = rendered("image: mine:1\ncommand: [python, train.py]\nsupervise: false\n")["services"]
     assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/runs"]
     assert services["chief"]["depends_on"] == {"prepare-volume": {"condition": "service_completed_successfully"}}
     assert services["chief"]["command"] == ["python", "train.py"]

@@ -224,6 +224,21 @@ def test_its_modules_are_for_python_3_8_and_import_the_standard_library_alone(na
     source = parent_file._path(name).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 8))
     assert "'''" not in source
+    # No annotation is ever evaluated.
+    annotated = [
+        part
+        for node in ast.walk(tree)
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if isinstance(part, ast.AST)
+    ]
+    annotations = {part for one in annotated for part in ast.walk(one)}
+    abstract = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "collections.abc"
+        for alias in node.names
+    }
+    generic = {"dict", "list", "tuple", "set", "frozenset", "type", "deque", "Counter", *abstract}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             assert node.attr not in NEWER, f"line {node.lineno}: Python 3.8 has no {node.attr}"
@@ -233,5 +248,7 @@ def test_its_modules_are_for_python_3_8_and_import_the_standard_library_alone(na
             packages = {alias.name.partition(".")[0] for alias in node.names}
             # PyYAML reads a file that --settings names, where it is there.
             assert packages <= {*sys.stdlib_module_names, "trainer", "yaml"}, f"line {node.lineno}"
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node not in annotations:
+            assert node.value.id not in generic, f"line {node.lineno}: Python 3.8 does not take {node.value.id}[...]; typing has one"
     if any(isinstance(node, ast.FunctionDef | ast.AnnAssign) for node in ast.walk(tree)):
         assert "from __future__ import annotations\n" in source

@@ -32,6 +32,14 @@ PODS = {
     'CreateContainerConfigError: secret "aws" not found': container(
         waiting={"reason": "CreateContainerConfigError", "message": 'secret "aws" not found'}
     ),
+    "its image has no python3, under which a `command` runs": container(
+        terminated={
+            "reason": "StartError",
+            "exitCode": 128,
+            "message": "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
+            'container process: exec: "python3": executable file not found in $PATH: unknown',
+        }
+    ),
     "OOMKilled: it took more memory than its limit": container(terminated={"reason": "OOMKilled", "exitCode": 137}),
     "exit code 2, the configuration is wrong; never started again: train.steps is 0": container(
         terminated={"reason": "Error", "exitCode": 2, "message": "starting\ntrain.steps is 0\n"}

@@ -13,9 +13,12 @@ import yaml
 from launcher.cli.main import run
 from launcher.cli.planning import planned
 from launcher.errors import LauncherError, UsageError
+from launcher.render import parent_file
 from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, container, pod, pods
 from trainer.exit_codes import ExitCode
 from trainer.restarts import End, History, Policy, judge
+
+OWN = "image: tensorflow/tensorflow:2.21.0\ncommand: [python, train.py]\n"  # a program, in an image without the trainer
 
 
 def environment(objects: Objects, role: str, index: int) -> dict[str, str]:
@@ -178,20 +181,22 @@ def test_tasks_of_two_jobs_that_restore_together_do_not_wait_again_and_again_for
     for program in (TRAIN, "command: [python, train.py]\n"):
         objects = rendered(two + program)
         assert final(objects, "chief") == final(objects, "worker") == [2, 75]
-    # Kubernetes ends the tasks of one Job together; whether a program of one's own waits, and what it exits with, nobody knows.
+    assert final(rendered(two + OWN), "chief") == [2, 75]
+    # Kubernetes ends the tasks of one Job together; whether a program without a parent waits, and what it exits with, nobody knows.
     assert final(rendered(two.replace("chief: {}, ", "") + TRAIN), "worker") == [2]
-    assert final(rendered(two + "image: tensorflow/tensorflow:2.21.0\ncommand: [python, train.py]\n"), "worker") == [2]
+    assert final(rendered(two + OWN + "supervise: false\n"), "worker") == [2]
     (jobset,) = [one for (kind, _), one in rendered(two + TRAIN, to="jobset").items() if kind == "JobSet"]
     replicated = {one["name"]: one["template"] for one in jobset["spec"]["replicatedJobs"]}
     assert final({("Job", f"digits-{name}"): made for name, made in replicated.items()}, "worker") == [2]
 
 
-def test_failures_of_a_program_without_the_trainer_are_counted_by_the_job(rendered: Rendered) -> None:
+def test_failures_of_a_program_without_a_parent_are_counted_by_the_job(rendered: Rendered) -> None:
     def last(spec: str) -> str:
         rule = rendered(spec)["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][-1]
         return str(rule["onExitCodes"]["operator"])
 
-    assert last("command: [python, train.py]\nimage: tensorflow/tensorflow:2.21.0\n") == "In"
+    assert last(OWN + "supervise: false\n") == "In"
+    assert last(OWN) == "NotIn"
     assert last("command: [python, train.py]\n") == "NotIn"
     assert last("image: my/trainer:1\n" + TRAIN) == "NotIn"
 
@@ -203,7 +208,23 @@ def test_tensorboard_is_started_by_the_trainers_module_where_the_image_has_it(re
         return str(command[command.index("-m") + 1])
 
     assert module("image: my/trainer:1\n" + TRAIN) == "trainer.tensorboard"
-    assert module("command: [python, train.py]\nimage: tensorflow/tensorflow:2.21.0\n") == "tensorboard.main"
+    assert module(OWN) == module(OWN + "supervise: false\n") == "tensorboard.main"
+
+
+def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_as_a_file_that_nobody_changes(rendered: Rendered) -> None:
+    for to in ("kubernetes", "jobset"):
+        objects = rendered(OWN, to=to)
+        ((name, made),) = [(name, one) for (kind, name), one in objects.items() if kind == "ConfigMap" and "parent" in name]
+        assert re.fullmatch("digits-parent-[0-9a-f]{8}", name)
+        assert made["immutable"] is True
+        assert made["data"] == {"parent.py": parent_file.text()}
+    spec = pod(rendered(OWN), "chief")["spec"]
+    assert container(rendered(OWN), "chief")["command"] == ["python3", "-I", "-S", "/tf-launcher/parent.py", "--", "python", "train.py"]
+    assert {"name": "tf-launcher", "configMap": {"name": name}} in spec["volumes"]
+    assert {"name": "tf-launcher", "mountPath": "/tf-launcher", "readOnly": True} in spec["containers"][0]["volumeMounts"]
+    for other in ("command: [python, train.py]\n", OWN + "supervise: false\n", "image: my/trainer:1\n" + TRAIN):
+        assert not [name for kind, name in rendered(other) if "parent" in name]
+        assert "tf-launcher" not in [volume["name"] for volume in pod(rendered(other), "chief")["spec"]["volumes"]]
 
 
 def test_newer_fields_are_used_only_where_the_cluster_has_them(rendered: Rendered, text: Callable[..., str]) -> None:
