@@ -197,6 +197,14 @@ class TestItsController:
         assert status["metrics"]["accuracy"] == 1.0
         until(lambda: running(controlled, "trained") == [], 60, "its pods to end", lambda: controlled.describe("trained"))
 
+    def test_a_program_whose_chief_is_done_ends_all_of_it(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
+        program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exec sleep 5;; esac; exec sleep 600']\nlimits: {worker_grace: 1s}"
+        start(controlled, "ended", f"{SERVED}{program}\n", tmp_path)
+        launcher("wait", "ended", "--timeout", "4m", timeout=260)
+        assert told(controlled, "ended")["terminalState"] == "Completed"
+        assert {task["state"] for task in launcher.status("ended")["tasks"]} == {"succeeded"}
+        until(lambda: running(controlled, "ended") == [], 60, "its pods to end", lambda: controlled.describe("ended"))
+
     def test_a_wrong_configuration_ends_all_of_it_at_once(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
         program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exit 2;; esac; exec sleep 300']"
         start(controlled, "wrong", f"{SERVED}{program}\n", tmp_path)

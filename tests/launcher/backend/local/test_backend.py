@@ -15,11 +15,12 @@ from launcher.errors import UsageError
 from tests.launcher.backend.local.running import FOREVER, SAVES, Runs, event
 
 
-def test_a_run_succeeds_when_its_chief_does_and_the_servers_end_with_it(runs: Runs) -> None:
-    runs.start({"chief": "print('hello'); time.sleep(0.3)", "ps-0": FOREVER, "worker-0": FOREVER}, grace_period=0.5)
+def test_a_run_succeeds_when_its_chief_does_and_all_others_end_with_it(runs: Runs) -> None:
+    others = ("ps-0", "worker-0", "evaluator")
+    runs.start({"chief": "print('hello'); time.sleep(0.3)", **dict.fromkeys(others, FOREVER)}, grace_period=0.5)
     ended = runs.wait()
     assert (ended.state, ended.reason) == (State.SUCCEEDED, "")
-    assert {task.name: task.state for task in ended.tasks} == dict.fromkeys(("chief", "ps-0", "worker-0"), State.SUCCEEDED)
+    assert {task.name: task.state for task in ended.tasks} == dict.fromkeys(("chief", *others), State.SUCCEEDED)
     assert runs.lines() == ["hello"]
     assert runs.processes() == []
 
