@@ -6,8 +6,9 @@ Source: docs/architecture.md, "Who restarts what", and the storage contract: onl
 import posixpath
 from collections.abc import Iterable, Sequence
 
-from launcher.plan.models import RoleName, Scope, Target
+from launcher.plan.models import Plan, RoleName, Scope, Target
 from launcher.plan.places import CONTAINER_PARENT
+from trainer.strategies import SERVED
 
 # The order in which tasks are listed, numbered and given their share of scarce things.
 ROLE_ORDER: tuple[RoleName, ...] = ("chief", "worker", "ps", "evaluator")
@@ -70,6 +71,12 @@ def restart_scope(strategy: str, role: RoleName) -> Scope:
 def leader(names: Iterable[str]) -> str:
     """Return the task that leads: the chief, or worker-0 in a cluster of workers alone."""
     return "chief" if "chief" in set(names) else "worker-0"
+
+
+def time_of_its_own(plan: Plan, role: RoleName) -> float:
+    """Return the seconds that a user's own program gets in a role to end by itself once the run has succeeded."""
+    by_role = {"ps": 0.0, "evaluator": plan.evaluator_grace}
+    return by_role.get(role, plan.worker_grace if plan.strategy in SERVED else plan.grace_period)
 
 
 def mounts_run_dir(name: str, *, leads: str, is_command: bool) -> bool:

@@ -117,6 +117,8 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
         notes.append(
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
+    if spec.train is None and len(plan.tasks) > 1 and not all(rules.has_trainer(task.command) for task in plan.tasks):
+        notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
     if "storage" in spec.model_fields_set:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
     return notes

@@ -16,6 +16,7 @@ from launcher.backend.kubernetes import trouble
 from launcher.backend.kubernetes.trouble import Trouble
 from launcher.backend.model import Restart, RunStatus, State, TaskStatus
 from launcher.plan import rules
+from launcher.render.kubernetes.objects import TASKS
 from trainer.exit_codes import ExitCode
 
 Object = Mapping[str, Any]
@@ -135,7 +136,8 @@ def _tasks(seen: Seen, job: Object, now: float) -> Iterable[TaskStatus]:
     for pod in seen.pods:
         if _label(pod, COMPONENT) == role:
             pods.setdefault(_index(pod), []).append(pod)
-    for index in range(int(job.get("spec", {}).get("completions") or 1)):
+    annotations = job["metadata"].get("annotations") or {}
+    for index in range(int(annotations.get(TASKS) or job.get("spec", {}).get("completions") or 1)):
         attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         yield _task(seen, job, rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
 
@@ -158,7 +160,7 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
         restarts_left=_left(job, pod),
         exit_code=_terminated(pod).get("exitCode"),
         started=seconds(pod.get("status", {}).get("startTime")),
-        ended=seconds(_terminated(pod).get("finishedAt")),
+        ended=finished(pod),
     )
     if made.state is State.RESTARTING:
         return dataclasses.replace(made, restarts=(*restarts, restart(pod, len(restarts) + 1)))
@@ -266,6 +268,11 @@ def _terminated(pod: Object) -> Object:
     containers: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
     found: Object = containers[0].get("state", {}).get("terminated", {})
     return found
+
+
+def finished(pod: Object) -> float | None:
+    """Return when a pod's container ended, in seconds since the epoch."""
+    return seconds(_terminated(pod).get("finishedAt"))
 
 
 def _index(pod: Object) -> int:

@@ -10,7 +10,8 @@ from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Object, Seen, task_of
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.model import RunStatus, State
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
+from launcher.plan import rules
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
 
 # The task, for how long, and the first words of what is wrong.
 _REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
@@ -51,6 +52,39 @@ def given_up(pod: Object) -> float | None:
         return due - float(head.get("deletionGracePeriodSeconds") or 0)
     # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
     return due if trouble.is_moved_off(pod) else None
+
+
+def dismissed(seen: Seen, now: float) -> list[tuple[Object, int]]:
+    """Return the Jobs whose programs would not end by themselves, once the run has succeeded and they have had their time. Pure.
+
+    With each, how many of its tasks stay: the first, where that is the one with which the run ends.
+    """
+    waiting = [
+        (job, float(after)) for job in seen.jobs if (after := (job["metadata"].get("annotations") or {}).get(ENDS_AFTER)) is not None
+    ]
+    ended = [_ended(seen, job) for job in seen.jobs if all(job is not other for other, _ in waiting) or _leads(seen, job)]
+    if observe.maker(seen.jobs) or not waiting or not ended or None in ended:
+        return []
+    since = max(time for time in ended if time is not None)
+    return [(job, int(_leads(seen, job))) for job, after in waiting if now - since >= after and not _is_over(job)]
+
+
+def _leads(seen: Seen, job: Object) -> bool:
+    """Tell whether a Job has the task with which the run ends."""
+    return observe.role_of(job) == rules.leader(observe.role_of(one) for one in seen.jobs).partition("-")[0]
+
+
+def _ended(seen: Seen, job: Object) -> float | None:
+    """Return when a Job was complete, or its first task where that is the one that leads; None while it is not."""
+    if observe.condition(job, "Complete"):
+        return observe.seconds(job["status"].get("completionTime"))
+    first = rules.leader(observe.role_of(one) for one in seen.jobs)
+    pods = [pod for pod in seen.pods if _leads(seen, job) and task_of(pod) == first and pod["status"].get("phase") == "Succeeded"]
+    return max((observe.finished(pod) or 0.0 for pod in pods), default=None)
+
+
+def _is_over(job: Object) -> bool:
+    return bool(observe.condition(job, "Failed") or observe.condition(job, "Complete") or job["spec"].get("completions") == 0)
 
 
 def too_late(status: RunStatus, seen: Seen, now: float, start_timeout: float) -> str:
@@ -104,6 +138,10 @@ class Tender:
                 yield said
         if status.state is State.FAILED:
             yield from self._let_go(seen)
+        for job, stay in dismissed(seen, time.time()):
+            name = job["metadata"]["name"]
+            self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})
+            yield f"{name} is ended with the run, which has succeeded"
 
     def _trouble(self, status: RunStatus) -> Iterator[str]:
         # By its first words: how long it lasts and what else there is to say changes every second.

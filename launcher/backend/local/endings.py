@@ -6,6 +6,7 @@ A run that is stopped asks those first that save a checkpoint, and the servers t
 
 import json
 
+from launcher.plan import rules
 from launcher.plan.models import Plan, Task
 from trainer.strategies import SERVED
 
@@ -25,13 +26,7 @@ def trains(task: Task) -> bool:
 
 def own_time(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
-    if trains(task):
-        return plan.grace_period
-    if task.role == "ps":
-        return 0.0
-    if task.role == "evaluator":
-        return plan.evaluator_grace
-    return plan.worker_grace if plan.strategy in SERVED else plan.grace_period
+    return plan.grace_period if trains(task) else rules.time_of_its_own(plan, task.role)
 
 
 def waves(plan: Plan) -> list[frozenset[str]]:

@@ -5,7 +5,7 @@ import math
 from launcher.plan import rules
 from launcher.plan.groups import Group, groups
 from launcher.render.kubernetes import pods
-from launcher.render.kubernetes.objects import TRAINER, Object, Run, checked, metadata, provenance, since
+from launcher.render.kubernetes.objects import ENDS_AFTER, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import ExitCode
 from trainer.strategies import SERVED
@@ -111,10 +111,30 @@ def queue_labels(run: Run) -> dict[str, str]:
     return {QUEUE_LABEL: run.options.queue} if run.options.queue else {}
 
 
+def _success(run: Run, group: Group) -> Object:
+    """Return when a Job has succeeded whose program ends no task but the first, with which the run ends."""
+    if not _is_unwatched(run, group) or not group.decisive or group.count < 2 or run.spec.success != "chief":
+        return {}
+    return since(run, {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}})
+
+
+def _dismissal(run: Run, group: Group) -> dict[str, str]:
+    """Return the annotations of a Job which the launcher that watches is to end once the run has succeeded: nobody inside does."""
+    alone = not group.decisive or (group.count > 1 and run.spec.success == "chief" and not _success(run, group))
+    if not _is_unwatched(run, group) or not alone:
+        return {}
+    return {ENDS_AFTER: f"{rules.time_of_its_own(run.plan, group.role):g}", TASKS: str(group.count)}
+
+
+def _is_unwatched(run: Run, group: Group) -> bool:
+    return run.spec.train is None and not rules.has_trainer(group.task.command)
+
+
 def _job(run: Run, group: Group) -> Object:
     spec = spec_of(run, group, retries=group.task.restart.max_restarts)
     template = spec.pop("template")
-    spec |= time_to_live(run)
+    spec |= time_to_live(run) | _success(run, group)
     spec["template"] = template
-    head = metadata(run, checked(f"{run.name}-{group.role}"), group.role, labels=queue_labels(run), annotations=provenance(run))
+    notes = provenance(run) | _dismissal(run, group)
+    head = metadata(run, checked(f"{run.name}-{group.role}"), group.role, labels=queue_labels(run), annotations=notes)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": spec}

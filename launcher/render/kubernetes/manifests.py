@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from launcher.errors import UsageError
 from launcher.images import image_for
 from launcher.render.kubernetes import configmaps, jobs, network, storage, tensorboard
-from launcher.render.kubernetes.objects import Object, Run
+from launcher.render.kubernetes.objects import ENDS_AFTER, Object, Run
 from launcher.render.targets import Source
 from launcher.render.yaml_text import text
 from launcher.spec.kubernetes_rules import is_mounted
@@ -80,6 +80,10 @@ def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, st
 def _notes(source: Source) -> list[str]:
     run = run_of(source)
     found = notes(run, objects(run))
+    if any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
+        found.append(
+            "what is not supervised does not end with the run by itself: `launcher up` or `launcher wait` ends it, or delete its Jobs"
+        )
     if run.options.queue:
         found.append("Kueue admits the Job of each role by itself; rendered with `--to jobset` it admits all or none")
     return found

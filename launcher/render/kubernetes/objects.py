@@ -27,6 +27,9 @@ CLUSTER_LABEL = "tf-launcher/cluster"
 VOLUME_LABEL = "tf-launcher/volume"
 _DIGEST = "tf-launcher/spec-digest"
 _STRATEGY = "tf-launcher/strategy"
+# On a Job that does not end with the run by itself: how many seconds after it the launcher is to end it, and how many tasks it had before.
+ENDS_AFTER = "tf-launcher/ends-after"
+TASKS = "tf-launcher/tasks"
 
 # The first version where a field is there without a feature gate that somebody has to open.
 # https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/
@@ -35,6 +38,7 @@ _SINCE: dict[str, tuple[int, int]] = {
     "podReplacementPolicy": (1, 29),
     "backoffLimitPerIndex": (1, 29),
     "maxFailedIndexes": (1, 29),
+    "successPolicy": (1, 31),
 }
 
 

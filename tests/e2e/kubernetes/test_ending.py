@@ -24,7 +24,7 @@ WITH_CHIEF = "roles: {chief: {}, ps: {}, worker: {}, evaluator: {}}\n"
 
 
 def write(directory: Path, name: str, roles: str, leader: str, does: str) -> str:
-    """Write a spec in which one task does something and the others sleep; return its path."""
+    """Write a spec in which one task does something and the others sleep; `roles` are its lines of them, and more. Return its path."""
     leads = f"role == {leader!r} and os.environ['JOB_COMPLETION_INDEX'] == '0'"
     file = directory / f"{name}.yaml"
     file.write_text(f"version: 1\nname: {name}\n{OPTIONS}{roles}" + program(f"\nif {leads}: {does}\nelse: {SLEEPS}"))
@@ -81,3 +81,20 @@ def test_a_run_without_a_chief_ends_with_its_first_worker(launcher: Launcher, tm
     told = launcher.status("led")
     assert told["state"] == "succeeded"
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
+
+
+def test_who_watches_ends_what_is_not_supervised(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    roles = f"image: {image}\nsupervise: false\nroles: {{ps: {{}}, worker: {{replicas: 2}}, evaluator: {{}}}}\n"
+    launcher("up", write(tmp_path, "bare", roles, "worker", "time.sleep(5); print('over')"), timeout=UP)
+    told = launcher.status("bare")
+    assert told["state"] == "succeeded"
+    assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(
+        ("worker-0", "worker-1", "ps-0", "evaluator"), "succeeded"
+    )
+    assert "over" in launcher("logs", "bare")
+    until(
+        lambda: phases(launcher.namespace, "bare") <= {"Succeeded", "Failed"},
+        60,
+        "its pods to end",
+        lambda: launcher.namespace.describe("bare"),
+    )

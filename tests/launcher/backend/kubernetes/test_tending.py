@@ -10,7 +10,7 @@ import pytest
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.problems import ForbiddenError
-from launcher.backend.kubernetes.tending import Tender, lost, too_late
+from launcher.backend.kubernetes.tending import Tender, dismissed, lost, too_late
 from launcher.backend.model import RunStatus, State, TaskStatus
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
@@ -55,6 +55,34 @@ def test_the_pods_of_a_silent_node_are_given_up_together_those_of_the_volume_fir
 def test_other_pods_are_not_touched() -> None:
     others = [pod(deleted=None), pod("Succeeded"), pod("Failed"), pod(ready="ContainersNotReady")]
     assert lost(Seen("digits", (), others), NOW, 0) == []
+
+
+def test_what_does_not_end_with_its_run_is_ended_in_its_time() -> None:
+    def made(role: str, *, ended: str = "", **annotations: str) -> dict[str, Any]:
+        conditions = [{"type": "Complete", "status": "True"}] if ended else []
+        status = {"conditions": conditions, "completionTime": ended or None}
+        named = {f"tf-launcher/{key.replace('_', '-')}": value for key, value in annotations.items()}
+        head = {"name": role, "annotations": named, "labels": {"app.kubernetes.io/component": role}}
+        return {"metadata": head, "spec": {"completions": 2}, "status": status}
+
+    ps, worker = made("ps", ends_after="0"), made("worker", ends_after="10")
+    assert dismissed(Seen("digits", [made("chief"), ps, worker]), NOW) == []
+    done = made("chief", ended="2026-01-01T00:09:55Z")
+    assert dismissed(Seen("digits", [done, ps, worker]), NOW) == [(ps, 0)]
+    assert dismissed(Seen("digits", [done, ps, worker]), NOW + 5) == [(ps, 0), (worker, 0)]
+    ps["spec"]["completions"] = 0
+    assert dismissed(Seen("digits", [done, ps, made("worker", ended="2026-01-01T00:09:56Z", ends_after="10")]), NOW + 60) == []
+
+
+def test_workers_that_do_not_end_with_the_first_of_them_are_ended_in_their_time() -> None:
+    head = {"labels": {"app.kubernetes.io/component": "worker"}, "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}
+    ended = {"containerStatuses": [{"state": {"terminated": {"finishedAt": "2026-01-01T00:09:55Z"}}}]}
+    first = {"metadata": head, "status": {"phase": "Succeeded", **ended}}
+    names = {"name": "w", "labels": head["labels"], "annotations": {"tf-launcher/ends-after": "10"}}
+    workers = {"metadata": names, "spec": {"completions": 2}, "status": {}}
+    assert dismissed(Seen("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
+    assert dismissed(Seen("digits", [workers], [first]), NOW) == []
+    assert dismissed(Seen("digits", [workers], [{**first, "status": {"phase": "Running"}}]), NOW + 5) == []
 
 
 def job(start: str | None) -> dict[str, Any]:
