@@ -34,8 +34,9 @@ _PYTHON = ("python3", "-I", "-S")
 _FROM_VARIABLE = "import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ.pop('TRAINER_PARENT'))))"
 PARENT: dict[Target, tuple[str, ...]] = {"docker": (*_PYTHON, "-c", _FROM_VARIABLE), "kubernetes": (*_PYTHON, CONTAINER_PARENT)}
 
-# How runtimes of containers say that there is no such program: runc, and crun after it.
-NO_PYTHON = r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": "
+# What is said, and what is to be done, where a container could not start the parent.
+NO_PYTHON = "its image has no python3, under which a `command` runs"
+NO_PYTHON_REMEDY = "take an image with Python 3.8 or later, or write `supervise: false`"
 
 
 def has_trainer(command: Sequence[str]) -> bool:

@@ -227,7 +227,7 @@ class Keeper:
             return
         counted = max(kept.counted, kept.view.counted)
         follows = restarts.verdict(code, counted=counted, max_restarts=kept.task.restart.max_restarts)
-        if follows is Verdict.GIVE_UP:
+        if follows is Verdict.GIVE_UP or kept.view.had_no_parent(code):
             self._give_up(kept, code)
             return
         kept.start_later(code, counts=follows is Verdict.RESTART)

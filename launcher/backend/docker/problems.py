@@ -4,15 +4,9 @@ import re
 
 from launcher.docker_cli import DockerError, last_line, no_engine
 from launcher.errors import LauncherError
-from launcher.plan.rules import NO_PYTHON
 
 # What Compose or the engine says -> what is wrong, what to do.
 _KNOWN: tuple[tuple[str, str, str], ...] = (
-    (
-        NO_PYTHON,
-        "the image has no python3, under which a `command` runs",
-        "take an image with Python 3.8 or later, or write `supervise: false` in the spec",
-    ),
     (
         r"is not a docker command|unknown (?:docker )?command|unknown (?:shorthand )?flag: (?:--short|--ansi|'[fp]')",
         "the docker command has no Compose plugin",

@@ -8,10 +8,13 @@ from typing import Any
 from launcher.backend.model import Restart, State, TaskStatus
 from launcher.backend.progress import Pace, number, whole
 from launcher.backend.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
+from launcher.plan import rules
 from trainer.events import Event, parse
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
 _GONE = "0001-01-01"  # how the engine writes that something has not happened
+
+_NO_SUCH_PROGRAM = 127  # the exit code of an engine's `init` that cannot start the program, as a shell's
 
 # What the engine calls the states in which nothing of a container runs, nor will by itself.
 OVER = frozenset({"exited", "dead"})
@@ -160,14 +163,22 @@ class TaskView:
             return "out of memory: killed at the container's limit"
         if self.failure:
             return self.failure
+        if self.had_no_parent(code):
+            return rules.NO_PYTHON
         if code is None:
             return "its container was started again"
         if code in {SIGKILL, ExitCode.STOPPED} or not self.last.line:
             return describe(code)
         return f"{describe(code)}: {self.last.line}"
 
+    def had_no_parent(self, code: int | None) -> bool:
+        """Return whether the container had nothing to start: the engine's own first process says so, of a parent that never said a word."""
+        return self.has_trainer and code == _NO_SUCH_PROGRAM and not self._starts and not self.failure
+
     def _remedy(self, state: State) -> str:
-        """Return what to do about it when it was killed, for memory as it seems."""
+        """Return what to do about it when it could not be started, or was killed, for memory as it seems."""
+        if state is State.FAILED and self.had_no_parent(self.code):
+            return rules.NO_PYTHON_REMEDY
         killed = self.container.get("OOMKilled") or self._killed or self.code == SIGKILL
         return out_of_memory(self.name, limited=True) if killed and state is State.FAILED else ""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.backend.reasons import LastError, said_with, was_killed
-from launcher.plan.rules import NO_PYTHON
+from launcher.plan import rules
 from trainer.exit_codes import describe
 
 Object = Mapping[str, Any]
@@ -42,7 +42,8 @@ _WAITING: dict[str, tuple[str, str, bool]] = {
     "RunContainerError": ("container", "see that the image has the command", False),
 }
 _NOT_STARTED = "StartError"  # why a container has ended that never ran
-_PYTHON = "take an image with Python 3.8 or later, or write `supervise: false`"
+# How runtimes of containers say that there is no such program: runc, and crun after it.
+_NO_PYTHON = re.compile(r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": ")
 # Why a pod as a whole has failed -> (kind, words, remedy).
 _POD: dict[str, tuple[str, str, str]] = {
     "Evicted": ("evicted", "evicted by its node", "give it `memory`, so that it is not the first to go; it is replaced"),
@@ -133,10 +134,9 @@ def _of_containers(status: Object) -> Trouble | None:
     for one in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         state = one.get("state", {})
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
-        if re.search(
-            NO_PYTHON, str(waiting.get("message") or (terminated.get("message") if terminated.get("reason") == _NOT_STARTED else ""))
-        ):
-            return Trouble("container", "its image has no python3, under which a `command` runs", _PYTHON, final=True)
+        never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
+        if _NO_PYTHON.search(str(never_ran.get("message"))):
+            return Trouble("container", rules.NO_PYTHON, rules.NO_PYTHON_REMEDY, final=True)
         if waiting.get("reason") in _WAITING:
             kind, remedy, final = _WAITING[waiting["reason"]]
             return Trouble(kind, f"{waiting['reason']}{_because(waiting.get('message') or one.get('image'))}", remedy, final=final)

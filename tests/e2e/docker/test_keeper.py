@@ -52,17 +52,25 @@ def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path
         assert at_rest(there)
 
 
-@pytest.mark.parametrize(
-    "own", [{}, {"image": "IMAGE"}, {"image": "IMAGE", "supervise": False}], ids=["our image", "another", "without a parent"]
-)
+@pytest.mark.parametrize("own", [{}, {"supervise": True}, {"supervise": False}], ids=["our image", "no trainer in it", "no parent"])
 def test_what_fails_too_often_is_given_up(tmp_path: Path, image: Built, own: dict[str, Any]) -> None:
     program = ["sh", "-c", "echo so many times; exit 7"]
-    with kept(tmp_path, command=program, limits={"max_restarts": 1}, **own | ({"image": image.name} if own else {})) as there:
+    other = {"image": image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]} if own else {}
+    with kept(tmp_path, command=program, limits={"max_restarts": 1}, **own, **other) as there:
         status = there.ended()
         assert (status.state, status.tasks[0].state, status.tasks[0].exit_code) == (State.FAILED, State.FAILED, 7)
         assert "chief failed on attempt 2 (exit code 7)" in status.reason
         assert there.of.layout.log("chief").read_text().count("so many times") == 2
         assert len(status.tasks[0].restarts) == 1
+        assert at_rest(there)
+
+
+def test_an_image_without_python_is_given_up_at_once_and_the_field_for_it_named(tmp_path: Path, image: Built) -> None:
+    with kept(tmp_path, command=["true"], image=image.name, env={"PATH": "/nowhere"}) as there:
+        status = there.ended()
+        assert status.state is State.FAILED
+        assert "its image has no python3" in status.reason
+        assert "`supervise: false`" in status.tasks[0].remedy
         assert at_rest(there)
 
 

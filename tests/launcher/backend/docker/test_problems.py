@@ -22,8 +22,6 @@ SAID = {
     '"process_linux.go:398: container init caused \\"open /proc/sys/net/ipv4/tcp_retries2: no such file or directory\\"": unknown',
     "bind": 'Error response from daemon: invalid mount config for type "bind": bind source path does not exist: /home/me/src',
     "networks": "Error response from daemon: all predefined address pools have been fully subnetted",
-    "python": "Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create failed: runc create "
-    'failed: unable to start container process: exec: "python3": executable file not found in $PATH: unknown',
     "engine": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
 }
 MEANT = {
@@ -40,7 +38,6 @@ MEANT = {
     "sysctl": ("cannot set net.ipv4.tcp_retries2", "Linux 4.6"),
     "bind": ("not there for the engine", "train.data"),
     "networks": ("no networks left", "docker network prune"),
-    "python": ("no python3", "supervise: false"),
     "engine": ("does not answer", "docker info"),
 }
 

@@ -113,6 +113,18 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     assert len(view.restarts) == 4
 
 
+def test_a_container_without_python_names_the_field_for_it() -> None:
+    view = TaskView("chief")
+    view.line("[FATAL tini (7)] exec python3 failed: No such file or directory")
+    view.look(container("exited", 127))
+    status = view.status()
+    assert (status.state, status.reason) == (State.FAILED, "its image has no python3, under which a `command` runs")
+    assert "`supervise: false`" in status.remedy
+    # A program of a shell's that is not there is another matter.
+    told(view, event="started", attempt=1)
+    assert view.status().reason == "failed with exit code 127"
+
+
 def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out() -> None:
     view = TaskView("chief")
     view.line("ValueError: no such layer")
