@@ -1,0 +1,80 @@
+"""examples/keras-fit: Keras' `fit` on two workers with its own callbacks, killed, stopped and resumed, as docs/keras.md says."""
+
+import itertools
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.integration import leftovers
+from tests.integration.running import EXAMPLES, Run, started
+from tests.trainer.tensorboard_reader import read_events
+
+EPOCHS = 10
+ACCURACY = re.compile(r"2 workers, test accuracy (\d\.\d+)")
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    """Return the example's spec, for any directory."""
+    spec = yaml.safe_load((EXAMPLES / "keras-fit.yaml").read_text())
+    return {**spec, "code": str(EXAMPLES / "keras-fit"), **changes}
+
+
+def epochs(run: Run) -> list[int]:
+    """Return the epochs that worker-0 has begun, in their order."""
+    return [int(found) for found in re.findall(rf"Z Epoch (\d+)/{EPOCHS}$", run.log("worker-0"), re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, list[int], dict[str, Any], list[int]]]:
+    """Return a run whose worker-1 was killed, that was stopped then, and went on to its end: the epochs and the status of the first part."""
+    directory = tmp_path_factory.mktemp("keras")
+    with started(example(command=["python", "train.py", "--epochs", str(EPOCHS)]), directory) as run:
+        run.until("the third epoch", lambda: 3 in epochs(run))
+        before = len(epochs(run))
+        run.kill_training_process("worker-1")
+        run.until("an epoch of the second attempt", lambda: len(run.events("worker-0", "started")) > 1 and len(epochs(run)) > before + 1)
+        run.launcher("down", run.name)
+        first, status = epochs(run), run.status()
+        leftovers.assert_none(run.directory)
+        run.launcher("up", str(directory / "keras-fit.yaml"))
+        yield run, first, status, epochs(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_worker_costs_the_epoch_that_was_begun(resumed: tuple[Run, list[int], dict[str, Any], list[int]]) -> None:
+    run, first, status, _ = resumed
+    assert run.events("worker-1", "restarting")[0]["exit_code"] == 128 + signal.SIGKILL
+    again = [epoch for before, epoch in itertools.pairwise(first) if epoch != before + 1]
+    assert len(again) == 1  # one restart, from where the chief's backup was
+    assert again[0] >= 3
+    assert status["state"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_stopped_run_goes_on_in_the_epoch_it_was_stopped_in(resumed: tuple[Run, list[int], dict[str, Any], list[int]]) -> None:
+    run, first, _, whole = resumed
+    assert f"saved in epoch {first[-1]}, as it was asked to stop" in run.log("worker-0")
+    assert whole[len(first) :] == list(range(first[-1], EPOCHS + 1))
+    assert run.status()["state"] == "succeeded"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_callbacks_have_written_into_the_run_directory(resumed: tuple[Run, list[int], dict[str, Any], list[int]]) -> None:
+    import keras
+
+    run = resumed[0]
+    found = ACCURACY.search(run.log("worker-0"))
+    assert found
+    assert float(found[1]) >= 0.97
+    model = keras.models.load_model(run.directory / "results" / f"epoch-{EPOCHS}.keras")  # needs no code of the example's
+    assert np.shape(model(np.zeros((1, 20), np.float32))) == (1, 10)
+    assert read_events(run.directory / "logs" / "train").scalars("epoch_loss")
+    assert sorted(path.name for path in (run.directory / "backup").iterdir()) == ["worker-0", "worker-1"]
