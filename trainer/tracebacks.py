@@ -16,8 +16,10 @@ _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _KIND = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception))\b", re.MULTILINE)
 _IGNORED = "Exception ignored in"  # what Python says of an exception that ended nothing, while it finishes say
 _ALSO = ("During handling of the above exception", "The above exception was the direct cause")
-# Frames that are not the user's own: the standard library, what is installed, what has no file.
-_FOREIGN = re.compile(r"/(site|dist)-packages/|/lib/python\d|^<")
+# What AutoGraph made of a function, in a file of another name each time.
+_GENERATED = re.compile(r".*__autograph_generated_file.*")
+# Frames that are not the user's own: the standard library, what is installed, compiled or made of a function, what has no file.
+_FOREIGN = re.compile(r"/(site|dist)-packages/|/lib/python\d|\.pyx$|^autograph$|^<")
 
 # A line of TensorFlow's log, which says when and is another each time.
 _LOG = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d|[IWEF]0000 ")
@@ -36,10 +38,34 @@ _PASSING_MESSAGE = re.compile(
 _LASTING = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
 _READ_ONLY = f"[Errno {errno.EROFS}]"  # how an OSError begins for a file system that is mounted so, which has no class of its own
 
+# What to do about errors of Keras 3's `fit` on several workers that do not say it, as docs/keras.md has it. A backend quotes a line's last 150
+# characters.
+_REMEDIES = (
+    (
+        re.compile(r"ValueError: Attempt to convert a value \(PerReplica:"),
+        "make the layers inside the strategy's scope, the model outside it, and fit inside again: docs/keras.md has the lines",
+    ),
+    (
+        re.compile(r"ValueError: Invalid reduction dimension 0 for input with 0 dimensions"),
+        "have the model's train_step and test_step return metrics of shape [1]: docs/keras.md has the lines",
+    ),
+    (
+        re.compile(r"RuntimeError: Mixing different tf\.distribute\.Strategy objects"),
+        "make the layers, compile and fit inside the strategy's scope: docs/keras.md has the lines",
+    ),
+    (
+        re.compile(r"(BlockingIO|OS)Error: .*Unable to (synchronously )?(create|open) file \(unable to lock file"),
+        "give each worker's BackupAndRestore and ModelCheckpoint a path of its own: docs/keras.md says which",
+    ),
+)
+
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that ended a program: its line for people, and the fingerprint of user_errors.py, empty for what may pass."""
+    """The exception that ended a program: its line for people, with what to do where that is known, and the fingerprint of user_errors.py.
+
+    The fingerprint is empty for what may pass.
+    """
 
     line: str
     fingerprint: str
@@ -51,31 +77,44 @@ def last(output: bytes) -> Raised | None:
 
 
 def _last(lines: list[str]) -> Raised | None:
-    frame = next((number for number in range(len(lines) - 1, -1, -1) if _FRAME.match(lines[number])), None)
-    if frame is None:
+    where = _find(lines)
+    if where is None:
         return None
-    first = _beginning(lines, frame)
+    first, end = where
     if first and lines[first - 1].startswith(_IGNORED):
         return _last(lines[: first - 1])
-    end = next((number for number in range(frame + 1, len(lines)) if not lines[number].startswith(" ")), len(lines))
-    found = _EXCEPTION.match(lines[end]) if end < len(lines) else None
-    if found is None:
-        return None
-    places = [(match[1], match[2]) for line in lines[first:end] if (match := _FRAME.match(line))]
+    found = _EXCEPTION.match(lines[end])
+    assert found is not None  # noqa: S101 - _find says so
+    places = [(_GENERATED.sub("autograph", match[1]), match[2]) for line in lines[first:end] if (match := _FRAME.match(line))]
     own = next((place for place in reversed(places) if not _FOREIGN.search(place[0])), None)
     kind = found[1].rpartition(".")[2]
     line = line_of(kind, "\n".join([found[2] or "", *lines[end + 1 :]]))
     line = line[:-2] if line.endswith(": ") else line
-    shown = f"{line} ({':'.join(own)})" if own else line
+    remedy = next((words for known, words in _REMEDIES if known.match(line)), "")
+    shown = (f"{line} ({':'.join(own)})" if own else line) + (f"; {remedy}" if remedy else "")
     # A lost peer is told of by the first of the exceptions that led to each other.
     told = "\n".join(lines[_chain(lines, first) :])
     passing = _passes(kind) or any(map(_passes, _KIND.findall(told))) or _PASSING_MESSAGE.search(told)
     same = f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}"
     # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
-    same += f", {zlib.crc32(chr(10).join(since).encode()):08x} since" if since else ""
-    stays = (found[2] or "").startswith(_READ_ONLY)
+    same += f", {zlib.crc32(chr(10).join(since).encode()):08x} since" if since and not remedy else ""
+    stays = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)
     return Raised(shown, "" if passing and not stays else same)
+
+
+def _find(lines: list[str]) -> tuple[int, int] | None:
+    """Return where the last traceback begins and the line of its exception; None where the output ends in a traceback or has none.
+
+    Messages of TensorFlow list frames, too, below the exception: those of where an operation was made. No exception follows them.
+    """
+    for frame in (number for number in range(len(lines) - 1, -1, -1) if _FRAME.match(lines[number])):
+        end = next((number for number in range(frame + 1, len(lines)) if not lines[number].startswith(" ")), None)
+        if end is None:
+            return None
+        if _EXCEPTION.match(lines[end]):
+            return _beginning(lines, frame), end
+    return None
 
 
 def _beginning(lines: list[str], frame: int) -> int:
@@ -89,8 +128,8 @@ def _chain(lines: list[str], first: int) -> int:
     before = next((number for number in range(first - 1, -1, -1) if lines[number]), None)
     if before is None or not lines[before].startswith(_ALSO):
         return first
-    frames = [number for number in range(before) if _FRAME.match(lines[number])]
-    return _chain(lines, _beginning(lines, frames[-1])) if frames else first
+    earlier = _find(lines[:before])
+    return _chain(lines, earlier[0]) if earlier else first
 
 
 def _passes(kind: str) -> bool:

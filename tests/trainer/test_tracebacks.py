@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backend.reasons import short
 from trainer import tracebacks
 
 
@@ -97,3 +98,78 @@ def test_what_may_pass_is_no_failure_of_the_programs_own(tmp_path: Path, source:
 @pytest.mark.parametrize("output", [b"", b"killed", b"Traceback (most recent call last):", b'  File "train.py", line 3'])
 def test_output_without_a_whole_traceback_tells_nothing(output: bytes) -> None:
     assert tracebacks.last(output) is None
+
+
+FIT = """Traceback (most recent call last):
+  File "/code/train.py", line 27, in <module>
+    model.fit(data)
+  File "/venv/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler
+    raise e.with_traceback(filtered_tb) from None
+{}
+"""
+LOCKED = """BlockingIOError: [Errno 11] Unable to synchronously create file (unable to lock file, errno = 11, error message = 'Resource temporarily \
+unavailable')"""
+
+
+@pytest.mark.parametrize(
+    "error, remedy",
+    [
+        (
+            "ValueError: Attempt to convert a value (PerReplica:{\n  0: <tf.Tensor: numpy=array([[ 0.5441101 ]])>\n}) with an unsupported type to a Tensor.",
+            "the model outside it",
+        ),
+        ("ValueError: Invalid reduction dimension 0 for input with 0 dimensions. for '{{node Sum_3}} = Sum[...]'", "metrics of shape [1]"),
+        ("RuntimeError: Mixing different tf.distribute.Strategy objects: <object at 0x7f55> is not <object at 0x7f56>", "fit inside"),
+        (LOCKED, "a path of its own"),
+    ],
+)
+def test_what_keras_says_of_several_workers_comes_with_a_remedy_that_a_backend_quotes_whole(error: str, remedy: str) -> None:
+    found = tracebacks.last(FIT.format(error).encode())
+    assert found is not None
+    line, _, words = found.line.partition(" (/code/train.py:27); ")
+    assert line == error.splitlines()[0]
+    assert remedy in words
+    assert "docs/keras.md" in words
+    assert words in short(found.line)
+    other = tracebacks.last(FIT.format(error.replace("0.5441101", "1.7964")).encode())
+    assert other is not None
+    assert found.fingerprint == other.fingerprint != ""  # values differ from attempt to attempt; the mistake stays
+
+
+def test_a_lock_that_is_no_keras_file_comes_with_no_remedy() -> None:
+    found = tracebacks.last(FIT.format("BlockingIOError: [Errno 11] Resource temporarily unavailable").encode())
+    assert found == tracebacks.Raised("BlockingIOError: [Errno 11] Resource temporarily unavailable (/code/train.py:27)", "")
+
+
+IN_A_GRAPH = """{} Graph execution error:
+
+Detected at node Log defined at (most recent call last):
+  File "/code/train.py", line 27, in <module>
+
+  File "/code/train.py", line 9, in loss
+
+{}
+\t [[{{{{node Log}}}}]] [Op:__inference_train_function_1169]
+"""
+
+
+def test_frames_in_a_message_of_tensorflow_are_not_taken_for_a_traceback() -> None:
+    wrong = FIT.format(IN_A_GRAPH.format("tensorflow.python.framework.errors_impl.InvalidArgumentError:", "assertion failed: [the loss]"))
+    found = tracebacks.last(wrong.encode())
+    assert found is not None
+    assert found.line == "InvalidArgumentError: assertion failed: [the loss] (/code/train.py:27)"
+    assert found.fingerprint
+    lost = FIT.format(IN_A_GRAPH.format("tensorflow.python.framework.errors_impl.AbortedError:", "Collective ops is aborted by: x"))
+    found = tracebacks.last(lost.encode())
+    assert found == tracebacks.Raised("AbortedError: Collective ops is aborted by: x (/code/train.py:27)", "")
+
+
+def test_a_function_that_autograph_has_made_is_the_same_whatever_its_file_is_called() -> None:
+    def same(name: str) -> str:
+        frame = f'  File "/tmp/__autograph_generated_file{name}.py", line 13, in tf__loss\n'
+        found = tracebacks.last(FIT.format(f"{frame}ValueError: in user code:\n\n    ValueError: no loss").encode())
+        assert found is not None
+        assert found.line == "ValueError: no loss (/code/train.py:27)"
+        return found.fingerprint
+
+    assert same("tlgubwj1") == same("ysnn8oov")
