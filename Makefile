@@ -25,7 +25,7 @@ help: ## show this list
 
 env: $(VENV)/.made ## make .venv with the commands launcher and trainer
 
-$(VENV)/.made: requirements/environment.sh requirements/uv.txt requirements/dev.txt pyproject.toml
+$(VENV)/.made: requirements/environment.sh requirements/uv.txt requirements/dev.txt requirements/keras2.txt pyproject.toml
 	@sh requirements/environment.sh $(VENV) requirements/dev.txt project
 	@touch $@
 
@@ -71,6 +71,7 @@ lock: env ## write the locks in requirements/ anew from pyproject.toml
 	$(COMPILE) --group image --constraint requirements/trainer.txt -o requirements/image.txt
 	$(COMPILE) --group image-gpu --constraint requirements/gpu.txt -o requirements/image-gpu.txt
 	$(COMPILE) --extra trainer --group dev pyproject.toml -o requirements/dev.txt
+	echo 'tf-keras==2.21.*' | $(COMPILE) --no-deps - -o requirements/keras2.txt
 	$(COMPILE) --group bench -o requirements/bench.txt
 
 golden: env ## write the generated files anew: the JSON Schema, docs/spec.md, the examples in compose/ and k8s/

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a virtual environment from a lock file, from nothing but a Python 3.11 to 3.13 with its venv module.
-# Usage: environment.sh DIRECTORY LOCK [project]      `project` also installs this project, editable.
+# Usage: environment.sh DIRECTORY LOCK [project]      `project` also installs this project, editable, and Keras 2.
 # PYTHON names the interpreter; without it the first fitting one of python3, python3.13, 3.12, 3.11 is taken.
 set -eu
 
@@ -56,6 +56,8 @@ uv() { "$directory/bin/python" -m uv "$@"; }
 # Compiled now: the first run would otherwise compile TensorFlow in every task at once, which takes longer than training.
 uv pip sync --quiet --compile-bytecode --python "$directory/bin/python" --require-hashes "$here/uv.txt" "$lock"
 if [ "${3:-}" = project ]; then
+    # Keras 2, which wants the package tensorflow where the lock has tensorflow-cpu: so without what it depends on.
+    uv pip install --quiet --compile-bytecode --python "$directory/bin/python" --no-deps --require-hashes -r "$here/keras2.txt"
     # The build back-end comes from the lock; nothing is resolved or downloaded here.
     uv pip install --quiet --python "$directory/bin/python" --no-deps --no-build-isolation --editable "$here/.."
 fi

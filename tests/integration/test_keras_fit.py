@@ -4,6 +4,7 @@ import itertools
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,3 +79,15 @@ def test_the_callbacks_have_written_into_the_run_directory(resumed: tuple[Run, l
     assert np.shape(model(np.zeros((1, 20), np.float32))) == (1, 10)
     assert read_events(run.directory / "logs" / "train").scalars("epoch_loss")
     assert sorted(path.name for path in (run.directory / "backup").iterdir()) == ["worker-0", "worker-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_same_script_runs_with_keras_2(tmp_path: Path) -> None:
+    file = tmp_path / "keras-fit.yaml"
+    file.write_text(yaml.safe_dump(example(command=["python", "train.py", "--epochs", "2"], env={"TF_USE_LEGACY_KERAS": "1"})))
+    run = Run("keras-fit", tmp_path / "runs")
+    run.launcher("up", str(file), timeout=180)
+    assert run.status()["state"] == "succeeded"
+    assert ACCURACY.search(run.log("worker-0"))
+    assert [path.name for path in (run.directory / "backup").iterdir()] == ["chief"]  # where Keras 2 keeps it
