@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from launcher.docker_cli import docker
+from launcher.image_build.context import default_base_image
 from tests.e2e.docker.running import ROOT, Run, cleaned, unique
 from tests.processes import free_port
 
@@ -71,9 +72,10 @@ def test_no_container_ends_as_done_when_the_chief_fails_by_compose_alone(tmp_pat
 
 
 @pytest.mark.usefixtures("image")
-def test_a_run_without_a_chief_ends_with_its_first_worker(tmp_path: Path) -> None:
+def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_the_trainer(tmp_path: Path) -> None:
     name = unique("led")
-    file = write(tmp_path, name, roles={"worker": {"replicas": 2}, "ps": {}}, command=program("worker", "time.sleep(5)"))
+    roles = {"worker": {"replicas": 2}, "ps": {}}
+    file = write(tmp_path, name, roles=roles, image=default_base_image(), command=program("worker", "time.sleep(5)"))
     with cleaned(name, tmp_path / "runs") as run:
         run.launcher("up", str(file), timeout=240)
         told = run.status()

@@ -75,8 +75,9 @@ def test_a_chief_that_fails_for_good_fails_all(namespace: Namespace, tmp_path: P
     until(lambda: namespace.ends("failed") == failed, 180, "every Job to fail", lambda: namespace.describe("failed"))
 
 
-def test_a_run_without_a_chief_ends_with_its_first_worker(launcher: Launcher, tmp_path: Path) -> None:
-    roles = "roles: {ps: {}, worker: {replicas: 2}}\n"
+def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    """That it has the trainer, too, does not matter: what comes with the run is taken."""
+    roles = f"image: {image}\nroles: {{ps: {{}}, worker: {{replicas: 2}}}}\n"
     launcher("up", write(tmp_path, "led", roles, "worker", "time.sleep(5)"), timeout=UP)
     told = launcher.status("led")
     assert told["state"] == "succeeded"
