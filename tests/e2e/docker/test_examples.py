@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.docker_cli import docker
+from tests.e2e.code.brought import bare
 from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, Run, cleaned, get, launch, left, unique
 from tests.processes import free_port
 
@@ -49,6 +51,23 @@ def test_the_launcher_runs_a_program_and_every_verb_tells_of_it_until_nothing_is
         run.launcher("down", own, "--delete-data", "--yes")
         assert left(own) == NOTHING
         assert not (runs / own).exists()
+
+
+def test_programs_as_users_bring_them_run_in_an_image_that_has_no_trainer_for_them(tmp_path: Path) -> None:
+    """TensorFlow 1 with ps in `server.join()` and no chief; Keras fit. The image has the trainer, too, but what comes with the run is taken."""
+    brought = {
+        "between-graph": bare("parameter_server", {"ps": {}, "worker": {"replicas": 2}}, "tests/programs", "between_graph.py"),
+        "keras-fit": bare("multi_worker_mirrored", {"worker": {"replicas": 2}}, "examples/keras-fit", "train.py", "--epochs", "2"),
+    }
+    for name, spec in brought.items():
+        own = unique(name)
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({"version": 1, "name": own, "tensorboard": {"port": free_port()}, **spec}))
+        with cleaned(own, tmp_path / "runs") as run:
+            run.launcher("up", str(file))
+            told = run.status()
+            assert (told["state"], {task["state"] for task in told["tasks"]}) == ("succeeded", {"succeeded"}), told
+            assert sum(len(task["restarts"]) for task in told["tasks"]) == 0
 
 
 def _its_logs_are_shown_again(run: Run) -> None:

@@ -1,0 +1,15 @@
+"""Specs of programs as users bring them, in an image of their own."""
+
+from pathlib import Path
+from typing import Any
+
+from launcher.images import DEFAULT_IMAGE
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def bare(strategy: str, roles: dict[str, Any], code: str, *words: str) -> dict[str, Any]:
+    """Return the fields of a spec that runs a Python program in `code`, a directory of this repository."""
+    command = ["python", *words]
+    limits = {"worker_grace": "1s"}  # a worker in `server.join()` would use all of it
+    return {"strategy": strategy, "roles": roles, "image": DEFAULT_IMAGE, "code": str(ROOT / code), "command": command, "limits": limits}
