@@ -307,7 +307,8 @@ def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | No
     """Return how often the task is started again. One that saves or reads checkpoints tells by them that training comes further."""
     from trainer.restarts import Policy
 
-    policy = Policy(max_restarts=settings.max_restarts) if settings else Policy()
+    own: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}
+    policy = Policy(**{"max_restarts": settings.max_restarts, **dict(own)}) if settings else Policy()
     tells = not command and settings is not None and settings.strategy != "manual" and (task.is_chief or task.role == "evaluator")
     return replace(policy, recovers_after=math.inf) if tells else policy
 

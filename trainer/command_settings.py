@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trainer.ending import Rules
+from trainer.restarts import When
 from trainer.strategies import Strategy
 
 VARIABLE = "TRAINER_SETTINGS"
@@ -40,6 +41,7 @@ class CommandSettings:
     local_replicas: int = 1
     has_evaluator: bool = False
     max_restarts: int = 10
+    restarts: Any = None  # role -> a mapping of what trainer.settings.Restarts has
     start_timeout: float = 600
     orphan_timeout: float = 600
     ending: Any = None  # a mapping of what trainer.ending.Rules has
@@ -61,6 +63,18 @@ def _is_ending(value: Any) -> bool:
     return isinstance(value, dict) and "port" in value and set(value) <= set(_ENDING)
 
 
+_RESTARTS: dict[str, Callable[[Any], bool]] = {
+    "restart": lambda value: isinstance(value, str) and value in get_args(When),
+    "max_restarts": lambda value: _is_count(value, 0),
+}
+
+
+def _is_restarts(value: Any) -> bool:
+    """Return whether it is a mapping of roles to what _RESTARTS has."""
+    of_roles = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(of, dict) and all(key in _RESTARTS and _RESTARTS[key](of[key]) for key in of) for of in of_roles)
+
+
 # The annotation of a key -> what is expected of it, and whether a value is that; keys that expect more stand by their names.
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("a text", lambda value: isinstance(value, str)),
@@ -70,6 +84,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "float": ("a number of seconds above 0", _is_time),
     "Strategy": (f"one of {', '.join(get_args(Strategy))}", lambda value: isinstance(value, str) and value in get_args(Strategy)),
     "ending": (f"a mapping of {', '.join(_ENDING)} or nothing", lambda value: value is None or _is_ending(value)),
+    "restarts": (f"a mapping of roles to {' and '.join(_RESTARTS)}, or nothing", lambda value: value is None or _is_restarts(value)),
     "Any": ("", lambda _value: True),
 }
 

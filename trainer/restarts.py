@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from trainer.error_file import FOR_GOOD
-from trainer.exit_codes import ExitCode, describe, final
+from trainer.exit_codes import OF_SIGNALS, ExitCode, describe, final
+
+# After what a process is started again: also after exit code 0, after a failure, or after signals alone (128 and above).
+When = Literal["always", "on_failure", "exit_code"]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How often and how fast a process is started again. Times in seconds."""
+    """When, how often and how fast a process is started again. Times in seconds."""
 
+    restart: When = "on_failure"
     max_restarts: int = 10
     first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0
@@ -54,6 +59,7 @@ class End:
 # A process that was asked to stop by somebody else than us: SIGTERM, whether it had time to say 143 or not.
 _UNCOUNTED = frozenset({int(ExitCode.STOPPED), -signal.SIGTERM})
 _CAUSES = {
+    int(ExitCode.DONE): "it was done, and `restart` is always",
     int(ExitCode.WRONG_CONFIGURATION): "the configuration is wrong",
     int(ExitCode.PEER_LOST): "a peer was lost",
     int(ExitCode.STOPPED): "the training process was asked to stop",
@@ -92,11 +98,16 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     lost peer (75) is the step from which the attempt had gone on, empty where it came to none. Where that is a later one than the last
     time, and the attempt had been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for
     as long as a run lasts.
+
+    What `policy.restart` says comes first: `always` starts a process again that was done, which does not count; with `exit_code` exit codes
+    below 128 are final, and signals are tried again.
     """
     if code == ExitCode.DONE:
-        return End(ExitCode.DONE)
+        return _again(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, fingerprint[len(FOR_GOOD) :] if fingerprint.startswith(FOR_GOOD) else cause_of(code))
+    if policy.restart == "exit_code" and 0 < code < OF_SIGNALS:
+        return End(final(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {OF_SIGNALS} final")
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     again = history.same + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
@@ -108,7 +119,12 @@ def judge(code: int, lived: float, history: History, policy: Policy, fingerprint
     counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and together > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
         return End(final(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
+    after = replace(history, restarts=history.restarts + counted, fingerprint=same, lost_from=max(lost_from, history.lost_from), same=again)
+    return _again(code, lived, after, policy)
+
+
+def _again(code: int, lived: float, history: History, policy: Policy) -> Restart:
     early = 0 if lived > policy.healthy_after else history.early_ends
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
-    return Restart(delay, cause_of(code), History(history.restarts + counted, early + 1, same, max(lost_from, history.lost_from), again))
+    return Restart(delay, cause_of(code), replace(history, early_ends=early + 1))

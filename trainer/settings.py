@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainer.restarts import When
 from trainer.strategies import Strategy
 
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -193,6 +194,13 @@ class Ending(Settings):
     evaluator_grace: float = Field(600, ge=0, description="How long an evaluator gets.")
 
 
+class Restarts(Settings):
+    """When and how often the tasks of a role are started again in place."""
+
+    restart: When = Field("on_failure", description="After what: also after exit code 0, after a failure, or after signals alone.")
+    max_restarts: int = Field(10, ge=0, description="How often, after failures.")
+
+
 class TrainerSettings(Settings):
     """The whole of TRAINER_SETTINGS: the `train` section and what the launcher derives for a task.
 
@@ -207,6 +215,7 @@ class TrainerSettings(Settings):
     local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")
     has_evaluator: bool = Field(False, description="An evaluator task follows the checkpoints; the chief then evaluates at the end alone.")
     max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task gives up.")
+    restarts: dict[str, Restarts] | None = Field(None, description="The roles that have others, by role.")
     start_timeout: float = Field(600, gt=0, description="Seconds to wait for peers.")
     orphan_timeout: float = Field(
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."

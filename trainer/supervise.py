@@ -165,7 +165,7 @@ class _Supervisor:
         detail, same = self._why(code)
         if self._over:
             self._done()
-        elif code == ExitCode.DONE:
+        elif code == ExitCode.DONE and (self._stopping or self._job.policy.restart != "always"):
             if self._stopping and not self._job.built_in:  # it stops because it is done: the output alone tells that
                 self._done()
             else:

@@ -42,6 +42,16 @@ def test_what_is_right_is_read() -> None:
         ({"start_timeout": 0}, "TRAINER_SETTINGS.start_timeout is 0; expected a number of seconds above 0; correct it"),
         ({"orphan_timeout": float("nan")}, "TRAINER_SETTINGS.orphan_timeout is nan; expected a number of seconds above 0; correct it"),
         ({"ending": {"prot": 1}}, "TRAINER_SETTINGS.ending is {'prot': 1}; expected a mapping of port, success, "),
+        (
+            {"restarts": {"ps": {"restart": "never"}}},
+            "TRAINER_SETTINGS.restarts is {'ps': {'restart': 'never'}}; expected a mapping of roles to restart ",
+        ),
+        (
+            {"restarts": {"ps": {"max_restarts": -1}}},
+            "TRAINER_SETTINGS.restarts is {'ps': {'max_restarts': -1}}; expected a mapping of roles to ",
+        ),
+        ({"restarts": {"ps": 3}}, "TRAINER_SETTINGS.restarts is {'ps': 3}; expected a mapping of roles to "),
+        ({"restarts": "always"}, "TRAINER_SETTINGS.restarts is 'always'; expected a mapping of roles to "),
         ({"max_restart": 1}, "TRAINER_SETTINGS.max_restart is an unknown key; expected one of run, "),
     ],
 )

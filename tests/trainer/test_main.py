@@ -120,6 +120,13 @@ def test_settings_limit_the_restarts_of_a_users_program() -> None:
     assert "limit of 0 restarts" in ended.stdout
 
 
+def test_settings_of_its_role_come_before_those_of_all() -> None:
+    settings = {**SETTINGS, "train": None, "max_restarts": 5, "restarts": {"chief": {"restart": "exit_code"}, "ps": {"restart": "always"}}}
+    ended = trainer("--", "sh", "-c", "exit 7", TRAINER_SETTINGS=settings)
+    assert ended.returncode == 7
+    assert "`restart: exit_code` makes exit codes below 128 final" in ended.stdout
+
+
 def test_settings_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("{run: a, run_dir: /runs/a, scratch_dir: /scratch, max_restarts: 1}")

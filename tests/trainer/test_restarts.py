@@ -38,6 +38,33 @@ def test_failures_count_until_the_limit(code: int, left_with: int, told: str) ->
     assert end == End(left_with, f"{told}the limit of 3 restarts is reached")
 
 
+def test_always_starts_again_what_was_done_too_and_does_not_count_it() -> None:
+    always = replace(POLICY, restart="always")
+    first = judge(0, 10, History(restarts=3), always)
+    assert first == Restart(0.0, "it was done, and `restart` is always", History(restarts=3, early_ends=1))
+    assert isinstance(first, Restart)
+    second = judge(0, 10, first.history, always)
+    assert isinstance(second, Restart)
+    assert second.delay == 1.0  # one that returns at once is not started in a loop without a pause
+    assert isinstance(judge(1, 10, History(restarts=3), always), End)  # a failure counts as ever
+
+
+@pytest.mark.parametrize(
+    "code, left_with, told",
+    [(1, 1, "failed with exit code 1; "), (75, 1, "a peer was lost, exit code 75; "), (127, 127, "failed with exit code 127; ")],
+)
+def test_exit_code_makes_codes_below_those_of_signals_final(code: int, left_with: int, told: str) -> None:
+    by_code = replace(POLICY, restart="exit_code")
+    assert judge(code, 10, History(), by_code) == End(left_with, f"{told}`restart: exit_code` makes exit codes below 128 final")
+
+
+@pytest.mark.parametrize("code", [128, 137, 139, 255, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM])
+def test_exit_code_tries_signals_again(code: int) -> None:
+    decision = judge(code, 10, History(), replace(POLICY, restart="exit_code"))
+    assert isinstance(decision, Restart)
+    assert decision.history.restarts == (code != -signal.SIGTERM)
+
+
 @pytest.mark.parametrize("code", [143, -signal.SIGTERM])
 def test_a_stop_never_counts(code: int) -> None:
     decision = judge(code, 10, History(restarts=3), POLICY)

@@ -1,5 +1,6 @@
 """When restarts in place end, and when those before count no more, with real processes."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ def test_restarts_count_no_more_after_an_attempt_that_ran_for_long(trainers: Any
         (tmp_path / str(attempt)).touch()
     assert run.code() == 0
     assert [event["restarts"] for event in run.events("restarting")] == [1, 1, 1]
+
+
+def test_a_program_that_is_always_started_again_ends_by_a_failure_or_when_it_is_asked_to(trainers: Any) -> None:
+    always = {"restart": "always", "max_restarts": 0}
+    run = trainers.supervise(*shell('[ "$TRAINER_ATTEMPT" = 1 ] || exit 3'), built_in=False, policy=always)
+    assert run.code() == 3
+    again = run.event("restarting")
+    assert (again["exit_code"], again["restarts"], again["left"]) == (0, 0, 0)
+    asked = trainers.supervise(*shell("trap 'exit 0' TERM; echo here; while :; do sleep 0.05; done"), built_in=False, policy=always)
+    asked.line("here")
+    asked.send(signal.SIGTERM)
+    assert asked.code() == 0
 
 
 CHECKPOINTS = """
