@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from launcher import __version__
 from launcher.docker_cli import DockerError, docker
+from launcher.plan.models import Task
+from launcher.spec import programs
 from launcher.spec.models import ClusterSpec
 
 DEFAULT_IMAGE = f"tf-launcher/trainer:{__version__}"
@@ -41,6 +43,17 @@ def image_for(spec: ClusterSpec) -> str:
         return spec.image
     roles = (spec.roles.chief, spec.roles.worker, spec.roles.ps, spec.roles.evaluator)
     return GPU_IMAGE if any(role is not None and role.gpus for role in roles) else DEFAULT_IMAGE
+
+
+def image_of(task: Task, spec: ClusterSpec) -> str:
+    """Return the image that a task's container starts from: its role's, the spec's or ours."""
+    return task.image or image_for(spec)
+
+
+def all_for(spec: ClusterSpec) -> list[str]:
+    """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, too."""
+    usual = image_for(spec)
+    return list(dict.fromkeys([usual, *(role.image or usual for role in programs.roles_of(spec).values())]))
 
 
 def is_ours(name: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trainer.ending import Rules
-from trainer.restarts import When
+from trainer.exit_codes import RestartWhen
 from trainer.strategies import Strategy
 
 VARIABLE = "TRAINER_SETTINGS"
@@ -64,7 +64,7 @@ def _is_ending(value: Any) -> bool:
 
 
 _RESTARTS: dict[str, Callable[[Any], bool]] = {
-    "restart": lambda value: isinstance(value, str) and value in get_args(When),
+    "restart": lambda value: isinstance(value, str) and value in get_args(RestartWhen),
     "max_restarts": lambda value: _is_count(value, 0),
 }
 

@@ -7,6 +7,7 @@ Source: docs/architecture.md, "Exit codes". 75 is EX_TEMPFAIL of sysexits(3), 14
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal
 
 
 class ExitCode(IntEnum):
@@ -21,6 +22,9 @@ class ExitCode(IntEnum):
 
 # From here on a shell and a container tell of a signal, and orchestrators start again what was killed.
 OF_SIGNALS = 128
+# After what a program is started again: also after exit code 0, after a failure, or after signals alone.
+RestartWhen = Literal["always", "on_failure", "exit_code"]
+
 SIGKILL = OF_SIGNALS + 9  # as a shell tells of a process that was killed, out of memory for example
 
 MEANING: dict[int, str] = {

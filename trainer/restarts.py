@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from trainer.error_file import FOR_GOOD
-from trainer.exit_codes import OF_SIGNALS, ExitCode, describe, final
-
-# After what a process is started again: also after exit code 0, after a failure, or after signals alone (128 and above).
-When = Literal["always", "on_failure", "exit_code"]
+from trainer.exit_codes import OF_SIGNALS, ExitCode, RestartWhen, describe, final
 
 
 @dataclass(frozen=True)
 class Policy:
     """When, how often and how fast a process is started again. Times in seconds."""
 
-    restart: When = "on_failure"
+    restart: RestartWhen = "on_failure"
     max_restarts: int = 10
     first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0

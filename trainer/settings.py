@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainer.restarts import When
+from trainer.exit_codes import RestartWhen
 from trainer.strategies import Strategy
 
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -67,7 +67,7 @@ Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
 
 class Checkpoints(Settings):
-    """When the chief saves, and how many checkpoints it keeps."""
+    """RestartWhen the chief saves, and how many checkpoints it keeps."""
 
     every_steps: Steps | None = Field(None, description="Save each time this many steps are done.")
     every_seconds: float | None = Field(None, gt=0, description="Save when this many seconds have passed since the last save.")
@@ -75,7 +75,7 @@ class Checkpoints(Settings):
 
 
 class Evaluation(Settings):
-    """When the chief evaluates on the held-out set, into `logs/eval`; an evaluator evaluates each checkpoint instead."""
+    """RestartWhen the chief evaluates on the held-out set, into `logs/eval`; an evaluator evaluates each checkpoint instead."""
 
     every_steps: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Evaluate each time this many steps are done; 0 evaluates at the end alone."
@@ -114,7 +114,7 @@ def direction(metric: str, mode: Mode) -> Literal["min", "max"] | None:
 
 
 class EarlyStopping(Settings):
-    """When the run ends before its last step because it gets no better."""
+    """RestartWhen the run ends before its last step because it gets no better."""
 
     metric: str = Field("loss", min_length=1, description="The evaluation's metric that is watched.")
     mode: Mode = Field("auto", description="Whether less or more of it is better; `auto` tells by the metric's name.")
@@ -163,7 +163,7 @@ class Train(Settings):
     deterministic: bool = Field(False, description="Take only operations that give the same bits each time; slower.")
     on_nan: Literal["stop", "warn"] = Field(
         "stop",
-        description="When a loss or a weight is not finite: `stop` fails the run, `warn` says so once. Weights that are not finite are never saved.",
+        description="RestartWhen a loss or a weight is not finite: `stop` fails the run, `warn` says so once. Weights that are not finite are never saved.",
     )
     early_stopping: EarlyStopping | None = Field(None, description="End the run when an evaluation's metric gets no better.")
     max_seconds: float | None = Field(
@@ -175,8 +175,8 @@ class Train(Settings):
     report_every_steps: Steps | None = Field(
         None, description="Report progress each time this many steps are done; about twice a second when left out."
     )
-    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="When to save and how many checkpoints to keep.")
-    evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
+    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="RestartWhen to save and how many checkpoints to keep.")
+    evaluate: Evaluation = Field(default_factory=Evaluation, description="RestartWhen to evaluate on the held-out set.")
     summaries: Summaries = Field(default_factory=Summaries, description="What to write for TensorBoard and how often.")
     export: Export | None = Field(
         None,
@@ -186,7 +186,7 @@ class Train(Settings):
 
 
 class Ending(Settings):
-    """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
+    """RestartWhen the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
 
     port: int = Field(ge=1, le=65535, description="Where the parent of the task that leads answers the others.")
     success: Literal["chief", "all_workers"] = Field("chief", description="Whose exit 0 the run's success needs.")
@@ -195,9 +195,9 @@ class Ending(Settings):
 
 
 class Restarts(Settings):
-    """When and how often the tasks of a role are started again in place."""
+    """RestartWhen and how often the tasks of a role are started again in place."""
 
-    restart: When = Field("on_failure", description="After what: also after exit code 0, after a failure, or after signals alone.")
+    restart: RestartWhen = Field("on_failure", description="After what: also after exit code 0, after a failure, or after signals alone.")
     max_restarts: int = Field(10, ge=0, description="How often, after failures.")
 
 

@@ -44,6 +44,7 @@ def render(
     """Write a spec for Docker Compose or Kubernetes, to run by itself."""
     from launcher.cli.planning import planned
     from launcher.render.targets import Source, directory_renderer, renderer, target
+    from launcher.spec import programs
 
     wanted = target(to)
     spec, plan = planned(file, overrides or [], wanted.plan, DEFAULT_RUNS)
@@ -55,10 +56,10 @@ def render(
         return
     if wanted.directory:
         files = directory_renderer(to)(source)
-        _write_directory(output, files, private=bool(spec.env))
+        _write_directory(output, files, private=programs.has_secrets(spec.model_dump()))
     else:
         files = {output.name: ""}
-        write(output, renderer(to)(source), private=bool(spec.env))
+        write(output, renderer(to)(source), private=programs.has_secrets(spec.model_dump()))
     if as_json:
         written = [str(output / name) if wanted.directory else str(output) for name in files]
         print(json.dumps({"to": to, "name": spec.name, "files": written}))
@@ -89,7 +90,7 @@ def _title(file: Path, to: str, overrides: list[str]) -> str:
 def _without_secrets(override: str) -> str:
     """Return PATH=VALUE without the value where it is of `env`: what is rendered goes where the command line does not."""
     path, equals, _ = override.partition("=")
-    return f"{path}{equals}..." if path.strip().split(".")[0] == "env" else override
+    return f"{path}{equals}..." if "env" in path.strip().split(".") else override
 
 
 def _quoted(word: str) -> str:

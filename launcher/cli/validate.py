@@ -10,6 +10,7 @@ from launcher.cli.formats import count
 from launcher.cli.options import Json, Set
 from launcher.errors import Problem, SpecError
 from launcher.spec.models import ClusterSpec
+from launcher.spec.programs import described
 
 EXAMPLES = (
     ("launcher validate cluster.yaml", "says ok, or every problem with its line"),
@@ -45,5 +46,4 @@ def _tasks(spec: ClusterSpec) -> dict[str, int]:
 def _ok(file: Path, spec: ClusterSpec) -> str:
     tasks = _tasks(spec)
     roles = ", ".join(count(number, role) for role, number in tasks.items())
-    work = spec.train.workload if spec.train else " ".join(spec.command or ())
-    return f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {work}"
+    return f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {described(spec)}"

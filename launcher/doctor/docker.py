@@ -28,20 +28,19 @@ def examine(question: Question) -> Iterator[Finding]:
         yield ok("compose", f"version {docker_cli.docker('compose', 'version', '--short').strip()}")
     except LauncherError as error:
         yield of_error("compose", error)
-    yield from _image(question.spec)
+    for name in [images.DEFAULT_IMAGE] if question.spec is None else images.all_for(question.spec):
+        yield _image(name)
     if question.spec is not None:
         yield from _fits(question.spec, told)
 
 
-def _image(spec: ClusterSpec | None) -> Iterator[Finding]:
-    name = images.DEFAULT_IMAGE if spec is None else images.image_for(spec)
+def _image(name: str) -> Finding:
     found = images.find(name)
     if found is not None:
-        yield ok("image", f"{name} is there, {decimal(found.size)}")
-    elif images.is_ours(name):
-        yield warning("image", f"{name} is not there yet", f"`{images.build_command(name)}` makes it; `up` does so by itself")
-    else:
-        yield warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` tells whether it can be")
+        return ok("image", f"{name} is there, {decimal(found.size)}")
+    if images.is_ours(name):
+        return warning("image", f"{name} is not there yet", f"`{images.build_command(name)}` makes it; `up` does so by itself")
+    return warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` tells whether it can be")
 
 
 def _fits(spec: ClusterSpec, told: dict[str, object]) -> Iterator[Finding]:

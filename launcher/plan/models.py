@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.exit_codes import RestartWhen
+
 RoleName = Literal["chief", "worker", "ps", "evaluator"]
 Target = Literal["local", "docker", "kubernetes"]
 
-# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers notice, exit 75
+# RestartWhen a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers notice, exit 75
 # and every one restores from the last checkpoint. Source: docs/architecture.md, "Who restarts what".
 Scope = Literal["alone", "all"]
 
@@ -27,6 +29,7 @@ class RestartRule:
 
     scope: Scope
     max_restarts: int
+    when: RestartWhen = "on_failure"  # after what ends a program of the user's own is started again
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Task:
     restart: RestartRule
     mounts_run_dir: bool
     cwd: str | None = None  # where the command starts; None is the target's own default
+    image: str | None = None  # of its container; None is the project's own
+    is_entrypoint: bool = False  # the image's entrypoint runs, and `command` is what it is given
 
 
 @dataclass(frozen=True)

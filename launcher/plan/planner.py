@@ -6,8 +6,10 @@ What a local plan takes from the machine comes in as a Machine, so the same inpu
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
+from launcher.errors import UsageError
 from launcher.plan import machine as machines
 from launcher.plan import rules, shares
 from launcher.plan.addresses import ENDING_PORT, check_size, cluster
@@ -15,9 +17,11 @@ from launcher.plan.addresses import addresses as addresses_on
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Target, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
+from launcher.spec import programs
 from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.programs import Program
 from launcher.spec.quantities import parse_duration, parse_memory
-from trainer.settings import Ending, Train, TrainerSettings
+from trainer.settings import Ending, Restarts, Train, TrainerSettings
 from trainer.strategies import Strategy
 from trainer.workloads.catalog import with_defaults
 
@@ -68,12 +72,12 @@ def plan(
     extra: dict[str, dict[str, str]] = {}
     least = LEAST_INTER_OP_THREADS[spec.strategy] if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
     if target == "local":
+        _check_local(spec)
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
         extra, notices = _local_environments(members, machine, least, _alike(spec, members))
-        command = common.local_command(machine)
     else:
         extra = {member.name: _container_environment(member.resources.cpu, least) for member in members}
-        command = common.container_command()
+    runs = {role: common.runs(role, machine if target == "local" else None) for role in {member.role for member in members}}
     leads = rules.leader(names)
     limits = spec.limits
     tasks = tuple(
@@ -83,12 +87,10 @@ def plan(
             index=member.index,
             address=where.get(member.name, ""),
             tf_config={"cluster": by_role, "task": {"type": member.role, "index": member.index}},
-            command=command,
-            env=common.environment(machine, extra.get(member.name, {})),
+            env=common.environment(member.role, machine, extra.get(member.name, {})),
             resources=member.resources,
-            restart=RestartRule(rules.restart_scope(spec.strategy, member.role), limits.max_restarts),
-            mounts_run_dir=rules.mounts_run_dir(member.name, leads=leads, is_command=spec.command is not None),
-            cwd=common.cwd(),
+            mounts_run_dir=rules.mounts_run_dir(member.name, leads=leads, is_command=spec.train is None),
+            **runs[member.role],
         )
         for member in members
     )
@@ -102,7 +104,7 @@ def plan(
         start_timeout=parse_duration(limits.start_timeout),
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
-        decisive=rules.decisive((member.name for member in members), is_command=spec.command is not None, success=spec.success),
+        decisive=rules.decisive((member.name for member in members), is_command=spec.train is None, success=spec.success),
         worker_grace=parse_duration(limits.worker_grace),
         evaluator_grace=parse_duration(limits.evaluator_grace),
         notices=notices,
@@ -134,15 +136,44 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         local_replicas=((chief.gpus if chief else 0) or 2) if spec.strategy == "mirrored" else 1,
         has_evaluator=spec.roles.evaluator is not None,
         max_restarts=limits.max_restarts,
+        restarts=_restarts(spec) or None,
         start_timeout=parse_duration(limits.start_timeout),
         orphan_timeout=parse_duration(limits.orphan_timeout),
-        ending=_ending(spec) if spec.command and target != "local" else None,
+        ending=_ending(spec, target),
         train=_train(spec.train, spec.strategy, target) if spec.train else None,
     )
 
 
-def _ending(spec: ClusterSpec) -> Ending:
-    """Return how the tasks of a program learn that its run has ended, where no launcher may watch it."""
+def _restarts(spec: ClusterSpec) -> dict[str, Restarts]:
+    """Return how tasks are started again in place, of the roles that have it another way than the spec."""
+    usual = Restarts(max_restarts=spec.limits.max_restarts)
+    made = {
+        name: Restarts(restart=programs.restarts_when(role), max_restarts=programs.max_restarts(spec, role))
+        for name, role in programs.roles_of(spec).items()
+    }
+    return {name: restarts for name, restarts in made.items() if restarts != usual}
+
+
+def _check_local(spec: ClusterSpec) -> None:
+    """Raise UsageError where something runs that is in an image alone."""
+    names = [name for name, role in programs.roles_of(spec).items() if spec.train is None and not programs.program_of(spec, role).command]
+    if names:
+        image = programs.program_of(spec, getattr(spec.roles, names[0])).image
+        raise UsageError(
+            f"roles {', '.join(names)}: the entrypoint of the image {image} is to run, and this machine runs programs without images",
+            "give the program as `command`, or run it in containers: --on docker or --on kubernetes",
+        )
+
+
+def _ending(spec: ClusterSpec, target: Target) -> Ending | None:
+    """Return how the tasks of a program learn that its run has ended, where no launcher may watch it: of the parents that know."""
+    roles = programs.roles_of(spec)
+    if (
+        spec.train is not None
+        or target == "local"
+        or not all(programs.is_supervised(spec, roles[role]) for role in programs.deciding(spec))
+    ):
+        return None
     limits = spec.limits
     return Ending(
         port=ENDING_PORT,
@@ -166,31 +197,63 @@ class _Common:
     settings: TrainerSettings
     spec_dir: Path
 
-    def local_command(self, machine: Machine) -> tuple[str, ...]:
+    def runs(self, role_name: RoleName, machine: Machine | None) -> dict[str, Any]:
+        """Return what the tasks of a role run, where, in which image, and when that is started again, as fields of Task."""
+        role = programs.roles_of(self.spec)[role_name]
+        program = programs.program_of(self.spec, role)
+        is_entrypoint = self.spec.train is None and not program.command
+        command = self._local_command(program, machine) if machine is not None else self._container_command(program)
+        scope = rules.restart_scope(self.spec.strategy, role_name)
+        return {
+            "command": command,
+            "restart": RestartRule(scope, programs.max_restarts(self.spec, role), programs.restarts_when(role)),
+            "cwd": self._cwd(role),
+            "image": program.image,
+            "is_entrypoint": is_entrypoint,
+        }
+
+    def _local_command(self, program: Program, machine: Machine) -> tuple[str, ...]:
         """Return the trainer's parent process, with the user's command behind `--`.
 
         -P keeps the directory it starts in off the path: a user's own `logging.py` or `trainer/` must not be taken for ours.
         """
         parent = (machine.python, "-P", "-m", "trainer")
-        return (*parent, "--", *self.spec.command) if self.spec.command else parent
+        return (*parent, "--", *program.command) if program.command else parent
 
-    def container_command(self) -> tuple[str, ...]:
+    def _container_command(self, program: Program) -> tuple[str, ...]:
         """Return the same inside an image; to another image than ours the parent comes with the run, where that may have Python."""
-        if self.spec.command and self.spec.image:
-            return (*rules.PARENT[self.target], "--", *self.spec.command) if self.spec.supervise else tuple(self.spec.command)
-        return (*rules.TRAINER, "--", *self.spec.command) if self.spec.command else rules.TRAINER
+        if self.spec.train is not None:
+            return rules.TRAINER
+        if not program.command:
+            return program.args
+        if program.image:
+            return (*rules.PARENT[self.target], "--", *program.command) if self.spec.supervise else program.command
+        return (*rules.TRAINER, "--", *program.command)
 
     def code(self) -> str | None:
         if self.spec.code is None:
             return None
         return os.path.normpath(self.spec_dir / self.spec.code) if self.target == "local" else CONTAINER_CODE
 
-    def cwd(self) -> str | None:
-        return self.code() or (str(self.spec_dir) if self.target == "local" else None)
+    def _cwd(self, role: Role) -> str | None:
+        """Return where the tasks of a role start. Raises UsageError for a directory of this machine that containers do not have."""
+        where = role.working_dir
+        if where is None:
+            return self.code() or (str(self.spec_dir) if self.target == "local" else None)
+        if self.target == "local" or where.startswith("/"):
+            return os.path.normpath(self.spec_dir / where)
+        code = self.spec_dir / self.spec.code if self.spec.code is not None else None
+        inside = Path(os.path.normpath(self.spec_dir / where))
+        if code is None or not inside.is_relative_to(os.path.normpath(code)):
+            raise UsageError(
+                f"working_dir is {where}, a directory of this machine, which containers do not have",
+                "write a path in the container, which starts with /, or a directory in `code`",
+            )
+        return str(PurePosixPath(CONTAINER_CODE, inside.relative_to(os.path.normpath(code))))
 
-    def environment(self, machine: Machine | None, shares_of_task: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, role: RoleName, machine: Machine | None, shares_of_task: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of one task. The user's `env` may change ours, but not what says which task this is."""
-        user = self.spec.env
+        user = {**self.spec.env, **programs.roles_of(self.spec)[role].env}
         environment = {"GRPC_FAIL_FAST": "use_caller", **shares_of_task, **user}
         environment |= {
             "RUN_DIR": self.run_dir,

@@ -6,7 +6,7 @@ Source: docs/architecture.md, "Who restarts what", and the storage contract: onl
 import posixpath
 from collections.abc import Iterable, Sequence
 
-from launcher.plan.models import Plan, RoleName, Scope, Target
+from launcher.plan.models import Plan, RoleName, Scope, Target, Task
 from launcher.plan.places import CONTAINER_PARENT
 from trainer.strategies import SERVED
 
@@ -39,13 +39,27 @@ NO_PYTHON = "its image has no python3, under which a `command` runs"
 NO_PYTHON_REMEDY = "take an image with Python 3.8 or later, or write `supervise: false`"
 
 
+def supervised(task: Task) -> bool:
+    """Return whether what a task's container runs is the trainer, or a program under it."""
+    return not task.is_entrypoint and has_trainer(task.command)
+
+
+def brings_parent(task: Task) -> bool:
+    """Return whether the parent of a task's program is not of its image, but comes with the run."""
+    return not task.is_entrypoint and _is_parent(task.command)
+
+
+def tells_its_end(plan: Plan) -> bool:
+    """Return whether the tasks of a user's program can ask others whether its run has ended: those that decide that have a parent."""
+    return all(supervised(task) for task in plan.tasks if task.name in plan.decisive)
+
+
 def has_trainer(command: Sequence[str]) -> bool:
     """Return whether what a container runs is the trainer, or a program under it: it tells how it is, and starts again what ended."""
-    return _starts_with(command, TRAINER) or brings_parent(command)
+    return _starts_with(command, TRAINER) or _is_parent(command)
 
 
-def brings_parent(command: Sequence[str]) -> bool:
-    """Return whether the parent of what a container runs is not of its image, but comes with the run."""
+def _is_parent(command: Sequence[str]) -> bool:
     return any(_starts_with(command, parent) for parent in PARENT.values())
 
 

@@ -2,16 +2,16 @@
 
 from launcher.plan import rules
 from launcher.plan.models import Plan
+from launcher.spec.models import ClusterSpec
 
 PORT = 6006  # inside its container; what answers outside is the spec's
 
 
-def command(plan: Plan) -> list[str]:
+def command(spec: ClusterSpec, plan: Plan) -> list[str]:
     """Return how TensorBoard is started on the logs of a run: by the trainer's module where the image has that.
 
     It listens on every interface of its container: what publishes the port, and policies, say who reaches it.
     """
-    own = plan.tasks[0].command
-    ours = rules.has_trainer(own) and not rules.brings_parent(own)
+    ours = spec.image is None or spec.train is not None
     start = (*rules.TRAINER[:-1], "trainer.tensorboard") if ours else ("python", "-m", "tensorboard.main")
     return [*start, "--logdir", f"{plan.run_dir}/logs", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104

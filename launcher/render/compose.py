@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.images import HEALTH_COMMAND, USER, image_for
+from launcher.images import HEALTH_COMMAND, USER, all_for, image_for, image_of
 from launcher.plan import rules
 from launcher.plan.addresses import tf_config_text
+from launcher.plan.groups import groups
 from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.render import board, labels, parent_file
@@ -56,19 +57,28 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     common = labels.of_run(plan)
     environment = _shared_environment(plan)
     base = _hardened(spec)
-    task = {MERGE: base, **_of_tasks(spec, plan)}
+    of_roles = {group.role: _of_tasks(spec, plan, group.task) for group in groups(plan)}
+    task = {MERGE: base, **_other(_common(list(of_roles.values())), base)}
     anchors = {"labels": common, "environment": environment, "container": base, "task": task}
+    roles: dict[str, dict[str, Any]] = {role: {MERGE: task, **own} for role, of_role in of_roles.items() if (own := _other(of_role, task))}
+    parent = {MERGE: environment, parent_file.VARIABLE: parent_file.packed()}
+    some = any(map(rules.brings_parent, plan.tasks)) and parent_file.VARIABLE not in environment
+    anchors |= {"parent": parent} if some else {}
+    anchors |= roles
     devices = _devices(plan)
-    services: dict[str, Any] = {PREPARE: _prepare(base, common)} if spec.image else {}
+    services: dict[str, Any] = {PREPARE: _prepare(base, common)} if _prepares(plan) else {}
     for member in plan.tasks:
         services[member.name] = {
-            MERGE: task,
+            MERGE: roles.get(member.role, task),
             "hostname": member.name,
             "labels": {MERGE: common, **labels.of_task(plan, member)},
             "stop_grace_period": _seconds(_grace(plan, member)),
-            "environment": {MERGE: environment, **_own_environment(member, environment)},
+            "environment": {
+                MERGE: parent if some and rules.brings_parent(member) else environment,
+                **_own_environment(member, environment),
+            },
             **_limits(member, devices.get(member.name)),
-            **_storage(spec, member, source.directory),
+            **_storage(source, member),
         }
     services[TENSORBOARD] = _tensorboard(spec, plan, base, common)
     document = {
@@ -77,6 +87,8 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         "x-environment": environment,
         "x-container": base,
         "x-task": task,
+        **({"x-parent": parent} if some else {}),
+        **{f"x-{role}": of_role for role, of_role in roles.items()},
         "services": services,
         "networks": _networks(spec, common),
         # Nothing that another spec may change: newer Compose offers to make a volume anew whose labels are others.
@@ -88,12 +100,12 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def _header(source: Source) -> str:
     plan = source.plan
     published = source.spec.tensorboard
-    image = image_for(source.spec)
+    needed = all_for(source.spec)
     trains = plan.strategy in TRAINING
     does, again = ("trains;", "goes on from the last checkpoint") if trains else ("runs;  ", "runs it again from its beginning")
     lines = [
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
-        f"It needs the image {image}, and an engine with Compose 2.20 or newer.",
+        f"It needs the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}, and an engine with Compose 2.20 or newer.",
         f"  docker compose -f FILE up        {does} every task ends by itself, TensorBoard goes on serving",
         f"                                   on http://{_host(published.host)}:{published.port}",
         f"  docker compose -f FILE down      removes the containers; up {again}",
@@ -110,14 +122,19 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
         notes.append("limits.deadline is kept by `launcher up --on docker`; Compose knows no deadline")
     if types := sorted({task.resources.gpu_type for task in plan.tasks if task.resources.gpu_type}):
         notes.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
+    if by_code := sorted({task.role for task in plan.tasks if task.restart.when == "exit_code" and not rules.supervised(task)}):
+        notes.append(
+            f"restart: exit_code of {', '.join(by_code)} is kept by `launcher up --on docker`; Compose cannot tell exit codes apart, "
+            "and starts none of these containers again"
+        )
     if _downloads(spec):
         # The host is the gateway of such a network, and TensorFlow listens on every address.
         notes.append("data: download gives tasks a way out, by a network where programs of the host reach TensorFlow's port")
-    if rules.brings_parent(plan.tasks[0].command):
+    if any(map(rules.brings_parent, plan.tasks)):
         notes.append(
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
-    if spec.train is None and len(plan.tasks) > 1 and not all(rules.has_trainer(task.command) for task in plan.tasks):
+    if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
     if "storage" in spec.model_fields_set:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
@@ -140,25 +157,25 @@ def _hardened(spec: ClusterSpec) -> dict[str, Any]:
     }
 
 
-def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
-    first = plan.tasks[0]
-    # A command without its parent has the engine alone to start it again.
-    has_trainer = rules.has_trainer(first.command)
-    times = first.restart.max_restarts
-    restarts = min(ENGINE_RESTARTS, times) if has_trainer else times
+def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
+    """Return what the services of a role have in common, of which `task` is one."""
+    supervised = rules.supervised(task)
     networks = ["cluster", *(["egress"] if _downloads(spec) else [])]
+    command = [_escaped(word) for word in task.command]
+    of_image = not task.is_entrypoint
     shared: dict[str, Any] = {
-        "entrypoint": [],
-        "command": [_escaped(word) for word in first.command],
-        **({"working_dir": where} if (where := first.cwd or (None if spec.image else "/tmp")) else {}),  # noqa: S108
-        "restart": f"on-failure:{restarts}" if restarts else "no",
+        "image": image_of(task, spec),
+        **({"entrypoint": []} if of_image else {}),
+        **({"command": command} if of_image or command else {}),
+        **({"working_dir": where} if (where := task.cwd or (None if task.image else "/tmp")) else {}),  # noqa: S108
+        "restart": _restart(task),
         "shm_size": "1gb",
         "sysctls": _GIVE_UP_CONNECTIONS,
         "networks": networks,
     }
-    if has_trainer:
+    if supervised:
         shared["healthcheck"] = {
-            "test": ["CMD", *_health(first)],
+            "test": ["CMD", *_health(task)],
             "interval": "30s",
             "timeout": "10s",
             "retries": 3,
@@ -167,8 +184,29 @@ def _of_tasks(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
     return shared
 
 
+def _restart(task: Task) -> str:
+    """Return when the engine starts a task's container again: without the trainer's parent nothing else does."""
+    rule, supervised = task.restart, rules.supervised(task)
+    if not supervised and rule.when != "on_failure":  # it cannot tell exit codes apart
+        return "unless-stopped" if rule.when == "always" else "no"
+    times = min(ENGINE_RESTARTS, rule.max_restarts) if supervised else rule.max_restarts
+    return f"on-failure:{times}" if times else "no"
+
+
+def _common(mappings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all mappings have, with the same value."""
+    first, *others = mappings
+    return {key: value for key, value in first.items() if all(key in other and other[key] == value for other in others)}
+
+
+def _other(mapping: dict[str, Any], of: dict[str, Any]) -> dict[str, Any]:
+    """Return what a mapping has and another has not, or with another value."""
+    merged = {**of.get(MERGE, {}), **of}
+    return {key: value for key, value in mapping.items() if key not in merged or merged[key] != value}
+
+
 def _health(task: Task) -> list[str]:
-    return [*map(_escaped, rules.PARENT["docker"]), "--health"] if rules.brings_parent(task.command) else list(HEALTH_COMMAND)
+    return [*map(_escaped, rules.PARENT["docker"]), "--health"] if rules.brings_parent(task) else list(HEALTH_COMMAND)
 
 
 def _grace(plan: Plan, task: Task) -> float:
@@ -181,7 +219,7 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
     first, *others = (task.env for task in plan.tasks)
     shared = {name: _escaped(value) for name, value in first.items() if all(other.get(name) == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.
-    parent = {parent_file.VARIABLE: parent_file.packed()} if rules.brings_parent(plan.tasks[0].command) else {}
+    parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(rules.brings_parent, plan.tasks)) else {}
     return {"HOME": "/tmp", "TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent  # noqa: S108
 
 
@@ -202,12 +240,18 @@ def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
     return limits
 
 
-def _storage(spec: ClusterSpec, task: Task, directory: Path) -> dict[str, Any]:
+def _prepares(plan: Plan) -> bool:
+    """Return whether the run's volume may first be mounted to an image that does not give it to the user that tasks run as."""
+    return any(task.image for task in plan.tasks if task.mounts_run_dir)
+
+
+def _storage(source: Source, task: Task) -> dict[str, Any]:
+    spec, directory = source.spec, source.directory
     volumes: list[dict[str, Any]] = []
     found: dict[str, Any] = {}
     if task.mounts_run_dir:
         volumes.append({"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS})
-        if spec.image:
+        if _prepares(source.plan):
             found["depends_on"] = {PREPARE: {"condition": "service_completed_successfully"}}
     if spec.code is not None:
         volumes.append(_bind(spec.code, CONTAINER_CODE, directory))
@@ -250,7 +294,7 @@ def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: di
         "hostname": TENSORBOARD,
         "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
         "entrypoint": [],
-        "command": board.command(plan),
+        "command": board.command(spec, plan),
         "environment": {"HOME": "/tmp"},  # noqa: S108
         "depends_on": {plan.decisive[0]: {"condition": "service_started"}},
         "restart": "unless-stopped",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
 from launcher.spec.problems import Finding, Path, all_of, nearest, shown
+from launcher.spec.programs import images_of, roles_of
 from launcher.spec.subject import Subject, resolved
 
 # What may make names of a module in ways that are not to be seen.
@@ -119,7 +120,7 @@ def _name_is_there(subject: Subject, path: FilePath, file: FilePath, workload: s
     try:
         module = parse(path.read_bytes(), str(file))
     except SyntaxError as error:
-        if subject.spec.image is None:  # another image may have another Python
+        if not images_of(subject.spec):  # another image may have another Python
             line = "" if error.lineno is None else f", line {error.lineno},"
             message = f"{file}{line} is no Python: {error.msg}"
             yield Finding(_WORKLOAD, message, "a module that can be imported", f"correct {file}")
@@ -166,10 +167,19 @@ def _needs_data(module: Module, name: str) -> bool:
     return True
 
 
-def program_is_there(subject: Subject) -> Iterator[Finding]:
-    """The file of `python FILE` is in `code`, where the command starts."""
-    directory, command = _code(subject), subject.spec.command
-    if directory is None or not command or not FilePath(command[0]).name.startswith("python"):
+def programs_are_there(subject: Subject) -> Iterator[Finding]:
+    """The file of `python FILE` is in `code`, where commands start that no role has start elsewhere."""
+    directory, spec = _code(subject), subject.spec
+    roles = {name: role for name, role in roles_of(spec).items() if subject.known(("roles", name))}
+    if directory is not None and spec.command and any(role.command is None and role.working_dir is None for role in roles.values()):
+        yield from _program_is_there(subject, directory, ("command",), spec.command)
+    for name, role in roles.items():
+        if directory is not None and role.command and role.working_dir is None:
+            yield from _program_is_there(subject, directory, ("roles", name, "command"), role.command)
+
+
+def _program_is_there(subject: Subject, directory: FilePath, path: Path, command: list[str]) -> Iterator[Finding]:
+    if not FilePath(command[0]).name.startswith("python"):
         return
     position, word = next(
         ((place, word) for place, word in enumerate(command[1:], 1) if not word.startswith("-") or word in {"-c", "-m"}), (0, "")
@@ -180,7 +190,7 @@ def program_is_there(subject: Subject) -> Iterator[Finding]:
     meant = nearest(word, there)
     expected = f"a file in {subject.spec.code}" + (f", such as {', '.join(there[:_LISTED])}" if there else "")
     message = f"there is no {shown(word)} in {subject.spec.code}, where the command starts"
-    yield Finding(("command", position), message, expected, f"write {meant}" if meant else "name a file that is there, or correct `code`")
+    yield Finding((*path, position), message, expected, f"write {meant}" if meant else "name a file that is there, or correct `code`")
 
 
 def _code(subject: Subject) -> FilePath | None:
@@ -240,7 +250,8 @@ def _entries(place: FilePath) -> list[FilePath]:
 
 def _may_be_installed(subject: Subject, dotted: str) -> bool:
     """Return whether a module that is not in `code` may be elsewhere on the tasks' path: in another image, in PYTHONPATH, or installed here."""
-    if subject.spec.image is not None or "PYTHONPATH" in subject.spec.env:
+    variables = (subject.spec.env, *(role.env for role in roles_of(subject.spec).values()))
+    if images_of(subject.spec) or any("PYTHONPATH" in env for env in variables):
         return True
     try:
         return importlib.util.find_spec(dotted.partition(".")[0]) is not None

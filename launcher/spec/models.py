@@ -19,8 +19,12 @@ def _version(value: object) -> object:
     return value
 
 
+Image = Annotated[str, AfterValidator(names.check_image)]
+Command = Annotated[list[str], Field(min_length=1)]
+
+
 class Role(Section):
-    """The tasks of one role: how many there are and what each of them gets."""
+    """The tasks of one role: how many there are, what each of them gets, and what they run where that is not the spec's own."""
 
     replicas: int = Field(1, ge=1, le=10_000, description="How many tasks the role has.")
     cpu: Cpu | None = Field(None, description="CPU cores a task gets; `500m` or `0.5` is half a core. No limit when left out.")
@@ -30,6 +34,26 @@ class Role(Section):
     gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets.")
     gpu_type: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Which GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
+    )
+    image: Image | None = Field(None, description="The role's container image, instead of the spec's.")
+    command: Command | None = Field(None, description="The role's program, instead of the spec's `command`.")
+    args: list[str] = Field(
+        default_factory=list, description="Words that follow the `command`; where there is none, what the image's entrypoint is given."
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables of the role's tasks, beside the spec's or in place of one."
+    )
+    working_dir: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Where the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
+        "`code` itself, or what the image says, when left out.",
+    )
+    restart: Literal["always", "on_failure", "never", "exit_code"] = Field(
+        "on_failure",
+        description="When a program is started again: `always` also after exit code 0, `exit_code` only after signals (128 and above).",
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        None, description="Restarts after failures, for each task of the role; `limits.max_restarts` when left out."
     )
 
 
@@ -92,14 +116,13 @@ class ClusterSpec(Section):
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="The spec format; always 1.")
     name: Name = Field(description="The run's name: a DNS label, the prefix of every task.")
     strategy: Strategy = Field("single", description="How the replicas work together.")
-    image: Annotated[str, AfterValidator(names.check_image)] | None = Field(
-        None, description="The container image; the project's own trainer image when left out."
+    image: Image | None = Field(
+        None,
+        description="The container image; the project's own trainer image when left out. With neither `train` nor `command` its entrypoint runs.",
     )
     roles: Roles = Field(default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out.")
     train: Train | None = Field(None, description="What the built-in trainer trains. Excludes `command`.")
-    command: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None, description="Any program that reads TF_CONFIG. Excludes `train`."
-    )
+    command: Command | None = Field(None, description="Any program that reads TF_CONFIG. Excludes `train`.")
     success: Literal["chief", "all_workers"] = Field(
         "chief",
         description="Whose exit 0 a `command` has succeeded with: the chief's (worker-0's where there is none), or that and all workers'.",

@@ -11,9 +11,9 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
-from launcher.spec import code_rules, kubernetes_rules, names, quantities, wording
-from launcher.spec.models import ClusterSpec, Role
+from launcher.spec import code_rules, kubernetes_rules, program_rules, quantities, wording
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
+from launcher.spec.programs import roles_of
 from launcher.spec.subject import Subject, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import misfits
@@ -26,11 +26,6 @@ CLASS_PATTERN = rf"^{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*$"
 _CLASS = re.compile(rf"{CLASS_PATTERN[:-1]}\Z")
 _DOTTED = re.compile(rf"({_WORD}(?:\.{_WORD})*)[.:/]+([A-Z][A-Za-z0-9_]*)\Z")
 DATA_WORDS = ("synthetic", "download")
-
-
-def _is_empty(subject: Subject, path: Path) -> bool:
-    source = subject.document.sources.get(path)
-    return source is not None and source.text == "" and not source.quoted
 
 
 Rule = Callable[[Subject], Iterator[Finding]]
@@ -57,15 +52,10 @@ SHAPES_OF_A_COMMAND = {**SHAPES, "parameter_server": Shape(("worker", "ps"), ("c
 _ONLY_ONE = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
 
 
-def _roles(spec: ClusterSpec) -> dict[str, Role]:
-    roles = {"chief": spec.roles.chief, "worker": spec.roles.worker, "ps": spec.roles.ps, "evaluator": spec.roles.evaluator}
-    return {name: role for name, role in roles.items() if role is not None}
-
-
 def roles_fit_strategy(subject: Subject) -> Iterator[Finding]:
     """The strategy has every role it needs, and no other."""
-    strategy, present = subject.spec.strategy, _roles(subject.spec)
-    shape = (SHAPES_OF_A_COMMAND if subject.document.value.get("command") is not None else SHAPES)[strategy]
+    strategy, present = subject.spec.strategy, roles_of(subject.spec)
+    shape = (SHAPES_OF_A_COMMAND if program_rules.runs_a_program(subject) else SHAPES)[strategy]
     expected = f"{all_of(shape.required)}; {all_of(shape.optional)} if you like"
     # Without `roles` in the file, the strategy is the place to look at.
     place = None if ("roles",) in subject.document.sources else subject.document.place(("strategy",))
@@ -90,7 +80,7 @@ def only_one(subject: Subject) -> Iterator[Finding]:
 
 def gpu_type_with_gpus(subject: Subject) -> Iterator[Finding]:
     """A GPU's type makes sense with GPUs only."""
-    for name, role in _roles(subject.spec).items():
+    for name, role in roles_of(subject.spec).items():
         if role.gpu_type is not None and role.gpus == 0 and subject.known(("roles", name, "gpus")):
             message = f"a type of GPU is given, {shown(role.gpu_type)}, but no number of GPUs"
             path = ("roles", name, "gpu_type")
@@ -113,47 +103,9 @@ def gpus_for_all_that_exchange_gradients(subject: Subject) -> Iterator[Finding]:
 def no_empty_section(subject: Subject) -> Iterator[Finding]:
     """`worker:` with nothing after it is neither a worker with defaults nor clearly none."""
     for path in (*(("roles", role) for role in ("chief", "worker", "ps", "evaluator")), ("train",), ("train", "sync")):
-        if _is_empty(subject, path):
+        if subject.is_empty(path):
             remedy = f"write `{path[-1]}: {{}}` for the defaults, or remove it" if path[0] == "roles" else "fill it in, or remove it"
             yield Finding(path, f"`{path[-1]}` has no value", "a mapping", remedy, on="key")
-
-
-def train_or_command(subject: Subject) -> Iterator[Finding]:
-    """There is one thing to run."""
-    given = subject.document.value
-    expected = "either `train`, for the built-in trainer, or `command`, for a program of your own"
-    if given.get("train") is not None and given.get("command") is not None:
-        yield Finding(("command",), "`train` and `command` exclude each other", expected, "remove one of the two", on="key")
-    nothing = given.get("train") is None and given.get("command") is None
-    if nothing and not subject.broken & {("train",), ("command",)} and not _is_empty(subject, ("train",)):
-        yield Finding((), "there is nothing to run: neither `train` nor `command`", expected, "add `train: {workload: mnist_mlp}`, say")
-
-
-def success_of_command(subject: Subject) -> Iterator[Finding]:
-    """Only a program's tasks end each by itself."""
-    if subject.document.value.get("success") is not None and subject.document.value.get("command") is None:
-        yield Finding(
-            ("success",), "`success` says when a `command` is done, and there is none", "no `success` beside `train`", "remove it", on="key"
-        )
-
-
-def words_of_command(subject: Subject) -> Iterator[Finding]:
-    """A command starts with a program."""
-    if subject.spec.command and not subject.spec.command[0].strip():
-        yield Finding(("command", 0), "the command starts with an empty word", "a program, such as python", "name the program")
-
-
-def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
-    """Only a command in another image than ours can be without its parent."""
-    given = subject.document.value
-    if "supervise" not in given:
-        return
-    expected = "`supervise` beside a `command` and an `image` of your own"
-    if given.get("command") is None:
-        yield Finding(("supervise",), "`supervise` is for a `command`, and there is none", expected, "remove `supervise`", on="key")
-    elif not subject.spec.supervise and given.get("image") is None:
-        message = "`supervise` is false, and the project's own image, which has Python, is taken"
-        yield Finding(("supervise",), message, expected, "remove `supervise`, or name the image without Python in `image`", on="key")
 
 
 def workload_exists(subject: Subject) -> Iterator[Finding]:
@@ -269,19 +221,18 @@ def deadline_after_start(subject: Subject) -> Iterator[Finding]:
         yield Finding(("limits", "deadline"), message, f"{limits.start_timeout} or more", remedy)
 
 
-def env_names(subject: Subject) -> Iterator[Finding]:
-    """Environment variables have usable names that are not the launcher's own."""
-    for name in subject.spec.env:
-        try:
-            names.check_env_name(name)
-        except FieldError as wrong:
-            yield Finding(("env", name), wrong.message, wrong.expected, wrong.remedy, on="key")
-
-
 def code_exists(subject: Subject) -> Iterator[Finding]:
     """The user's code is a directory."""
     if subject.spec.code is not None:
         yield from _directory(subject, ("code",), subject.spec.code, "a directory with your code")
+
+
+def working_dir_exists(subject: Subject) -> Iterator[Finding]:
+    """Where a role's program starts is a path in its container, or a directory beside the spec."""
+    for name, role in roles_of(subject.spec).items():
+        path = ("roles", name, "working_dir")
+        if role.working_dir is not None and not role.working_dir.startswith("/") and subject.known(path):
+            yield from _directory(subject, path, role.working_dir, "a path in the container, which starts with /, or a directory in `code`")
 
 
 def data_exists(subject: Subject) -> Iterator[Finding]:
@@ -323,10 +274,12 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), gpu_type_with_gpus),
     ((("strategy",), ("roles", "chief", "gpus"), ("roles", "worker", "gpus")), gpus_for_all_that_exchange_gradients),
     ((), no_empty_section),
-    ((), train_or_command),
-    ((("command",),), words_of_command),
-    ((("success",),), success_of_command),
-    ((("supervise",),), supervise_is_for_a_command),
+    ((), program_rules.train_or_command),
+    ((), program_rules.role_of_a_program),
+    ((("success",),), program_rules.restart_fits),
+    ((), program_rules.words_of_command),
+    ((("success",),), program_rules.success_of_command),
+    ((("supervise",),), program_rules.supervise_is_for_a_command),
     ((("train", "workload"),), workload_exists),
     ((("train", "workload"), ("train", "params")), params_fit_workload),
     ((("train", "workload"), ("strategy",)), workload_fits_strategy),
@@ -337,13 +290,14 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "workload"), ("train", "checkpoint"), ("roles", "evaluator")), evaluator_has_work),
     ((("train", "export"),), best_is_known),
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
-    ((), env_names),
+    ((), program_rules.env_names),
     ((), kubernetes_rules.labels),
     ((), kubernetes_rules.volumes_apart),
     ((("code",),), code_exists),
+    ((), working_dir_exists),
     ((("code",), ("train", "workload"), ("strategy",), ("env",)), code_rules.workload_is_there),
     ((("code",), ("train", "workload"), ("env",)), code_rules.code_is_given),
-    ((("code",), ("command",)), code_rules.program_is_there),
+    ((("code",), ("command",)), code_rules.programs_are_there),
     ((("train", "data"),), data_exists),
 )
 

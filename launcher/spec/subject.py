@@ -22,6 +22,11 @@ class Subject:
         """Tell whether nothing is wrong at the path, around it, or directly inside it."""
         return not any(path[: len(gone)] == gone or gone[:-1] == path for gone in self.broken)
 
+    def is_empty(self, path: Path) -> bool:
+        """Return whether a key stands there with nothing after it."""
+        source = self.document.sources.get(path)
+        return source is not None and source.text == "" and not source.quoted
+
 
 def resolved(directory: FilePath, name: str) -> FilePath:
     """Return the absolute path of a name in a spec; `~` is the user's home. Raises FieldError when it cannot be a path."""

@@ -34,6 +34,7 @@ from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
 from launcher.render import labels
+from launcher.spec.programs import has_secrets
 
 # The spec's models take as long to import as all else here, and most verbs ask for no spec.
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class DockerBackend:
         from launcher.render.targets import Source
 
         text = render(Source(_spec(spec), plan, layout.directory, f"launcher up --on docker (run {plan.name})"))
-        files.write(layout.directory / COMPOSE_FILE, text, private=bool(spec.get("env")))
+        files.write(layout.directory / COMPOSE_FILE, text, private=has_secrets(spec))
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""

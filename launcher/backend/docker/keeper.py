@@ -226,7 +226,9 @@ class Keeper:
             self._stop_all(State.FAILED, f"the container of {kept.task.name} was removed")
             return
         counted = max(kept.counted, kept.view.counted)
-        follows = restarts.verdict(code, counted=counted, max_restarts=kept.task.restart.max_restarts)
+        rule = kept.task.restart
+        when = "on_failure" if kept.view.has_trainer else rule.when  # a parent inside has minded it
+        follows = restarts.verdict(code, counted=counted, max_restarts=rule.max_restarts, when=when)
         if follows is Verdict.GIVE_UP or kept.view.had_no_parent(code):
             self._give_up(kept, code)
             return

@@ -24,7 +24,11 @@ def prepare(spec: ClusterSpec, place: Endpoint) -> Iterator[str]:
     check_directories(spec, place)
     if spec.train is not None and spec.train.data == "download":
         yield "data: download puts the tasks on a network where programs of the engine's host reach TensorFlow's port (docs/docker.md)"
-    name = images.image_for(spec)
+    for name in images.all_for(spec):
+        yield from _image(spec, name)
+
+
+def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
     found = images.find(name)
     gpu = name == images.GPU_IMAGE
     if found is None and not images.is_ours(name):
@@ -48,11 +52,11 @@ def prepare(spec: ClusterSpec, place: Endpoint) -> Iterator[str]:
 def _is_stale(spec: ClusterSpec, found: Image) -> bool:
     """Tell whether our image is known to be of other sources: a change of the trainer would not be in what runs."""
     of = found.labels.get(images.SOURCES)
-    return spec.image is None and of is not None and of != sources()
+    return images.is_ours(found.name) and spec.image is None and of is not None and of != sources()
 
 
 def _why(spec: ClusterSpec, found: Image) -> str:
-    if spec.image:
+    if spec.image or not images.is_ours(found.name):
         return "the spec names it"
     ours = "the trainer's own, for a spec with GPUs" if found.name == images.GPU_IMAGE else "the trainer's own, for a spec without GPUs"
     if images.SOURCES in found.labels:

@@ -46,9 +46,8 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     """
     made = objects(run, cluster)
     refuse_claim_of_others(cluster, run)
-    yield f"{cluster.words()}; its nodes need the image {run.image}" + (
-        f" ({images.build_command(run.image)} makes it)" if images.is_ours(run.image) else ""
-    )
+    needed = [f"{image} ({images.build_command(image)} makes it)" if images.is_ours(image) else image for image in run.images]
+    yield f"{cluster.words()}; its nodes need the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}"
     yield from manifests.notes(run, [])
     for one in made:
         dry_run(cluster, one)

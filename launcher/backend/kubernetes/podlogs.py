@@ -220,9 +220,9 @@ def _last_stamp(path: Path) -> str:
 
 
 def _has_trainer(pod: Object) -> bool:
-    """Return whether events are to be expected of a pod; where it does not say what it runs, they are."""
+    """Return whether events are to be expected of a pod: not of one that runs the entrypoint of its image, without a `command`."""
     containers = pod.get("spec", {}).get("containers") or ()
-    return all(rules.has_trainer(one["command"]) for one in containers if one.get("name") == TRAINER and one.get("command"))
+    return all(rules.has_trainer(one.get("command") or ()) for one in containers if one.get("name") == TRAINER)
 
 
 def _is_over(pod: Object) -> bool:

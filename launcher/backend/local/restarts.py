@@ -6,7 +6,7 @@ trainer's own parent process ends, and for programs that run without it.
 
 from enum import Enum, auto
 
-from trainer.exit_codes import ExitCode
+from trainer.exit_codes import OF_SIGNALS, ExitCode, RestartWhen
 
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
@@ -36,8 +36,10 @@ def exit_code(return_code: int) -> int:
     return return_code if return_code >= 0 else 128 - return_code
 
 
-def verdict(code: int, *, counted: int, max_restarts: int) -> Verdict:
-    """Return what follows from `code` when `counted` restarts were used up before."""
+def verdict(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> Verdict:
+    """Return what follows from `code` when `counted` restarts were used up before; `when` is that of a program without a parent."""
+    if when == "exit_code" and 0 < code < OF_SIGNALS:
+        return Verdict.GIVE_UP
     follows = _BY_CODE.get(code, Verdict.RESTART)
     return Verdict.GIVE_UP if follows is Verdict.RESTART and counted >= max_restarts else follows
 

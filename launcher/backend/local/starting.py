@@ -17,6 +17,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.plan.document import to_document
 from launcher.plan.machine import search_path, source_directory
 from launcher.plan.models import Plan
+from launcher.spec.programs import has_secrets
 
 # Another verb may look at the lock at this moment, or a supervisor may just be leaving.
 _LOCK_WAIT = 3.0
@@ -53,9 +54,9 @@ def start(
     """
     # What the run was last started from is told by spec.json: it changes once the run is on its way.
     new_spec = layout.spec.with_suffix(".new")
-    has_secrets = bool(spec.get("env"))
-    write_json(new_spec, spec, private=has_secrets)
-    write_json(layout.plan, to_document(plan), private=has_secrets)
+    private = has_secrets(spec)
+    write_json(new_spec, spec, private=private)
+    write_json(layout.plan, to_document(plan), private=private)
     with contextlib.ExitStack() as opened:
         ready, ready_of_child = _pipe(opened)
         lifeline_of_child, lifeline = (None, None) if detach else _pipe(opened)

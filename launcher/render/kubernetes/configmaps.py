@@ -68,7 +68,7 @@ def parent_name(run: Run) -> str:
 
 def parent(run: Run) -> list[Object]:
     """Return the ConfigMap with the parent of a command; none where the image has it, or nothing is to have one."""
-    if not rules.brings_parent(run.plan.tasks[0].command):
+    if not any(map(rules.brings_parent, run.plan.tasks)):
         return []
     text = {posixpath.basename(CONTAINER_PARENT): parent_file.text()}
     return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, parent_name(run)), "immutable": True, "data": text}]

@@ -2,12 +2,13 @@
 
 import math
 
+from launcher.errors import UsageError
 from launcher.plan import rules
 from launcher.plan.groups import Group, groups
 from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import ENDS_AFTER, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
-from trainer.exit_codes import ExitCode
+from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.strategies import SERVED
 
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
@@ -32,6 +33,11 @@ def spec_of(run: Run, group: Group, *, retries: int, joined: bool = False) -> Ob
     `joined` says that the run's Jobs are one: when one fails, somebody starts all of them again or ends them, as JobSet does.
     """
     checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
+    if group.task.restart.when == "always" and not rules.supervised(group.task):
+        raise UsageError(
+            f"roles.{group.role}.restart is always; Kubernetes starts the pod of a Job again after failures alone",
+            "give the role a `command`, which then runs under the trainer's parent, and no `supervise: false`; or remove `restart`",
+        )
     spec: Object = {
         "completionMode": "Indexed",
         "completions": group.count,
@@ -58,6 +64,8 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
 def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
+    if group.task.restart.when == "exit_code" and not rules.supervised(group.task):
+        final = list(range(1, OF_SIGNALS))
     if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and whoever waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
@@ -66,7 +74,7 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
         _on_exit("FailJob", "In", final),
         _on_exit("Ignore", "In", [int(ExitCode.STOPPED)]),
     ]
-    if rules.has_trainer(group.task.command):
+    if rules.supervised(group.task):
         # It has tried limits.max_restarts times before it left with a failure.
         found.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))
     return found
@@ -74,8 +82,8 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
 
 def _follows_the_chief(run: Run, group: Group) -> bool:
     """Tell whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
-    if run.spec.command is not None:
-        return rules.has_trainer(group.task.command) and not _leads(run, group)
+    if run.spec.train is None:
+        return rules.supervised(group.task) and rules.tells_its_end(run.plan) and not _leads(run, group)
     return group.role in ({"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"})
 
 
@@ -90,9 +98,9 @@ def _waits_for_another_job(run: Run, group: Group) -> bool:
     for good; of a task of their own Job Kubernetes does, by ending them.
     """
     if run.plan.strategy in SERVED:
-        return rules.has_trainer(group.task.command) and _leads(run, group)
+        return rules.supervised(group.task) and _leads(run, group)
     others = [other for other in groups(run.plan) if other.role != group.role]
-    return rules.has_trainer(group.task.command) and group.scope == "all" and any(other.scope == "all" for other in others)
+    return rules.supervised(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
 
 
 def _on_exit(action: str, operator: str, values: list[int]) -> Object:
@@ -127,7 +135,7 @@ def _dismissal(run: Run, group: Group) -> dict[str, str]:
 
 
 def _is_unwatched(run: Run, group: Group) -> bool:
-    return run.spec.train is None and not rules.has_trainer(group.task.command)
+    return run.spec.train is None and not (rules.supervised(group.task) and rules.tells_its_end(run.plan))
 
 
 def _job(run: Run, group: Group) -> Object:

@@ -46,7 +46,7 @@ def jobset(run: Run) -> Object:
             "operator": "All",
             "targetReplicatedJobs": [group.role for group in by_role if group.decisive or _ends_by_itself(run, group)],
         },
-        "failurePolicy": _failure_policy(run, by_role),
+        "failurePolicy": _failure_policy(by_role),
         **jobs.time_to_live(run),
         "replicatedJobs": [_replicated(run, group) for group in by_role],
     }
@@ -87,10 +87,10 @@ def _replicated(run: Run, group: Group) -> Object:
 
 def _ends_by_itself(run: Run, group: Group) -> bool:
     """Tell whether the trainer ends the tasks of a user's program with their run, each in its time."""
-    return run.spec.command is not None and rules.has_trainer(group.task.command)
+    return run.spec.train is None and rules.supervised(group.task) and rules.tells_its_end(run.plan)
 
 
-def _failure_policy(run: Run, by_role: tuple[Group, ...]) -> Object:
+def _failure_policy(by_role: tuple[Group, ...]) -> Object:
     """Return who is started again with whom: docs/architecture.md, "Who restarts what"."""
     alone = [group.role for group in by_role if group.scope == "alone"]
     together = [group.role for group in by_role if group.scope == "all"]
@@ -100,4 +100,5 @@ def _failure_policy(run: Run, by_role: tuple[Group, ...]) -> Object:
         found.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": alone})
     if together:
         found.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": together})
-    return {"maxRestarts": run.plan.tasks[0].restart.max_restarts, "rules": found}
+    most = max(group.task.restart.max_restarts for group in by_role if group.role in together or not together)
+    return {"maxRestarts": most, "rules": found}

@@ -53,10 +53,17 @@ def header(source: Source, remarks: Iterable[str]) -> str:
     run = Run(source.spec, source.plan, image_for(source.spec))
     lines = [
         f"{name} for Kubernetes {run.version} or newer." + (f" Made by: {source.title}" if source.title else ""),
-        f"Its nodes need the image {run.image}, or a registry that has it.",
+        _needed(run.images),
         *(f"Note: {remark}." for remark in remarks),
     ]
     return "".join(f"# {line}\n" for line in lines)
+
+
+def _needed(images: list[str]) -> str:
+    [image, *others] = images
+    if not others:
+        return f"Its nodes need the image {image}, or a registry that has it."
+    return f"Its nodes need the images {', '.join(images)}, or registries that have them."
 
 
 def document(head: str, made: Iterable[Object]) -> str:

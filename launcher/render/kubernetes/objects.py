@@ -44,7 +44,7 @@ _SINCE: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What is rendered: a valid spec, its plan for Kubernetes, and the image of its tasks."""
+    """What is rendered: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks without one of their role's."""
 
     spec: ClusterSpec
     plan: Plan
@@ -54,6 +54,11 @@ class Run:
     def name(self) -> str:
         """The run's name."""
         return self.plan.name
+
+    @property
+    def images(self) -> list[str]:
+        """The images of its pods, each once."""
+        return list(dict.fromkeys([self.image, *(task.image or self.image for task in self.plan.tasks)]))
 
     @property
     def options(self) -> Kubernetes:

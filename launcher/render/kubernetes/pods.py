@@ -2,10 +2,12 @@
 
 import math
 import posixpath
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.plan import rules
 from launcher.plan.groups import Group
+from launcher.plan.models import Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.render.kubernetes import storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
@@ -68,14 +70,15 @@ def hardened(run: Run) -> Object:
     return fields
 
 
-def container(run: Run, name: str, command: list[str]) -> Object:
-    """Return what every container has."""
+def container(run: Run, name: str, command: Sequence[str], *, task: Task | None = None) -> Object:
+    """Return what every container has; that of a task may have an image of its own, whose entrypoint gets `command`."""
+    key = "args" if task and task.is_entrypoint else "command"
     policy = {"imagePullPolicy": run.options.image_pull_policy} if run.options.image_pull_policy else {}
     return {
         "name": name,
-        "image": run.image,
+        "image": (task and task.image) or run.image,
         **policy,
-        "command": [literal(word) for word in command],
+        **({key: [literal(word) for word in command]} if command else {}),
         "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
         # Without a message of its own, a failed pod's status tells the last lines that it wrote.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -88,7 +91,7 @@ def tmp() -> tuple[Object, Object]:
 
 
 def _container(run: Run, group: Group) -> Object:
-    made = container(run, TRAINER, list(group.task.command))
+    made = container(run, TRAINER, group.task.command, task=group.task)
     if group.task.cwd is not None:
         made["workingDir"] = group.task.cwd
     whole = [_env_from(source) for source in run.options.env_from if source.name is None]
@@ -161,7 +164,7 @@ def _volumes(run: Run, group: Group) -> list[Object]:
         own.insert(0, storage.volume(run))
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
-    if rules.brings_parent(group.task.command):
+    if rules.brings_parent(group.task):
         own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
     return own + [{"name": extra.name, **extra.source} for extra in _extra(run, group)]
 
@@ -177,7 +180,7 @@ def _mounts(run: Run, group: Group) -> list[Object]:
         own.insert(0, storage.mount())
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
-    if rules.brings_parent(group.task.command):
+    if rules.brings_parent(group.task):
         own.append({"name": _PARENT, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
     for extra in _extra(run, group):
         options: Object = {"subPath": extra.sub_path} if extra.sub_path else {}

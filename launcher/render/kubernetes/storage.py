@@ -45,7 +45,7 @@ def sharing(run: Run) -> Sharing:
         remedies.append("set kubernetes.tensorboard to false" if shared.total == 1 + run.options.tensorboard else "use ReadWriteOnce")
         raise UsageError(f"storage.access is ReadWriteOncePod, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
     if several and not run.options.one_node:
-        if run.spec.command is None and not run.spec.roles.chief:
+        if run.spec.train is not None and not run.spec.roles.chief:
             remedies.append("add a chief, which then mounts it in the workers' place")
         remedies.append("set kubernetes.one_node to true, if one node has room for all of them")
         raise UsageError(f"storage.access is ReadWriteOnce, one node; the volume is mounted by {shared.words()}", ", or ".join(remedies))

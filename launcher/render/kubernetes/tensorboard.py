@@ -34,7 +34,7 @@ def _template(run: Run) -> Object:
     head = pod_metadata(run, TENSORBOARD)
     head["labels"] |= storage.volume_labels(run)
     volume, mount = pods.tmp()
-    container = pods.container(run, TENSORBOARD, board.command(run.plan)) | {
+    container = pods.container(run, TENSORBOARD, board.command(run.spec, run.plan)) | {
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
         "ports": [{"name": "http", "containerPort": board.PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},

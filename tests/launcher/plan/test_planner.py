@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
+from launcher.plan import rules
 from launcher.plan.addresses import ENVIRONMENT_LIMIT, readdress, tf_config_text
 from launcher.plan.document import from_document, to_document
 from launcher.plan.machine import Machine
@@ -195,6 +196,83 @@ def test_containers_run_the_trainer_of_our_image_and_in_another_the_parent_that_
     env = planned("docker", command=command, code="src").tasks[0].env
     assert env["PYTHONPATH"] == "/code"
     assert "OMP_NUM_THREADS" not in env
+
+
+OWN_ROLES: dict[str, Any] = {
+    "chief": {"env": {"LEVEL": "4", "MORE": "1"}, "args": ["--lead"]},
+    "worker": {"image": "worker:1", "working_dir": "/srv", "max_restarts": 2, "restart": "exit_code"},
+    "ps": {"image": "ps:1", "command": ["./ps"], "restart": "never"},
+}
+
+
+def test_a_role_s_own_comes_before_the_spec_s() -> None:
+    made = planned("kubernetes", strategy="parameter_server", roles=OWN_ROLES, command=["python", "a.py"], env={"LEVEL": "3"})
+    chief, worker, ps = made.tasks
+    assert [task.image for task in made.tasks] == [None, "worker:1", "ps:1"]
+    assert chief.command == ("python", "-P", "-m", "trainer", "--", "python", "a.py", "--lead")
+    assert (worker.command[-3:], ps.command[-2:]) == (("--", "python", "a.py"), ("--", "./ps"))
+    assert (worker.cwd, ps.cwd) == ("/srv", None)
+    assert (chief.env["LEVEL"], chief.env["MORE"], worker.env["LEVEL"], "MORE" in worker.env) == ("4", "1", "3", False)
+    assert [(task.restart.when, task.restart.max_restarts) for task in made.tasks] == [
+        ("on_failure", 10),
+        ("exit_code", 2),
+        ("on_failure", 0),
+    ]
+    told = settings(made).restarts
+    assert told is not None
+    assert {role: restarts.model_dump() for role, restarts in told.items()} == {
+        "worker": {"restart": "exit_code", "max_restarts": 2},
+        "ps": {"restart": "on_failure", "max_restarts": 0},
+    }
+    assert settings(planned()).restarts is None
+
+
+def test_an_image_without_a_command_runs_its_entrypoint_with_args() -> None:
+    roles = {"worker": {"args": ["--steps", "5"]}, "ps": {"command": ["./ps"]}}
+    made = plan(
+        ClusterSpec.model_validate({"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "image": "mine:1"}),
+        "docker",
+        run_dir="/runs/digits",
+    )
+    worker, ps = made.tasks
+    assert (worker.command, worker.is_entrypoint, worker.cwd) == (("--steps", "5"), True, None)
+    assert (ps.command[-2:], ps.is_entrypoint) == (("--", "./ps"), False)
+    assert from_document(json.loads(json.dumps(to_document(made)))) == made
+
+
+@pytest.mark.parametrize(
+    "roles, success, tells",
+    [
+        ({"worker": {}, "ps": {"image": "ps:1", "command": ["./ps"]}}, "chief", True),
+        ({"worker": {"image": "worker:1", "command": ["./train"]}, "ps": {"image": "ps:1"}}, "chief", True),
+        ({"chief": {"command": ["./lead"]}, "worker": {"image": "worker:1"}, "ps": {"command": ["./ps"]}}, "chief", True),
+        ({"chief": {"command": ["./lead"]}, "worker": {"image": "worker:1"}, "ps": {"command": ["./ps"]}}, "all_workers", False),
+        ({"worker": {"image": "worker:1"}, "ps": {"command": ["./ps"]}}, "chief", False),
+    ],
+)
+def test_tasks_ask_for_the_end_of_their_run_only_where_those_that_decide_it_can_answer(
+    roles: dict[str, Any], success: str, *, tells: bool
+) -> None:
+    document = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "success": success}
+    document |= {"command": ["./train"]} if roles["worker"] == {} else {}
+    made = plan(ClusterSpec.model_validate(document), "kubernetes", run_dir="/runs/digits")
+    assert (settings(made).ending is not None, rules.tells_its_end(made)) == (tells, tells)
+
+
+def test_this_machine_cannot_run_the_entrypoint_of_an_image() -> None:
+    document = {"version": 1, "name": "digits", "strategy": "multi_worker_mirrored", "roles": {"worker": {}}, "image": "mine:1"}
+    with pytest.raises(UsageError, match="roles worker: the entrypoint of the image mine:1 is to run") as refused:
+        plan(ClusterSpec.model_validate(document), "local", run_dir="r", machine=MACHINE)
+    assert "`command`" in refused.value.remedy
+    assert "--on docker or --on kubernetes" in refused.value.remedy
+
+
+def test_a_working_directory_beside_the_spec_is_one_of_the_code_in_a_container() -> None:
+    own: dict[str, Any] = {"roles": {"chief": {"working_dir": "src/tools"}}, "command": ["python", "a.py"], "code": "./src"}
+    assert planned(**own).tasks[0].cwd == "/home/me/src/tools"
+    assert planned("docker", **own).tasks[0].cwd == "/code/tools"
+    with pytest.raises(UsageError, match="working_dir is src/tools, a directory of this machine"):
+        planned("docker", **{**own, "code": None})
 
 
 def test_cores_are_shared_and_cpu_is_honoured() -> None:

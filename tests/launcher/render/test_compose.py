@@ -99,6 +99,47 @@ def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_in_a_variable(ren
     assert "TRAINER_PARENT" not in without["environment"]
 
 
+ROLES = """\
+    strategy: parameter_server
+    roles:
+      chief: {command: [python, lead.py]}
+      worker: {replicas: 2, image: "worker:1", env: {LEVEL: "3"}, max_restarts: 2}
+      ps: {replicas: 2, image: "ps:1", args: [--serve], restart: exit_code}
+    """
+
+
+def test_what_a_role_has_of_its_own_is_its_services_own_and_stands_there_once(rendered: Render, text: Callable[[str], str]) -> None:
+    own = ROLES.replace("worker: {", "worker: {command: [python, train.py], ")
+    services = rendered(own)["services"]
+    assert [service["image"] for service in services.values()][1:] == [
+        images.DEFAULT_IMAGE,
+        *["worker:1"] * 2,
+        *["ps:1"] * 2,
+        images.DEFAULT_IMAGE,
+    ]
+    assert services["chief"]["command"] == ["python", "-P", "-m", "trainer", "--", "python", "lead.py"]
+    assert services["chief"]["healthcheck"]["test"] == ["CMD", *images.HEALTH_COMMAND]
+    assert services["worker-1"]["command"][-3:] == ["--", "python", "train.py"]
+    assert (services["worker-1"]["restart"], services["worker-1"]["environment"]["LEVEL"]) == ("on-failure:2", "3")
+    having = [name for name, service in services.items() if "TRAINER_PARENT" in service.get("environment", {})]
+    assert having == ["worker-0", "worker-1"]
+    assert text(own).count(parent_file.packed()) == 1
+    assert text(own).count("train.py") == 1
+
+
+def test_an_entrypoint_gets_its_args_and_nothing_else(rendered: Render, text: Callable[[str], str]) -> None:
+    services = rendered(ROLES)["services"]
+    assert services["ps-0"]["command"] == ["--serve"]
+    assert not {"command", "entrypoint", "healthcheck", "working_dir"} & set(services["worker-0"])
+    assert "entrypoint" not in services["ps-0"]
+    assert (services["worker-0"]["restart"], services["ps-0"]["restart"]) == ("on-failure:2", "no")
+    assert "restart: exit_code of ps is kept by `launcher up --on docker`" in text(ROLES)
+    assert (
+        rendered("roles: {chief: {}, evaluator: {restart: always}}\nimage: mine:1\n")["services"]["evaluator"]["restart"]
+        == "unless-stopped"
+    )
+
+
 def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(rendered: Render) -> None:
     document = rendered("tensorboard: {port: 7007}\n" + CLUSTER + TRAIN)
     cluster = document["networks"]["cluster"]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.spec.loader import load
+from launcher.spec import programs
+from launcher.spec.loader import dump, load
 from launcher.spec.rules import check_workload
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +35,30 @@ def spec_of(tmp_path: Path, strategy: str, roles: str, more: str = "train: {work
 def test_roles_that_fit_their_strategy(strategy: str, roles: str, tmp_path: Path) -> None:
     train = "train: {workload: placement}" if strategy == "manual" else "train: {workload: mnist_mlp}"
     assert load(spec_of(tmp_path, strategy, roles, train)).strategy == strategy
+
+
+@pytest.mark.parametrize(
+    "strategy, roles, more",
+    [
+        ("single", "{chief: {}}", "image: 'mine:1'"),
+        ("parameter_server", "{ps: {image: 'ps:1', args: [--serve], restart: always}, worker: {command: [./train]}}", ""),
+        (
+            "parameter_server",
+            "{ps: {command: [./ps]}, worker: {max_restarts: 0, restart: never}}",
+            "command: [./train]\nsuccess: all_workers",
+        ),
+        ("single", "{chief: {image: 'mine:1', env: {A: b}, max_restarts: 3}}", "train: {workload: mnist_mlp}"),
+        ("single", "{chief: {command: [./train]}}", "supervise: true"),
+    ],
+)
+def test_each_role_has_something_to_run(strategy: str, roles: str, more: str, tmp_path: Path) -> None:
+    assert load(spec_of(tmp_path, strategy, roles, more)).strategy == strategy
+
+
+def test_variables_of_a_role_are_secrets_too(tmp_path: Path) -> None:
+    roles = "{chief: {env: {TOKEN: a}}}"
+    assert programs.has_secrets(dump(load(spec_of(tmp_path, "single", roles))))
+    assert not programs.has_secrets(dump(load(spec_of(tmp_path, "single", "{chief: {}}"))))
 
 
 @pytest.mark.parametrize(

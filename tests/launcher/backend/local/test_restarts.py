@@ -22,6 +22,11 @@ def test_verdict(code: int, counted: int, expected: Verdict) -> None:
     assert restarts.verdict(code, counted=counted, max_restarts=3) is expected
 
 
+@pytest.mark.parametrize("code, expected", [(0, Verdict.DONE), (1, Verdict.GIVE_UP), (75, Verdict.GIVE_UP), (137, Verdict.RESTART)])
+def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected: Verdict) -> None:
+    assert restarts.verdict(code, counted=0, max_restarts=3, when="exit_code") is expected
+
+
 def test_signals_are_told_as_shells_do() -> None:
     assert [restarts.exit_code(code) for code in (0, 75, -9, -15)] == [0, 75, 137, 143]
 

@@ -201,6 +201,40 @@ def test_failures_of_a_program_without_a_parent_are_counted_by_the_job(rendered:
     assert last("image: my/trainer:1\n" + TRAIN) == "NotIn"
 
 
+ROLES = """\
+strategy: parameter_server
+roles:
+  chief: {command: [python, lead.py, $HOME], env: {LEVEL: "3"}}
+  worker: {replicas: 2, image: "worker:1", args: [--train, $HOME], max_restarts: 2}
+  ps: {image: "ps:1", restart: exit_code, working_dir: /srv}
+"""
+
+
+def test_each_role_runs_its_own(rendered: Rendered) -> None:
+    objects = rendered(ROLES)
+    chief, worker, ps = (container(objects, role) for role in ("chief", "worker", "ps"))
+    assert [made["image"] for made in (worker, ps)] == ["worker:1", "ps:1"]
+    assert chief["command"][-3:] == ["python", "lead.py", "$$HOME"]
+    assert ("command" in worker, worker["args"]) == (False, ["--train", "$$HOME"])
+    assert not {"command", "args"} & set(ps)
+    assert ps["workingDir"] == "/srv"
+    assert environment(objects, "chief", 0)["LEVEL"] == "3"
+    assert "LEVEL" not in environment(objects, "ps", 0)
+    assert not [name for kind, name in objects if "parent" in name]  # our image has it, and entrypoints run as they are
+
+
+def test_restart_of_an_entrypoint_is_its_jobs(rendered: Rendered) -> None:
+    objects = rendered(ROLES)
+    assert objects["Job", "digits-worker"]["spec"]["backoffLimitPerIndex"] == 2
+    assert final(objects, "worker") == [2]
+    assert final(objects, "ps") == list(range(1, 128))
+    never = rendered(ROLES.replace("exit_code", "never"))["Job", "digits-ps"]["spec"]
+    assert (never["backoffLimit"], never["template"]["spec"]["restartPolicy"]) == (0, "Never")
+    with pytest.raises(UsageError, match="restart is always; Kubernetes") as refused:
+        rendered(ROLES.replace("exit_code", "always"))
+    assert "`command`" in refused.value.remedy
+
+
 def test_tensorboard_is_started_by_the_trainers_module_where_the_image_has_it(rendered: Rendered) -> None:
     def module(spec: str) -> str:
         (made,) = rendered(spec)["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]

@@ -1,0 +1,84 @@
+"""What the tasks of each role run: the role's own image, command and variables, else the spec's. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.spec.models import ClusterSpec, Role
+from trainer.exit_codes import RestartWhen
+
+ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the tasks of a role run, where that is not the built-in trainer.
+
+    `command` has the role's `args` at its end. Without one the entrypoint of `image` runs, and is given `args`. An `image` that is None
+    is the project's own.
+    """
+
+    image: str | None
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self.command or self.image)
+
+
+def roles_of(spec: ClusterSpec) -> dict[str, Role]:
+    """Return the roles that a spec has, by name."""
+    found = {name: getattr(spec.roles, name) for name in ROLES}
+    return {name: role for name, role in found.items() if role is not None}
+
+
+def program_of(spec: ClusterSpec, role: Role) -> Program:
+    """Return what the tasks of one of the spec's roles run."""
+    command = role.command or spec.command or []
+    return Program(role.image or spec.image, tuple([*command, *role.args] if command else ()), tuple(role.args))
+
+
+def is_supervised(spec: ClusterSpec, role: Role) -> bool:
+    """Return whether the trainer, or its parent, starts what the containers of a role run; an entrypoint starts by itself."""
+    program = program_of(spec, role)
+    return spec.train is not None or bool(program.command and (spec.supervise or not program.image))
+
+
+def deciding(spec: ClusterSpec) -> frozenset[str]:
+    """Return the roles whose exit 0 the success of a user's own program needs."""
+    roles = roles_of(spec)
+    return frozenset({"chief" if "chief" in roles else "worker", *({"worker"} & set(roles) if spec.success == "all_workers" else ())})
+
+
+def images_of(spec: ClusterSpec) -> set[str]:
+    """Return the images that a spec names, for all tasks or for a role."""
+    return {image for image in (spec.image, *(role.image for role in roles_of(spec).values())) if image is not None}
+
+
+def has_secrets(dumped: Mapping[str, Any]) -> bool:
+    """Return whether a spec, as `loader.dump` has it, sets environment variables, which may be passwords."""
+    roles = (dumped.get("roles") or {}).values()
+    return any(section.get("env") for section in (dumped, *roles) if section)
+
+
+def described(spec: ClusterSpec) -> str:
+    """Say what the tasks run: a workload, or each program once."""
+    if spec.train is not None:
+        return spec.train.workload
+    made = [program_of(spec, role) for role in roles_of(spec).values()]
+    words = (" ".join(program.command or (f"the entrypoint of {program.image}", *program.args)) for program in made)
+    return "; ".join(dict.fromkeys(words))
+
+
+def max_restarts(spec: ClusterSpec, role: Role) -> int:
+    """Return how often a task of the role is started again after failures."""
+    if role.restart == "never":
+        return 0
+    return spec.limits.max_restarts if role.max_restarts is None else role.max_restarts
+
+
+def restarts_when(role: Role) -> RestartWhen:
+    """Return after what a program of the role is started again; `never` is a matter of how often."""
+    return "on_failure" if role.restart == "never" else role.restart
