@@ -8,7 +8,7 @@ from trainer.exit_codes import RestartWhen
 RoleName = Literal["chief", "worker", "ps", "evaluator"]
 Target = Literal["local", "docker", "kubernetes"]
 
-# RestartWhen a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers notice, exit 75
+# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers notice, exit 75
 # and every one restores from the last checkpoint. Source: docs/architecture.md, "Who restarts what".
 Scope = Literal["alone", "all"]
 
