@@ -300,7 +300,11 @@ def _part(task: TaskConfig, settings: Settings) -> Part | None:
     from trainer.strategies import SERVED
 
     rules = ending.Rules(**dict(settings.ending)) if settings.ending else None
-    return ending.part(rules, task, served=settings.strategy in SERVED, has_evaluator=settings.has_evaluator)
+    part = ending.part(rules, task, served=settings.strategy in SERVED, has_evaluator=settings.has_evaluator)
+    if part is None or not settings.unsupervised:
+        return part
+    asking = [name for name in part.followers if name.partition("-")[0] not in settings.unsupervised]
+    return replace(part, followers=frozenset(asking))
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:

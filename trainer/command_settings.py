@@ -45,6 +45,7 @@ class CommandSettings:
     start_timeout: float = 600
     orphan_timeout: float = 600
     ending: Any = None  # a mapping of what trainer.ending.Rules has
+    unsupervised: Any = None  # a list of roles
     train: Any = None
 
 
@@ -75,6 +76,10 @@ def _is_restarts(value: Any) -> bool:
     return all(isinstance(of, dict) and all(key in _RESTARTS and _RESTARTS[key](of[key]) for key in of) for of in of_roles)
 
 
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 # The annotation of a key -> what is expected of it, and whether a value is that; keys that expect more stand by their names.
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("a text", lambda value: isinstance(value, str)),
@@ -85,6 +90,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Strategy": (f"one of {', '.join(get_args(Strategy))}", lambda value: isinstance(value, str) and value in get_args(Strategy)),
     "ending": (f"a mapping of {', '.join(_ENDING)} or nothing", lambda value: value is None or _is_ending(value)),
     "restarts": (f"a mapping of roles to {' and '.join(_RESTARTS)}, or nothing", lambda value: value is None or _is_restarts(value)),
+    "unsupervised": ("a list of roles, or nothing", lambda value: value is None or _is_list_of_texts(value)),
     "Any": ("", lambda _value: True),
 }
 

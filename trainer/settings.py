@@ -221,4 +221,7 @@ class TrainerSettings(Settings):
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
     )
     ending: Ending | None = Field(None, description="How a user's own command ends as a whole; none where the launcher ends it.")
+    unsupervised: list[str] | None = Field(
+        None, description="The roles without a parent, whose tasks do not ask whether the run has ended."
+    )
     train: Train | None = Field(None, description="What to train; none for a user's own command.")

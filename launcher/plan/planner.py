@@ -140,6 +140,7 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         start_timeout=parse_duration(limits.start_timeout),
         orphan_timeout=parse_duration(limits.orphan_timeout),
         ending=_ending(spec, target),
+        unsupervised=[name for name, role in programs.roles_of(spec).items() if not programs.is_supervised(spec, role)] or None,
         train=_train(spec.train, spec.strategy, target) if spec.train else None,
     )
 

@@ -52,6 +52,7 @@ def test_what_is_right_is_read() -> None:
         ),
         ({"restarts": {"ps": 3}}, "TRAINER_SETTINGS.restarts is {'ps': 3}; expected a mapping of roles to "),
         ({"restarts": "always"}, "TRAINER_SETTINGS.restarts is 'always'; expected a mapping of roles to "),
+        ({"unsupervised": "ps"}, "TRAINER_SETTINGS.unsupervised is 'ps'; expected a list of roles, or nothing; correct it"),
         ({"max_restart": 1}, "TRAINER_SETTINGS.max_restart is an unknown key; expected one of run, "),
     ],
 )

@@ -36,6 +36,7 @@ def start(trainers: Trainers, tmp_path: Path) -> Start:
         sizes: dict[str, int] = CLUSTER,
         strategy: str = "parameter_server",
         evaluator: bool = False,
+        unsupervised: list[str] | None = None,
         **rules: Any,
     ) -> Running:
         role, _, index = name.partition("-")
@@ -48,6 +49,7 @@ def start(trainers: Trainers, tmp_path: Path) -> Start:
             "strategy": strategy,
             "max_restarts": 0,
             "has_evaluator": evaluator,
+            "unsupervised": unsupervised,
             "ending": {"port": port, "worker_grace": 0.5, "evaluator_grace": 0.5, **rules},
         }
         config = {"cluster": cluster, "task": {"type": role, "index": int(index or 0)}}
@@ -64,6 +66,12 @@ def test_all_end_when_the_chief_is_done(start: Start) -> None:
     assert [chief.code(), *(other.code() for other in others)] == [0] * 4
     assert deaf.event("notice")["message"] == "the run has succeeded; this task is ended"
     assert deaf.event("done")
+
+
+def test_a_chief_does_not_stay_for_tasks_that_have_no_parent_to_ask(start: Start) -> None:
+    ps = start("ps-0", SLEEPS, unsupervised=["worker"])
+    chief = start("chief", "sleep 1", unsupervised=["worker"])
+    assert (chief.code(45.0), ps.code()) == (0, 0)  # it would stay for a minute
 
 
 def test_a_program_that_ignores_being_asked_is_killed_and_done(start: Start) -> None:
