@@ -12,6 +12,9 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)|Fatal Python error: ")
 # What TensorFlow puts between the first line of an error in a graph and the line that says what is wrong.
 _WHERE = re.compile(r"Detected at node |<stack traces unavailable>|in user code:")
+# How the system, and the kubelet, say that a user or a file system may not be what an image needs.
+_RESTRICTED = re.compile(r"read-only file system|permission denied|operation not permitted|image will run as root", re.IGNORECASE)
+RESTRICTION_REMEDY = "where its image needs root or a writable root file system: `security: image` in the spec"
 _FORGOTTEN_AFTER = 100  # lines: a program that goes on for longer had another reason to end
 
 
@@ -93,6 +96,11 @@ def out_of_memory(task: str, *, limited: bool) -> str:
     if limited:
         return f"raise `{memory}`, or lower `train.batch_size`"
     return f"if memory ran out: end other programs, or lower `train.batch_size`; in containers and on Kubernetes raise `{memory}`"
+
+
+def meets_restriction(reason: str) -> bool:
+    """Return whether a program ended over what a hardened container keeps from it."""
+    return _RESTRICTED.search(reason) is not None
 
 
 def was_killed(event: Event) -> bool:

@@ -48,6 +48,7 @@ class Task:
     mounts_run_dir: bool
     cwd: str | None = None  # where the command starts; None is the target's own default
     image: str | None = None  # of its container; None is the project's own
+    is_hardened: bool = True  # its container has no root, no capabilities, and cannot write to its root file system
     is_entrypoint: bool = False  # the image's entrypoint runs, and `command` is what it is given
 
 

@@ -210,6 +210,7 @@ class _Common:
             "restart": RestartRule(scope, programs.max_restarts(self.spec, role), programs.restarts_when(role)),
             "cwd": self._cwd(role),
             "image": program.image,
+            "is_hardened": self.spec.security == "hardened",
             "is_entrypoint": is_entrypoint,
         }
 

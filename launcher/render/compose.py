@@ -56,7 +56,10 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     spec, plan = source.spec, source.plan
     common = labels.of_run(plan)
     environment = _shared_environment(plan)
-    base = _hardened(spec)
+    base = hardened = _container(spec, is_hardened=True)
+    if spec.security == "image":  # all but the tasks' are
+        base = _container(spec, is_hardened=False)
+        hardened = {MERGE: base, **_other(hardened, base)}
     of_roles = {group.role: _of_tasks(spec, plan, group.task) for group in groups(plan)}
     task = {MERGE: base, **_other(_common(list(of_roles.values())), base)}
     anchors = {"labels": common, "environment": environment, "container": base, "task": task}
@@ -64,9 +67,9 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     parent = {MERGE: environment, parent_file.VARIABLE: parent_file.packed()}
     some = any(map(rules.brings_parent, plan.tasks)) and parent_file.VARIABLE not in environment
     anchors |= {"parent": parent} if some else {}
-    anchors |= roles
+    anchors |= roles | ({"hardened": hardened} if hardened is not base else {})
     devices = _devices(plan)
-    services: dict[str, Any] = {PREPARE: _prepare(base, common)} if _prepares(plan) else {}
+    services: dict[str, Any] = {PREPARE: _prepare(spec, hardened, common)} if _prepares(plan) else {}
     for member in plan.tasks:
         services[member.name] = {
             MERGE: roles.get(member.role, task),
@@ -80,12 +83,13 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             **_limits(member, devices.get(member.name)),
             **_storage(source, member),
         }
-    services[TENSORBOARD] = _tensorboard(spec, plan, base, common)
+    services[TENSORBOARD] = _tensorboard(spec, plan, hardened, common)
     document = {
         "name": plan.name,
         "x-labels": common,
         "x-environment": environment,
         "x-container": base,
+        **({"x-hardened": hardened} if hardened is not base else {}),
         "x-task": task,
         **({"x-parent": parent} if some else {}),
         **{f"x-{role}": of_role for role, of_role in roles.items()},
@@ -144,15 +148,14 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
 # What every container has
 
 
-def _hardened(spec: ClusterSpec) -> dict[str, Any]:
+def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
+    rights: dict[str, Any] = {"user": f"{USER}:{USER}", "read_only": True, "cap_drop": ["ALL"]} if is_hardened else {}
     return {
         "image": image_for(spec),
-        "user": f"{USER}:{USER}",
-        "read_only": True,
-        "cap_drop": ["ALL"],
+        **rights,
         "security_opt": ["no-new-privileges:true"],
         "init": True,
-        "tmpfs": ["/tmp:mode=1777"],  # noqa: S108 - the container's own
+        **({"tmpfs": ["/tmp:mode=1777"]} if is_hardened else {}),  # noqa: S108 - the container's own
         "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}},
     }
 
@@ -220,7 +223,8 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
     shared = {name: _escaped(value) for name, value in first.items() if all(other.get(name) == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.
     parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(rules.brings_parent, plan.tasks)) else {}
-    return {"HOME": "/tmp", "TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent  # noqa: S108
+    home = {"HOME": "/tmp"} if plan.tasks[0].is_hardened else {}  # noqa: S108
+    return home | {"TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent
 
 
 def _own_environment(task: Task, shared: dict[str, str]) -> dict[str, str]:
@@ -311,15 +315,19 @@ def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: di
     }
 
 
-def _prepare(base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
-    """Return the service that gives a new volume to the user that tasks run as: only our own image does that by itself."""
+def _prepare(spec: ClusterSpec, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
+    """Return the service that gives a new volume to the user that tasks run as: only our own image does that by itself.
+
+    Where their images say who that is, everybody may write to it.
+    """
+    to_all = spec.security == "image"
     return {
         MERGE: base,
         "labels": {MERGE: common, labels.SERVICE: PREPARE},
         "user": "0:0",
-        "cap_add": ["CHOWN"],
+        "cap_add": ["FOWNER" if to_all else "CHOWN"],
         "entrypoint": [],
-        "command": ["chown", f"{USER}:{USER}", CONTAINER_RUNS],
+        "command": ["chmod", "1777", CONTAINER_RUNS] if to_all else ["chown", f"{USER}:{USER}", CONTAINER_RUNS],
         "network_mode": "none",
         "volumes": [{"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS}],
     }

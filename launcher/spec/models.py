@@ -120,6 +120,11 @@ class ClusterSpec(Section):
         None,
         description="The container image; the project's own trainer image when left out. With neither `train` nor `command` its entrypoint runs.",
     )
+    security: Literal["hardened", "image"] = Field(
+        "hardened",
+        description="What the tasks' containers may do: `hardened` is uid 1000, no capabilities and a root file system that is read-only; `image` is "
+        "for images that need root or a writable root file system, and leaves user, capabilities and file system as the image and the engine have them.",
+    )
     roles: Roles = Field(default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out.")
     train: Train | None = Field(None, description="What the built-in trainer trains. Excludes `command`.")
     command: Command | None = Field(None, description="Any program that reads TF_CONFIG. Excludes `train`.")

@@ -46,7 +46,13 @@ class Kept:
 
     def __init__(self, task: Task, log: Path, engine: Engine, run: str) -> None:
         self.task = task
-        self.view = TaskView(task.name, task.address, has_trainer=rules.supervised(task), limit=task.restart.max_restarts)
+        self.view = TaskView(
+            task.name,
+            task.address,
+            has_trainer=rules.supervised(task),
+            limit=task.restart.max_restarts,
+            in_own_image=task.image is not None and task.is_hardened,
+        )
         self.log = LogWriter(log)
         self.over_since: float | None = None
         self.start_at: float | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from docker.errors import NotFound
 from docker.models.containers import Container
 
+from launcher import images
 from launcher.backend.docker import output
 from launcher.backend.docker.engine import Engine
 from launcher.backend.docker.task import TaskView, moment
@@ -57,7 +58,10 @@ def _url_host(address: str) -> str:
 def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     """Return the status of a run from its containers, of which there is at least one. Raises one of engine.ERRORS."""
     tasks = members(containers)
-    views = {task: TaskView(task, has_trainer=_has_trainer(container)) for task, container in tasks.items()}
+    views = {
+        task: TaskView(task, has_trainer=_has_trainer(container), in_own_image=_in_own_image(container))
+        for task, container in tasks.items()
+    }
     decisive = [task for task, container in tasks.items() if container.labels.get(labels.DECISIVE) == "true"]
     progress = Progress()
     for task, container in tasks.items():
@@ -98,6 +102,11 @@ def _read(engine: Engine, container: Container, task: str, **chosen: Any) -> Ite
 
 def _has_trainer(container: Container) -> bool:
     return rules.has_trainer(container.attrs["Config"]["Cmd"] or ())
+
+
+def _in_own_image(container: Container) -> bool:
+    """Return whether a hardened container is of another image than ours."""
+    return bool(container.attrs["HostConfig"].get("ReadonlyRootfs")) and not images.is_ours(container.attrs["Config"]["Image"])
 
 
 def verdict(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str]:

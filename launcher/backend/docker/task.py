@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.backend.model import Restart, State, TaskStatus
 from launcher.backend.progress import Pace, number, whole
-from launcher.backend.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
+from launcher.backend.reasons import RESTRICTION_REMEDY, LastError, Start, meets_restriction, out_of_memory, said_with, waiting, was_killed
 from launcher.plan import rules
 from trainer.events import Event, parse
 from trainer.exit_codes import SIGKILL, ExitCode, describe
@@ -44,6 +44,7 @@ class TaskView:
     address: str = ""
     has_trainer: bool = True
     limit: int | None = None  # of restarts, where that is known
+    in_own_image: bool = False  # of the user's, hardened by us
     container: dict[str, Any] = field(default_factory=dict)
     restarts: list[Restart] = field(default_factory=list)
     failure: str = ""  # what the task itself said of why it gives up
@@ -179,6 +180,8 @@ class TaskView:
         """Return what to do about it when it could not be started, or was killed, for memory as it seems."""
         if state is State.FAILED and self.had_no_parent(self.code):
             return rules.NO_PYTHON_REMEDY
+        if state is State.FAILED and self.in_own_image and meets_restriction(self.why(self.code)):
+            return RESTRICTION_REMEDY
         killed = self.container.get("OOMKilled") or self._killed or self.code == SIGKILL
         return out_of_memory(self.name, limited=True) if killed and state is State.FAILED else ""
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.backend.reasons import LastError, said_with, was_killed
+from launcher import images
+from launcher.backend.reasons import RESTRICTION_REMEDY, LastError, meets_restriction, said_with, was_killed
 from launcher.plan import rules
 from trainer.exit_codes import describe
 
@@ -58,7 +59,7 @@ _POD: dict[str, tuple[str, str, str]] = {
 # What the messages of events say -> (kind, words, remedy, final). The first that is found holds.
 _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"exceeded quota: ([\w.-]+)", "quota", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
-    (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out what kubernetes.overrides adds"),
+    (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out `security: image`, and what kubernetes.overrides adds"),
     (r"no PriorityClass with name ([\w.-]+)", "admission", "there is no priority class {0}", "write another kubernetes.priority_class"),
     (r"RuntimeClass \"?([\w.-]+)\"? not found", "admission", "there is no runtime class {0}", "write another kubernetes.runtime_class"),
     (r"admission webhook \"([\w.-]+)\" denied", "admission", "the cluster's webhook {0} does not admit it", "ask who runs the cluster"),
@@ -77,7 +78,7 @@ _LONGEST = 160
 def of_pod(pod: Object, events: Iterable[Object] = ()) -> Trouble | None:
     """Return what is wrong with a pod, or None. `events` are those about the pod itself."""
     status = pod.get("status", {})
-    found = _of_whole_pod(status) or _of_containers(status)
+    found = _of_whole_pod(status) or _of_containers(pod)
     if found is not None:
         return found
     if status.get("phase") == "Pending":
@@ -130,13 +131,22 @@ def _of_whole_pod(status: Object) -> Trouble | None:
     return None
 
 
-def _of_containers(status: Object) -> Trouble | None:
+def _in_own_image(pod: Object, container: str) -> bool:
+    """Return whether a container is of another image than ours, and hardened."""
+    made: Object = next((one for one in pod.get("spec", {}).get("containers", []) if one.get("name") == container), {})
+    return bool(made.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(made.get("image")))
+
+
+def _of_containers(pod: Object) -> Trouble | None:
+    status = pod.get("status", {})
     for one in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         state = one.get("state", {})
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
         never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
         if _NO_PYTHON.search(str(never_ran.get("message"))):
             return Trouble("container", rules.NO_PYTHON, rules.NO_PYTHON_REMEDY, final=True)
+        if meets_restriction(str(waiting.get("message"))):
+            return Trouble("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:
             kind, remedy, final = _WAITING[waiting["reason"]]
             return Trouble(kind, f"{waiting['reason']}{_because(waiting.get('message') or one.get('image'))}", remedy, final=final)
@@ -151,6 +161,8 @@ def _of_containers(status: Object) -> Trouble | None:
             failed = _failed(str(terminated.get("message") or "").splitlines())
             if failed is not None and was_killed(failed):
                 return Trouble("memory", words, "raise the role's `memory`, if it ran out of that")
+            if _in_own_image(pod, str(one.get("name"))) and meets_restriction(last):
+                return Trouble("restricted", words, RESTRICTION_REMEDY)
             return Trouble("exit", words, "see its log")
     return None
 

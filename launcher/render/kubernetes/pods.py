@@ -19,6 +19,7 @@ from launcher.spec.models import Role
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TMP = "/tmp"  # noqa: S108 - the pod's own
 _EXECUTABLE = 0o555
+_NO_RIGHTS: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 _PARENT = "tf-launcher"  # the volume with the parent of a command
 
 
@@ -32,7 +33,7 @@ def template(run: Run, group: Group) -> Object:
         "restartPolicy": "Never",
         "subdomain": run.name,
         "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
-        **hardened(run),
+        **(hardened(run) if group.task.is_hardened else _unhardened(run)),
         **_scheduling(run, group),
         "containers": [_container(run, group)],
         "volumes": _volumes(run, group),
@@ -51,14 +52,21 @@ def overridden(run: Run, component: str, made: Object) -> Object:
 def hardened(run: Run) -> Object:
     """Return the fields of a pod that Pod Security `restricted` and good sense ask for, and how its image is pulled."""
     user = run.options.user
+    return _fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user})
+
+
+def _unhardened(run: Run) -> Object:
+    """Return the same of a pod whose user is its image's own."""
+    return _fields(run, {})
+
+
+def _fields(run: Run, user: Object) -> Object:
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": user,
-            "runAsGroup": user,
-            "fsGroup": user,
+            **user,
+            "fsGroup": run.options.user,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -79,7 +87,7 @@ def container(run: Run, name: str, command: Sequence[str], *, task: Task | None 
         "image": (task and task.image) or run.image,
         **policy,
         **({key: [literal(word) for word in command]} if command else {}),
-        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {"allowPrivilegeEscalation": False, **(_NO_RIGHTS if task is None or task.is_hardened else {})},
         # Without a message of its own, a failed pod's status tells the last lines that it wrote.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -106,7 +114,7 @@ def _container(run: Run, group: Group) -> Object:
 
 
 def _env(run: Run, group: Group) -> list[Object]:
-    values = {"HOME": _TMP} | group.task.env
+    values = ({"HOME": _TMP} if group.task.is_hardened else {}) | group.task.env
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
     taken = {entry["name"] for entry in single}
     told = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{group.role}","index":$(JOB_COMPLETION_INDEX)}}}}'

@@ -172,6 +172,18 @@ def test_every_container_has_as_few_rights_as_it_can(rendered: Render) -> None:
         assert any(mount.startswith("/tmp") for mount in service["tmpfs"])
 
 
+def test_an_image_that_needs_root_gets_the_rights_that_it_has(rendered: Render) -> None:
+    services = rendered(ROLES + "security: image\n")["services"]
+    rights = {"user", "read_only", "cap_drop", "tmpfs"}
+    for name, service in services.items():
+        is_task = name not in {"tensorboard", "prepare-volume"}
+        assert rights & set(service) == (set() if is_task else rights)
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert "HOME" not in service.get("environment", {}) or not is_task
+    assert services["prepare-volume"]["command"] == ["chmod", "1777", "/runs"]
+    assert services["tensorboard"]["user"] == f"{images.USER}:{images.USER}"
+
+
 def test_limits_become_limits_of_the_container_and_threads_of_tensorflow(rendered: Render) -> None:
     service = rendered("roles: {chief: {cpu: 1500m, memory: 1.5Gi}}\n" + TRAIN)["services"]["chief"]
     assert (service["cpus"], service["mem_limit"], service["memswap_limit"]) == (1.5, "1536m", "1536m")

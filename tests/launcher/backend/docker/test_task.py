@@ -181,3 +181,16 @@ def status(name: str, state: State, code: int | None = None) -> TaskStatus:
 def test_a_run_that_nobody_keeps_is_what_its_tasks_are(chief: State, worker: State, state: State) -> None:
     tasks = (status("chief", chief, 1), status("worker-0", worker))
     assert verdict(tasks, ["chief"], ready=True)[0] is state
+
+
+@pytest.mark.parametrize(
+    "line", ["OSError: [Errno 30] Read-only file system: '/srv/x'", "mkdir: cannot create directory 'x': Permission denied"]
+)
+def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_field(line: str) -> None:
+    for own in (True, False):
+        view = TaskView("chief", has_trainer=False, in_own_image=own)
+        view.line(line)
+        view.look(container("exited", 1))
+        status = view.status()
+        assert status.reason.endswith(line)
+        assert ("`security: image`" in status.remedy) is own

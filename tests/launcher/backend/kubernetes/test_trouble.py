@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from launcher import images
 from launcher.backend.kubernetes import trouble
 
 
@@ -182,3 +183,22 @@ def test_a_claim_without_a_volume() -> None:
     waiting = [{"type": "Normal", "reason": "WaitForFirstConsumer", "message": "waiting for first consumer"}]
     assert trouble.of_claim(claim, waiting) is None
     assert trouble.of_claim(claim | {"status": {"phase": "Bound"}}) is None
+
+
+@pytest.mark.parametrize(
+    "image, hardened, named", [("team/x:1", True, True), ("team/x:1", False, False), (images.DEFAULT_IMAGE, True, False)]
+)
+def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_field(image: str, *, hardened: bool, named: bool) -> None:
+    pod = container(terminated={"reason": "Error", "exitCode": 1, "message": "OSError: [Errno 30] Read-only file system: '/srv/x'\n"})
+    pod["spec"] = {"containers": [{"name": "trainer", "image": image, "securityContext": {"readOnlyRootFilesystem": hardened}}]}
+    found = trouble.of_pod(pod)
+    assert found is not None
+    assert ("`security: image`" in found.remedy) is named
+
+
+def test_an_image_that_is_root_s_own_is_told_of_the_field() -> None:
+    message = 'container has runAsNonRoot and image will run as root (pod: "a", container: trainer)'
+    found = trouble.of_pod(container(waiting={"reason": "CreateContainerConfigError", "message": message}))
+    assert found is not None
+    assert found.words.startswith("CreateContainerConfigError: container has runAsNonRoot")
+    assert "`security: image`" in found.remedy

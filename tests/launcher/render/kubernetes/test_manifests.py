@@ -223,6 +223,18 @@ def test_each_role_runs_its_own(rendered: Rendered) -> None:
     assert not [name for kind, name in objects if "parent" in name]  # our image has it, and entrypoints run as they are
 
 
+def test_an_image_that_needs_root_gets_the_rights_that_it_has(rendered: Rendered) -> None:
+    objects = rendered(ROLES + "security: image\n")
+    for role in ("chief", "worker", "ps"):
+        assert container(objects, role)["securityContext"] == {"allowPrivilegeEscalation": False}
+        whole = pod(objects, role)["spec"]["securityContext"]
+        assert set(whole) == {"fsGroup", "fsGroupChangePolicy", "seccompProfile"}
+        assert "HOME" not in environment(objects, role, 0)
+    board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]
+    assert board["securityContext"]["runAsNonRoot"] is True
+    assert board["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+
+
 def test_restart_of_an_entrypoint_is_its_jobs(rendered: Rendered) -> None:
     objects = rendered(ROLES)
     assert objects["Job", "digits-worker"]["spec"]["backoffLimitPerIndex"] == 2
