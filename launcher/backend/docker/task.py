@@ -91,7 +91,7 @@ class TaskView:
         return len(self.restarts) - self._uncounted - self._recovered
 
     def _restarted(self, at: float) -> None:
-        self._uncounted += self._code == ExitCode.STOPPED
+        self._uncounted += self._code in {ExitCode.STOPPED, ExitCode.DONE}
         self.restarts.append(Restart(at, len(self.restarts) + 1, self._code, self.why(self._code)))
 
     def starts(self) -> None:

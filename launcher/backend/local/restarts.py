@@ -37,7 +37,7 @@ def exit_code(return_code: int) -> int:
 
 
 def verdict(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> Verdict:
-    """Return what follows from `code` when `counted` restarts were used up before; `when` is that of a program without a parent."""
+    """Return what follows from `code` when `counted` restarts were used up before; `when` is the role's, minded by a parent or not."""
     if when == "exit_code" and 0 < code < OF_SIGNALS:
         return Verdict.GIVE_UP
     follows = _BY_CODE.get(code, Verdict.RESTART)

@@ -18,7 +18,7 @@ from launcher.backend.reasons import LastError, Start, out_of_memory, said_with,
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
 from trainer.events import MARK, Event, parse
-from trainer.exit_codes import SIGKILL, describe
+from trainer.exit_codes import SIGKILL, ExitCode, describe
 
 _READ = 64 * 1024
 # What is still in the pipe when a task has ended; more than the largest pipe that a user may have.
@@ -154,7 +154,9 @@ class TaskRun:
 
     def verdict(self, code: int) -> restarts.Verdict:
         """Return what follows from this exit."""
-        return restarts.verdict(code, counted=self._counted, max_restarts=self.task.restart.max_restarts)
+        rule = self.task.restart
+        when = "on_failure" if code == ExitCode.PEER_LOST else rule.when  # that is the parent's own; the program's would be another
+        return restarts.verdict(code, counted=self._counted, max_restarts=rule.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> float:
         """Note a restart and its cause; return the seconds until it is due."""

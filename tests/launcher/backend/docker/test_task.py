@@ -113,6 +113,13 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     assert len(view.restarts) == 4
 
 
+def test_a_program_that_is_started_again_after_it_was_done_has_its_restarts_left() -> None:
+    view = TaskView("ps-0", has_trainer=False, limit=1)
+    view.look(container("restarting", 0), 1)
+    view.look(container("restarting", 0), 2)
+    assert (len(view.restarts), view.counted, view.status().restarts_left) == (2, 0, 1)
+
+
 def test_a_container_without_python_names_the_field_for_it() -> None:
     view = TaskView("chief")
     view.line("[FATAL tini (7)] exec python3 failed: No such file or directory")

@@ -57,6 +57,17 @@ def test_restarts_are_limited(runs: Runs) -> None:
     assert len(ended.tasks[0].restarts) == 1
 
 
+def test_a_final_exit_code_is_not_tried_again_and_a_lost_peer_is(runs: Runs, tmp_path: Path) -> None:
+    count = f"path = {str(tmp_path / 'count')!r}\nn = os.path.exists(path)\nopen(path, 'w').close()\nsys.exit(7 if n else 75)"
+    made = runs.plan({"chief": count}, max_restarts=3)
+    chief = made.tasks[0]
+    by_code = dataclasses.replace(chief, restart=dataclasses.replace(chief.restart, when="exit_code"))
+    runs.backend.start(dataclasses.replace(made, tasks=(by_code,)), {"name": made.name}, detach=True)
+    ended = runs.wait()
+    assert (ended.state, ended.tasks[0].exit_code) == (State.FAILED, 7)
+    assert [restart.exit_code for restart in ended.tasks[0].restarts] == [75]
+
+
 def test_a_wrong_configuration_is_never_started_again(runs: Runs) -> None:
     runs.start({"chief": "print('train.steps is -1'); sys.exit(2)", "ps-0": SAVES}, max_restarts=9)
     ended = runs.wait()
