@@ -300,11 +300,15 @@ def _part(task: TaskConfig, settings: Settings) -> Part | None:
     from trainer.strategies import SERVED
 
     rules = ending.Rules(**dict(settings.ending)) if settings.ending else None
-    part = ending.part(rules, task, served=settings.strategy in SERVED, has_evaluator=settings.has_evaluator)
-    if part is None or not settings.unsupervised:
-        return part
-    asking = [name for name in part.followers if name.partition("-")[0] not in settings.unsupervised]
-    return replace(part, followers=frozenset(asking))
+    part = ending.part(
+        rules,
+        task,
+        run=f"{settings.run}/{settings.spec_digest}",
+        served=settings.strategy in SERVED,
+        has_evaluator=settings.has_evaluator,
+        apart=tuple(settings.unsupervised or ()),
+    )
+    return part and replace(part, orphan=settings.orphan_timeout, first=settings.start_timeout)
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
+import queue
 import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 from trainer.reactor import Reactor
 from trainer.tf_config import TaskConfig, split_address
@@ -26,7 +27,8 @@ _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cl
 _ANSWER = 2.0  # seconds for an answer
 _LONGEST = 4096  # bytes of a question or an answer
 _STAYS = 60.0  # seconds that the leader stays at most, for tasks that have not heard that the run has succeeded
-_STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed
+_STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed; longer where tasks ask less often
+_LOOKS = 0.1  # seconds between its looks at who knows
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,15 @@ class Rules:
     """When the run of a program has ended, and what follows. Times in seconds.
 
     `port` is that of the leader's parent. `success` says whose exit 0 the run needs: that of `chief`, the task that leads, or that of
-    `all_workers` too. A worker of parameter servers gets `worker_grace` to end by itself then, an evaluator `evaluator_grace`.
+    `all_workers` too. Once it has succeeded a worker of parameter servers gets `worker_grace` to end by itself, an evaluator
+    `evaluator_grace`, a worker in step with others `peer_grace`, a ps nothing.
     """
 
     port: int
     success: str = "chief"
     worker_grace: float = 10.0
     evaluator_grace: float = 600.0
+    peer_grace: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -53,21 +57,26 @@ class News:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of one task in the end of its run. `address` is that of the leader's parent, host:port.
+    """The part of one task in the end of its run. Addresses are host:port, times seconds.
 
-    The leader waits for the tasks in `needed` to be done, and stays until those in `followers` have heard; both are empty elsewhere.
-    A follower ends `grace` seconds after a run that has succeeded; infinite where it takes its time. `waits`: being done, it stays until
-    the run has succeeded, so that a leader in the place of a lost one can hear of it.
+    `run` tells the run from all others. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
+    and stays until those in `followers` have heard; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
+    `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it. A task that does not
+    answer for `orphan`, or for `first` from the start on, is taken for lost.
     """
 
+    run: str
     task: str
     leader: str
     address: str
+    program: str
     needed: frozenset[str] = frozenset()
     followers: frozenset[str] = frozenset()
-    grace: float = math.inf
+    grace: float = 0.0
     waits: bool = False
     interval: float = _EVERY
+    orphan: float = 600.0
+    first: float = 600.0
 
     @property
     def leads(self) -> bool:
@@ -75,140 +84,202 @@ class Part:
         return self.task == self.leader
 
 
-def part(rules: Rules | None, task: TaskConfig, *, served: bool, has_evaluator: bool) -> Part | None:
-    """Return a task's part; None where a run ends with its one task, or no rules say how. `served`: workers are driven by parameter servers."""
+def part(rules: Rules | None, task: TaskConfig, *, run: str, served: bool, has_evaluator: bool, apart: tuple[str, ...] = ()) -> Part | None:
+    """Return a task's part; None where a run ends with its one task, or no rules say how.
+
+    `served`: workers are driven by parameter servers. The tasks of the roles in `apart` have no parent that asks.
+    """
     leader = task.chief_address
     names = {*task.tasks(), *(["evaluator"] if has_evaluator else [])}
     if rules is None or leader is None or len(names) < 2:
         return None
-    host = leader.rpartition(":")[0]
-    of_all = rules.success == "all_workers"
-    needed = {name for name in names if of_all and name.startswith("worker-")} - {task.chief_name}
-    graces = {"ps": 0.0, "evaluator": rules.evaluator_grace}
-    if served:
-        graces["worker"] = graces["chief"] = rules.worker_grace
-    leads = task.is_chief
+    others = names - {task.chief_name}
+    needed = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
+    grace = {"ps": 0.0, "evaluator": rules.evaluator_grace}.get(task.role, rules.worker_grace if served else rules.peer_grace)
     return Part(
+        run=run,
         task=task.name,
         leader=task.chief_name,
-        address=f"{host}:{rules.port}",
-        needed=frozenset(needed if leads else ()),
-        followers=frozenset(names - {task.chief_name} if leads else ()),
-        grace=graces.get(task.role, math.inf),
+        address=f"{leader.rpartition(':')[0]}:{rules.port}",
+        program=leader,
+        needed=frozenset(needed if task.is_chief else ()),
+        followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in apart),
+        grace=grace,
         waits=task.name in needed,
         interval=max(_EVERY, len(names) / _TASKS_PER_SECOND),
     )
 
 
 class Leading:
-    """The leader's part: its parent answers all who ask, and leaves last. `leave` is called once, when that is."""
+    """The leader's part: its parent answers all who ask, and leaves last."""
 
     def __init__(self, mine: Part, reactor: Reactor) -> None:
         self._mine, self._reactor = mine, reactor
         self._news = News()
+        self._shortly = max(_STAYS_SHORTLY, 2 * mine.interval + _ANSWER)
         self._done: set[str] = set()
         self._told: set[str] = set()
-        self._leave: Callable[[], None] | None = None
-        self._until = math.inf
-        self._server = _server(self._asked, split_address(mine.address)[1])
+        self._failed: set[str] = set()
+        self._asked: dict[str, float] = {}  # when a task asked last
+        self._until, self._hurries = 0.0, False
+        self._answers = _server(self._answer, split_address(mine.address)[1])
 
-    def end(self, state: str, reason: str, leave: Callable[[], None], *, shortly: bool) -> None:
-        """Tell all who ask how the run has ended, once the tasks that it needs are done, and leave when they know or have had time to."""
-        self._leave = leave
-        self._news = News(state, reason[: _LONGEST // 8])
-        self._until = time.monotonic() + (_STAYS if state == SUCCEEDED else _STAYS_SHORTLY)
-        if shortly:
-            self.hurry()
-        self._look()
+    @property
+    def answers(self) -> bool:
+        """Whether others can ask; not where the port is another's."""
+        return self._answers is not None
 
     @property
     def complete(self) -> bool:
         """Whether all tasks whose success the run needs are done."""
         return self._mine.needed <= self._done
 
+    def succeed(self, leave: Callable[[News], None]) -> None:
+        """Call `leave`, once, when all others know how the run has ended, or have had time to: it has succeeded when those it needs are done.
+
+        It has failed where one of these has failed for good, or has asked no more for as long as a lost task is waited for.
+        """
+        began = time.monotonic()
+        missing = self._mine.needed - self._done
+        lost = [one for one in missing if one in self._failed or began - self._asked.setdefault(one, began) > self._mine.orphan]
+        if lost:
+            self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._mine.orphan:g} s", leave)
+        elif missing:
+            self._reactor.call_later(_LOOKS, lambda: self.succeed(leave))
+        else:
+            self._end(News(SUCCEEDED), _STAYS, leave)
+
+    def fail(self, reason: str, leave: Callable[[News], None]) -> None:
+        """Do the same where the run has failed."""
+        self._end(News(FAILED, reason[: _LONGEST // 8]), self._shortly, leave)
+
     def hurry(self) -> None:
         """Leave soon: this task was asked to stop."""
-        self._until = min(self._until, time.monotonic() + _STAYS_SHORTLY)
+        self._hurries = True
+        self._until = min(self._until, time.monotonic() + self._shortly)
 
-    def _look(self) -> None:
-        if self._leave is None:
-            return
-        waits = self._news.state == SUCCEEDED and not self.complete
-        knows = self._mine.followers <= self._told
-        if not waits and (knows or time.monotonic() > self._until):
-            leave, self._leave = self._leave, None
-            leave()
+    def _end(self, news: News, stays: float, leave: Callable[[News], None]) -> None:
+        self._news = news
+        self._until = time.monotonic() + (self._shortly if self._hurries else stays)
+        self._look(leave)
+
+    def _look(self, leave: Callable[[News], None]) -> None:
+        if self._mine.followers <= self._told or time.monotonic() > self._until or not self.answers:
+            leave(self._news)
         else:
-            self._reactor.call_later(0.1, self._look)
+            self._reactor.call_later(_LOOKS, lambda: self._look(leave))
 
-    def _asked(self, task: str, state: str) -> tuple[News, Callable[[], None]]:
-        """Return what to answer a task, and what to call once it has the answer. In a thread of the server's."""
+    def _answer(self, question: Any) -> tuple[News, Callable[[], None]] | None:
+        """Return what to answer a task, and what to call once it has the answer; None for one of another run. In a thread of the server's."""
+        task, state = str(question["task"]), question["state"]
+        if question["run"] != self._mine.run:
+            return None
+        self._asked[task] = time.monotonic()
         if state == SUCCEEDED:
             self._done.add(task)
-        news = self._news if self._news.state != SUCCEEDED or self.complete else News()
+        if state == FAILED:
+            self._failed.add(task)
+        news = self._news
         over = news.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._mine.needed)
         return news, (lambda: self._told.add(task)) if over else (lambda: None)
 
 
-class Following:
-    """Another task's part: its parent asks the leader's. `heard` is called once, in the reactor's thread, when the run has ended."""
+@dataclass(frozen=True)
+class Hears:
+    """Whom another task's parent calls, in the reactor's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to tell."""
 
-    def __init__(self, mine: Part, reactor: Reactor, heard: Callable[[News], None]) -> None:
-        self._mine, self._reactor, self._heard = mine, reactor, heard
+    ended: Callable[[News], None]
+    gone: Callable[[str], None]
+    notice: Callable[..., None]
+
+
+class Following:
+    """Another task's part: its parent asks the leader's until it knows that the run has ended."""
+
+    def __init__(self, mine: Part, reactor: Reactor, hears: Hears) -> None:
+        self._mine, self._reactor, self._hears = mine, reactor, hears
         self._state = RUNNING
         self._at_once = threading.Event()
-        self._waiting: list[Callable[[News | None], None]] = []
+        self._waiting: queue.SimpleQueue[Callable[[News | None], None]] = queue.SimpleQueue()
         threading.Thread(target=self._ask_on, name="ending", daemon=True).start()
 
-    def ended(self, state: str) -> None:
+    def has_ended(self, state: str) -> None:
         """Say from now on that this task has ended, and how."""
         self._state = state
 
     def ask_now(self, then: Callable[[News | None], None]) -> None:
         """Call `then`, in the reactor's thread, with the news of this moment; None where the leader does not answer."""
-        self._waiting.append(then)
+        self._waiting.put(then)
         self._at_once.set()
 
     def _ask_on(self) -> None:
-        told = False
+        told = answered = silent = False
+        seen = time.monotonic()
         while True:
             self._at_once.wait(self._mine.interval)
             self._at_once.clear()
-            waiting, self._waiting = self._waiting, []
+            waiting = [self._waiting.get() for _ in range(self._waiting.qsize())]
             news = ask(self._mine, self._state)
             if news is not None and news.state != RUNNING and not told:
                 told = True
-                self._reactor.call_from_thread(partial(self._heard, news))
+                self._call(partial(self._hears.ended, news))
             for then in waiting:
-                self._reactor.call_from_thread(partial(then, news))
+                self._call(partial(then, news))
+            if told:
+                continue
+            # One that never answered here may have a way to its program alone.
+            if news is not None or (not answered and _connects(self._mine.program)):
+                answered, seen = answered or news is not None, time.monotonic()
+                if silent:
+                    silent = False
+                    self._call(partial(self._hears.notice, message=f"{self._mine.leader} answers again"))
+                continue
+            patience = self._mine.orphan if answered else max(self._mine.first, self._mine.orphan)
+            silence = time.monotonic() - seen
+            if silence >= patience:
+                told = True
+                self._call(partial(self._hears.gone, f"no answer for {patience:g} s"))
+            elif silence >= patience / 10 and not silent and answered:
+                silent = True
+                message = f"{self._mine.leader} ({self._mine.address}) does not answer; this task ends when that lasts {patience:g} s"
+                self._call(partial(self._hears.notice, message=message))
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        self._reactor.call_from_thread(callback)
 
 
 def ask(mine: Part, state: str = RUNNING) -> News | None:
-    """Ask the leader's parent how the run is, and tell how this task is; None where that does not answer."""
-    question = json.dumps({"task": mine.task, "state": state}).encode() + b"\n"
-    with contextlib.suppress(OSError, ValueError, UnicodeError):
+    """Ask the leader's parent how the run is, and tell how this task is; None where that does not answer, or is another run's."""
+    question = json.dumps({"run": mine.run, "task": mine.task, "state": state}).encode() + b"\n"
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):
         with socket.create_connection(split_address(mine.address), timeout=_ANSWER) as connection:
             connection.sendall(question)
             answer = json.loads(connection.makefile("rb").readline(_LONGEST))
-        return News(str(answer["state"]), str(answer["reason"]))
+        if answer["run"] == mine.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
+            return News(answer["state"], str(answer["reason"]))
     return None
 
 
-_Asked = Callable[[str, str], Any]
+def _connects(address: str) -> bool:
+    with contextlib.suppress(OSError, ValueError, UnicodeError), socket.create_connection(split_address(address), timeout=_ANSWER):
+        return True
+    return False
 
 
-def _server(asked: _Asked, port: int) -> socketserver.BaseServer | None:
+def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer | None:
     """Answer on `port` of every address, in threads of its own; None where the port is another's."""
 
     class Handler(socketserver.StreamRequestHandler):
         timeout = _ANSWER
 
         def handle(self) -> None:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 question = json.loads(self.rfile.readline(_LONGEST))
-                news, sent = asked(str(question["task"]), str(question["state"]))
-                self.wfile.write(json.dumps(vars(news)).encode() + b"\n")
-                sent()
+                answered = answer(question)
+                if answered is not None:
+                    news, sent = answered
+                    self.wfile.write(json.dumps({"run": question["run"], **vars(news)}).encode() + b"\n")
+                    sent()
 
     class Server(socketserver.ThreadingTCPServer):
         allow_reuse_address = True

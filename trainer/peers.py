@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -32,6 +32,7 @@ _RETRY = 1.0
 # Before the first look-up of a name. A pod starts a moment before its peers have names, and a cluster's DNS goes on for 5 s saying
 # that there is none once it was asked; nobody needs one before TensorFlow is imported, which takes longer than this.
 _NO_NAMES_YET = 1.5
+LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
 _REASONS = {
     errno.ECONNREFUSED: "connection refused",
     errno.ETIMEDOUT: "no answer",
@@ -64,6 +65,12 @@ def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:
     if strategy not in SERVED or not task.is_chief:
         return ()
     return tuple(address for name, address in task.peers().items() if name.startswith("worker-"))
+
+
+def in_words(named: Sequence[str], most: int) -> str:
+    """Return names as a text: `most` of them, and how many more there are."""
+    more = f" and {len(named) - most} more" if len(named) > most else ""
+    return ", ".join(named[:most]) + more
 
 
 class Prober:

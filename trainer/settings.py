@@ -67,7 +67,7 @@ Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
 
 class Checkpoints(Settings):
-    """RestartWhen the chief saves, and how many checkpoints it keeps."""
+    """When the chief saves, and how many checkpoints it keeps."""
 
     every_steps: Steps | None = Field(None, description="Save each time this many steps are done.")
     every_seconds: float | None = Field(None, gt=0, description="Save when this many seconds have passed since the last save.")
@@ -75,7 +75,7 @@ class Checkpoints(Settings):
 
 
 class Evaluation(Settings):
-    """RestartWhen the chief evaluates on the held-out set, into `logs/eval`; an evaluator evaluates each checkpoint instead."""
+    """When the chief evaluates on the held-out set, into `logs/eval`; an evaluator evaluates each checkpoint instead."""
 
     every_steps: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Evaluate each time this many steps are done; 0 evaluates at the end alone."
@@ -114,7 +114,7 @@ def direction(metric: str, mode: Mode) -> Literal["min", "max"] | None:
 
 
 class EarlyStopping(Settings):
-    """RestartWhen the run ends before its last step because it gets no better."""
+    """When the run ends before its last step because it gets no better."""
 
     metric: str = Field("loss", min_length=1, description="The evaluation's metric that is watched.")
     mode: Mode = Field("auto", description="Whether less or more of it is better; `auto` tells by the metric's name.")
@@ -163,7 +163,7 @@ class Train(Settings):
     deterministic: bool = Field(False, description="Take only operations that give the same bits each time; slower.")
     on_nan: Literal["stop", "warn"] = Field(
         "stop",
-        description="RestartWhen a loss or a weight is not finite: `stop` fails the run, `warn` says so once. Weights that are not finite are never saved.",
+        description="When a loss or a weight is not finite: `stop` fails the run, `warn` says so once. Weights that are not finite are never saved.",
     )
     early_stopping: EarlyStopping | None = Field(None, description="End the run when an evaluation's metric gets no better.")
     max_seconds: float | None = Field(
@@ -175,8 +175,8 @@ class Train(Settings):
     report_every_steps: Steps | None = Field(
         None, description="Report progress each time this many steps are done; about twice a second when left out."
     )
-    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="RestartWhen to save and how many checkpoints to keep.")
-    evaluate: Evaluation = Field(default_factory=Evaluation, description="RestartWhen to evaluate on the held-out set.")
+    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="When to save and how many checkpoints to keep.")
+    evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
     summaries: Summaries = Field(default_factory=Summaries, description="What to write for TensorBoard and how often.")
     export: Export | None = Field(
         None,
@@ -186,16 +186,17 @@ class Train(Settings):
 
 
 class Ending(Settings):
-    """RestartWhen the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
+    """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
 
     port: int = Field(ge=1, le=65535, description="Where the parent of the task that leads answers the others.")
     success: Literal["chief", "all_workers"] = Field("chief", description="Whose exit 0 the run's success needs.")
     worker_grace: float = Field(10, ge=0, description="How long workers of parameter servers get to end by themselves after that.")
     evaluator_grace: float = Field(600, ge=0, description="How long an evaluator gets.")
+    peer_grace: float = Field(30, ge=0, description="How long workers in step with each other get.")
 
 
 class Restarts(Settings):
-    """RestartWhen and how often the tasks of a role are started again in place."""
+    """When and how often the tasks of a role are started again in place."""
 
     restart: RestartWhen = Field("on_failure", description="After what: also after exit code 0, after a failure, or after signals alone.")
     max_restarts: int = Field(10, ge=0, description="How often, after failures.")

@@ -9,17 +9,18 @@ import selectors
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
 from trainer import error_file, scratch, tracebacks
 from trainer.child import kill_group, reap, spawn
-from trainer.ending import FAILED, SUCCEEDED, Following, Leading, News, Part
+from trainer.ending import FAILED, RUNNING, SUCCEEDED, Following, Hears, Leading, News, Part
 from trainer.events import EVENTS_FD, TOLD, Event
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.job import Job
 from trainer.output import Output
-from trainer.peers import PeerWait, Prober, Watch
+from trainer.peers import LISTED, PeerWait, Prober, Watch, in_words
 from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Restart, cause_of, exit_code_of, judge
 
@@ -29,10 +30,11 @@ _NEWER = frozenset({"restored", "checkpoint", "evaluated"})  # events that tell 
 
 # What a program of TensorFlow's that was asked to stop and has saved exits with, beside 143 (PreemptionCheckpointHandler).
 _PREEMPTED = 42
+_ABOUT_TO_END = 10.0  # seconds before the end of a run in which its tasks may fail for want of each other
+_ASK_AGAIN = 0.5  # seconds between two questions meanwhile
 _COMES_BACK = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and signals: this is not the run's end
 
 _CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
-_LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
 
 
 def supervise(job: Job, report: Report, output: Output) -> int:
@@ -165,13 +167,13 @@ class _Supervisor:
         detail, same = self._why(code)
         if self._over:
             self._done()
+        elif self._verdict is not None and (code != ExitCode.DONE or not self._job.built_in):
+            self._fail(ExitCode.PEER_LOST, *self._verdict)
         elif code == ExitCode.DONE and (self._stopping or self._job.policy.restart != "always"):
             if self._stopping and not self._job.built_in:  # it stops because it is done: the output alone tells that
                 self._done()
             else:
                 self._leave(ExitCode.DONE)
-        elif self._verdict is not None:
-            self._fail(ExitCode.PEER_LOST, *self._verdict)
         elif self._stopping:
             self._ended_on_request(code, detail)
         elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
@@ -234,16 +236,29 @@ class _Supervisor:
         self._backoff = self._reactor.call_later(decision.delay, self._start)
 
     def _fail(self, code: int, cause: str, detail: str, process: int | None = None) -> None:
-        def fail(_: News | None = None) -> None:
-            if not self._leaving:
-                ended = {} if process is None else {"process_exit_code": process}
-                self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
-                self._leave(code, f"{cause}: {detail}" if detail else cause)
+        def fail() -> None:
+            ended = {} if process is None else {"process_exit_code": process}
+            self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
+            self._leave(code, f"{cause}: {detail}" if detail else cause)
 
-        if self._following is not None and not self._stopping:
-            self._following.ask_now(fail)  # a program whose leader is done may fail for want of it
-        else:
+        if self._following is None or self._stopping or self._verdict is not None:
             fail()
+        else:  # a program may fail for want of its leader, which is about to be done
+            self._unless_over(fail, time.monotonic() + _ABOUT_TO_END)
+
+    def _unless_over(self, fail: Callable[[], None], until: float) -> None:
+        """Fail, unless the task that leads says within some seconds that the run has ended."""
+        assert self._following is not None  # noqa: S101 - only called where it is
+
+        def answered(news: News | None) -> None:
+            if self._leaving:
+                return
+            if news is not None and news.state == RUNNING and time.monotonic() < until:
+                self._reactor.call_later(_ASK_AGAIN, lambda: None if self._leaving else self._unless_over(fail, until))
+            elif news is None or news.state != SUCCEEDED:
+                fail()
+
+        self._following.ask_now(answered)
 
     def _done(self) -> None:
         """Leave, and say what the output does not: that this task is done."""
@@ -253,45 +268,87 @@ class _Supervisor:
     def _leave(self, code: int, why: str = "") -> None:
         """End with `code`: at once, or when those who wait for this task know."""
         self._exit_code, self._leaving = int(code), True
-        leave = self._reactor.stop
-        if self._leading is not None and code not in _COMES_BACK and code < OF_SIGNALS:
-            self._leading.end(FAILED if code else SUCCEEDED, why, leave, shortly=self._stopping)
-        elif self._following is not None and code not in _COMES_BACK and code < OF_SIGNALS and not self._over:
-            self._following.ended(FAILED if code else SUCCEEDED)
-            if code or not self._job.part or not self._job.part.waits or self._stopping:
-                self._following.ask_now(lambda _: leave())
+        comes_back = code in _COMES_BACK or code >= OF_SIGNALS or (self._stopping and code != ExitCode.DONE)
+        if self._leading is not None and not comes_back:
+            self._tell_all(self._leading, why)
+        elif self._following is not None and not comes_back and not self._over:
+            self._following.has_ended(FAILED if code else SUCCEEDED)
+            if code or not self._part.waits or self._stopping:
+                self._following.ask_now(self._told)
         else:
-            leave()
+            self._reactor.stop()
 
     # The end of the run
+
+    @property
+    def _part(self) -> Part:
+        assert self._job.part is not None  # noqa: S101 - nobody else asks
+        return self._job.part
 
     def _take_part(self, part: Part) -> None:
         if part.leads:
             self._leading = Leading(part, self._reactor)
+            if not self._leading.answers:
+                message = f"port {part.address.rpartition(':')[2]} is another's: the other tasks cannot ask when the run has ended"
+                self._report("notice", message=message)
             return
-        self._following = Following(part, self._reactor, self._run_has_ended)
-        self._watch = self._watch_for(part.leader, (part.address,), f"{part.leader} answers again", self._job.patience.giving_up)
+        hears = Hears(self._run_has_ended, self._leader_is_gone, partial(self._report, "notice"))
+        self._following = Following(part, self._reactor, hears)
+
+    def _tell_all(self, leading: Leading, why: str) -> None:
+        """Tell the others how the run has ended: this is the task that leads."""
+
+        def leave(news: News) -> None:
+            if news.state == FAILED and self._exit_code == ExitCode.DONE:  # a worker that it needs
+                self._report("failed", exit_code=int(ExitCode.FAILURE), cause=news.reason, detail="")
+                self._exit_code = int(ExitCode.FAILURE)
+            self._reactor.stop()
+
+        if self._exit_code != ExitCode.DONE:
+            leading.fail(why, leave)
+        elif self._stopping and not leading.complete:
+            self._stop_leaving()
+        else:
+            if self._stopping:
+                leading.hurry()
+            leading.succeed(leave)
+
+    def _told(self, news: News | None) -> None:
+        """Leave: the task that leads knows that this one has ended, or does not answer."""
+        if news is None and self._part.waits and self._exit_code == ExitCode.DONE:
+            self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
+        self._reactor.stop()
 
     def _run_has_ended(self, news: News) -> None:
         """Follow the task that leads: it was done, or has failed for good."""
-        part = self._job.part
-        if self._watch is not None:
-            self._watch.cancel()
-        if part is None or (news.state == FAILED and self._leaving):
-            self._exit_code = int(ExitCode.PEER_LOST)
+        part = self._part
+        self._over = news.state == SUCCEEDED
+        if self._leaving:
+            if not self._over and self._part.waits and self._exit_code == ExitCode.DONE:
+                self._lose(f"{part.leader} has failed", news.reason)
             self._reactor.stop()
-        elif news.state == FAILED:
+        elif not self._over:
             self._give_up(f"{part.leader} has failed", news.reason, self._job.patience.giving_up)
+        elif self._child is not None:
+            self._reactor.call_later(part.grace, self._dismiss)
         else:
-            self._over = True
-            if self._leaving:
-                self._reactor.stop()
-            elif self._child is None:
-                if self._backoff is not None:
-                    self._backoff.cancel()
-                self._done()
-            elif part.grace < math.inf:
-                self._reactor.call_later(part.grace, self._dismiss)
+            if self._backoff is not None:
+                self._backoff.cancel()
+            self._done()
+
+    def _leader_is_gone(self, reason: str) -> None:
+        part = self._part
+        cause = f"{part.leader} was gone for {part.orphan:g} s"
+        if self._leaving:
+            self._lose(cause, reason)
+        else:
+            self._give_up(cause, f"{part.address}: {reason}", self._job.patience.giving_up)
+
+    def _lose(self, cause: str, detail: str) -> None:
+        """Fail where the program is done, and the run is not."""
+        self._report("failed", exit_code=int(ExitCode.PEER_LOST), cause=cause, detail=detail)
+        self._exit_code = int(ExitCode.PEER_LOST)
+        self._reactor.stop()
 
     def _dismiss(self) -> None:
         if self._child is not None and not self._stopping:
@@ -301,13 +358,18 @@ class _Supervisor:
 
     def _hurry(self) -> None:
         """Stay no longer than others need to hear of the end: this task is asked to stop when it has ended."""
-        if self._leading is None or self._signals > 1:
-            self._reactor.stop()
-        elif not self._leading.complete:  # others are not done: it comes back, and waits for them again
-            self._exit_code = int(ExitCode.STOPPED)
+        unfinished = self._part.waits if self._leading is None else not self._leading.complete
+        if self._exit_code == ExitCode.DONE and unfinished and not self._over:
+            self._stop_leaving()
+        elif self._leading is None or self._signals > 1:
             self._reactor.stop()
         else:
             self._leading.hurry()
+
+    def _stop_leaving(self) -> None:
+        """Leave as one that comes back: others are not done, and have to find it, or to hear of it."""
+        self._exit_code = int(ExitCode.STOPPED)
+        self._reactor.stop()
 
     # Stopping
 
@@ -365,6 +427,7 @@ class _Supervisor:
         if self._child is None:
             if self._backoff is not None:
                 self._backoff.cancel()
+            self._verdict = (cause, detail)
             self._fail(ExitCode.PEER_LOST, cause, detail)
             return
         self._verdict = (cause, detail)
@@ -396,7 +459,7 @@ class _Supervisor:
 
     def _tell_waiting(self, missing: list[dict[str, str]], seconds: float) -> None:
         timeout = self._job.patience.start
-        listed = missing[:_LISTED]
+        listed = missing[:LISTED]
         self._report("waiting", missing=listed, more=len(missing) - len(listed), seconds=round(seconds, 1), timeout=timeout)
 
     def _peers_there(self, seconds: float) -> None:
@@ -411,16 +474,14 @@ class _Supervisor:
                 self._report("ready", seconds=round(seconds, 1))
 
     def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
-        named = [f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing[:_LISTED]]
-        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         patience = self._job.patience
-        self._give_up(f"peers were not there after {patience.start:g} s", f"missing: {', '.join(named)}{more}", patience.giving_up)
+        named = in_words([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
+        self._give_up(f"peers were not there after {patience.start:g} s", f"missing: {named}", patience.giving_up)
 
     def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
         """Give up, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
         orphan = self._job.patience.orphan
-        more = f" and {len(addresses) - _LISTED} more" if len(addresses) > _LISTED else ""
-        place = ", ".join(addresses[:_LISTED]) + more
+        place = in_words(addresses, LISTED)
 
         def lost(reason: str) -> None:
             self._report("notice", message=f"{who} ({place}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")

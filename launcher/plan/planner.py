@@ -181,6 +181,7 @@ def _ending(spec: ClusterSpec, target: Target) -> Ending | None:
         success=spec.success,
         worker_grace=parse_duration(limits.worker_grace),
         evaluator_grace=parse_duration(limits.evaluator_grace),
+        peer_grace=parse_duration(limits.grace_period),
     )
 
 

@@ -2,6 +2,9 @@
 
 import json
 import signal
+import socket
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.processes import free_port
-from tests.trainer.conftest import Running, Trainers
+from tests.trainer.conftest import Ports, Running, Trainers
 from trainer.ending import Part, Rules, part
 from trainer.tf_config import TaskConfig, parse
 
@@ -19,15 +22,16 @@ CLUSTER = {"chief": 1, "worker": 1, "ps": 1}
 TWO_WORKERS = {"chief": 1, "worker": 2, "ps": 1}
 LED_BY_WORKER = {"worker": 2, "ps": 1}
 WORKERS = {"chief": 1, "worker": 1}
+SERVED = {"chief": 1, "ps": 1}
 
 Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start(trainers: Trainers, tmp_path: Path) -> Start:
+def start(trainers: Trainers, ports: Ports, tmp_path: Path) -> Start:
     """Start a task of one cluster with a shell script for its program."""
     port = free_port()
-    addresses: dict[tuple[str, int], str] = {}
+    addresses: defaultdict[tuple[str, int], str] = defaultdict(ports.address)
 
     def started(
         name: str,
@@ -41,9 +45,10 @@ def start(trainers: Trainers, tmp_path: Path) -> Start:
     ) -> Running:
         role, _, index = name.partition("-")
         there = [(role, place) for role, count in sizes.items() for place in range(count)]
-        cluster = {role: [addresses.setdefault(one, f"127.0.0.1:{free_port()}") for one in there if one[0] == role] for role in sizes}
+        cluster = {role: [addresses[one] for one in there if one[0] == role] for role in sizes}
+        own: dict[str, Any] = {key: rules.pop(key) for key in ("start_timeout", "orphan_timeout") if key in rules}
         settings: dict[str, Any] = {
-            "run": "r",
+            "run": rules.pop("run", "r"),
             "run_dir": str(tmp_path / "run"),
             "scratch_dir": str(tmp_path),
             "strategy": strategy,
@@ -51,6 +56,7 @@ def start(trainers: Trainers, tmp_path: Path) -> Start:
             "has_evaluator": evaluator,
             "unsupervised": unsupervised,
             "ending": {"port": port, "worker_grace": 0.5, "evaluator_grace": 0.5, **rules},
+            **own,
         }
         config = {"cluster": cluster, "task": {"type": role, "index": int(index or 0)}}
         env = {"TF_CONFIG": json.dumps(config), "TRAINER_SETTINGS": json.dumps(settings), "RUN_DIR": settings["run_dir"]}
@@ -157,6 +163,75 @@ def test_a_run_may_need_all_its_workers(start: Start) -> None:
     assert [one.code() for one in (chief, first, last, ps)] == [0, 0, 0, 0]
 
 
+def test_a_chief_that_fails_when_it_is_asked_to_stop_ends_nobody(start: Start) -> None:
+    ps = start("ps-0", SLEEPS, sizes=SERVED)
+    chief = start("chief", "trap 'exit 1' TERM; echo begun; while :; do sleep 0.1; done", sizes=SERVED)
+    chief.line("begun")
+    chief.send(signal.SIGTERM)
+    assert chief.code() == 1
+    assert start("chief", "sleep 2", sizes=SERVED).code() == 0
+    assert (ps.code(), len(ps.events("started"))) == (0, 1)
+
+
+def test_what_ends_as_done_in_a_run_that_has_failed_has_not_succeeded(start: Start) -> None:
+    ps = start("ps-0", "trap 'exit 0' TERM; echo begun; while :; do sleep 0.1; done", sizes=SERVED)
+    ps.line("begun")
+    assert start("chief", "exit 1", sizes=SERVED).code() == 1
+    assert ps.code() == 75
+
+
+def test_a_worker_that_the_run_needs_and_that_fails_for_good_fails_it(start: Start) -> None:
+    rules: dict[str, Any] = {"success": "all_workers", "sizes": {"chief": 1, "worker": 2}}
+    done = [start("chief", "echo over", **rules), start("worker-0", "echo over", **rules)]
+    for one in done:
+        one.line("over")
+    assert start("worker-1", "exit 2", **rules).code() == 2
+    assert [one.code() for one in done] == [1, 75]
+    assert done[0].event("failed")["cause"] == "worker-1 has failed"
+
+
+def test_a_needed_task_that_is_gone_for_good_is_not_waited_for_without_end(start: Start) -> None:
+    rules: dict[str, Any] = {"success": "all_workers", "sizes": WORKERS, "orphan_timeout": 2}
+    chief = start("chief", "true", **rules)
+    assert chief.code() == 1
+    assert chief.event("failed")["cause"] == "worker-0 was gone for 2 s"
+    worker = start("worker-0", "echo over", start_timeout=2, **rules)
+    assert worker.code() == 75
+    assert worker.event("failed")["cause"] == "chief was gone for 2 s"
+
+
+def test_one_that_is_done_and_asked_to_stop_before_the_run_has_succeeded_comes_back(start: Start) -> None:
+    rules: dict[str, Any] = {"success": "all_workers", "sizes": WORKERS}
+    chief = start("chief", "sleep 60", **rules)
+    worker = start("worker-0", "echo over", **rules)
+    worker.line("over")
+    worker.send(signal.SIGTERM)
+    assert worker.code() == 143
+    chief.send(signal.SIGTERM)
+    assert chief.code() == 143
+    chief = start("chief", "trap 'exit 0' TERM; echo begun; while :; do sleep 0.1; done", **rules)
+    chief.line("begun")
+    chief.send(signal.SIGTERM)
+    assert chief.code() == 143
+
+
+def test_another_runs_chief_is_not_believed(start: Start) -> None:
+    ps = start("ps-0", SLEEPS, sizes=SERVED, run="mine")
+    chief = start("chief", "echo over", sizes=SERVED, run="other")
+    chief.line("over")
+    time.sleep(2)  # two questions
+    chief.send(signal.SIGTERM)
+    assert chief.code() == 0
+    assert ps.process.poll() is None
+
+
+def test_a_chief_whose_port_is_taken_says_so(start: Start) -> None:
+    with socket.create_server(("", 0)) as taken:
+        chief = start("chief", "true", sizes=SERVED, port=taken.getsockname()[1])
+        assert chief.code() == 0
+    assert "is another's" in chief.event("notice")["message"]
+
+
 def cluster(**sizes: int) -> dict[str, list[str]]:
     return {role: [f"{role}{index}:2222" for index in range(count)] for role, count in sizes.items()}
 
@@ -176,12 +251,12 @@ def task(name: str, **sizes: int) -> TaskConfig:
     ],
 )
 def test_what_follows_the_end_is_in_one_table(name: str, rules: dict[str, Any], grace: float, waits: bool) -> None:
-    found = part(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), served=True, has_evaluator=True)
-    assert found == Part(name, "chief", "chief0:2224", grace=grace, waits=waits)
+    found = part(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", served=True, has_evaluator=True)
+    assert found == Part("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, waits=waits)
 
 
 def test_the_leader_knows_who_asks_and_who_is_needed() -> None:
-    found = part(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), served=True, has_evaluator=True)
+    found = part(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", served=True, has_evaluator=True)
     assert found is not None
     assert found.leads
     assert found.needed == {"worker-1", "worker-2"}
@@ -189,10 +264,10 @@ def test_the_leader_knows_who_asks_and_who_is_needed() -> None:
 
 
 def test_many_tasks_ask_less_often() -> None:
-    found = part(Rules(2224), task("ps-0", worker=900, ps=100), served=True, has_evaluator=False)
+    found = part(Rules(2224), task("ps-0", worker=900, ps=100), run="r", served=True, has_evaluator=False)
     assert found is not None
     assert found.interval == 10
 
 
 def test_one_task_asks_nobody() -> None:
-    assert part(Rules(2224), task("chief", chief=1), served=False, has_evaluator=False) is None
+    assert part(Rules(2224), task("chief", chief=1), run="r", served=False, has_evaluator=False) is None

@@ -182,7 +182,8 @@ class KubernetesBackend:
     def _tend(self, known: _Known, name: str, seen: Seen, status: RunStatus, said: list[str]) -> None:
         if known.tender is None:
             known.spec = self.spec(name) or {}
-            known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")))
+            logs = PodLogs(known.cluster, self._kept(known.cluster, name))
+            known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.news)
         said.extend(known.tender.tend(seen, status))
         patience = parse_duration(self._limit(known, "start_timeout", "10m"))
         late = "" if observe.maker(seen.jobs) else known.tender.late(seen, status, patience)

@@ -16,7 +16,7 @@ from launcher.backend.kubernetes import trouble
 from launcher.backend.kubernetes.trouble import Trouble
 from launcher.backend.model import Restart, RunStatus, State, TaskStatus
 from launcher.plan import rules
-from launcher.render.kubernetes.objects import TASKS
+from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS
 from trainer.exit_codes import ExitCode
 
 Object = Mapping[str, Any]
@@ -83,12 +83,16 @@ def status(seen: Seen, now: float) -> RunStatus:
 def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]) -> tuple[State, str]:
     if seen.whole and condition(seen.whole, "Completed"):
         return State.SUCCEEDED, ""
-    failed = any(condition(job, "Failed") for job in jobs)
+    since = succeeded_at(seen)
+    lost = [
+        job for job in jobs if condition(job, "Failed") and not (since is not None and annotation(job, FOLLOWS) and _failed_at(job) > since)
+    ]
+    failed = bool(lost)
     if seen.whole and failed and not condition(seen.whole, "Failed"):
         return State.RESTARTING, f"{maker(jobs)} starts it again, or ends it: {why_failed(seen, tasks)}"
     if failed or (seen.whole and condition(seen.whole, "Failed")):
         return State.FAILED, why_failed(seen, tasks)
-    if jobs and all(condition(job, "Complete") for job in jobs):
+    if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
         return State.SUCCEEDED, ""
     waiting = [task for task in tasks if task.state is State.PENDING]
     if waiting:
@@ -97,6 +101,34 @@ def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]
         told = next((_with(f"{task.name}: {task.reason}", task.remedy) for task in waiting if task.reason), "")
         return (State.RUNNING if any(task.state is State.RUNNING for task in tasks) else State.PENDING), lacking or told
     return (State.RUNNING if tasks else State.PENDING), ""
+
+
+def leads(seen: Seen, job: Object) -> bool:
+    """Tell whether a Job has the task that leads: the chief, or worker-0."""
+    return role_of(job) == rules.leader(map(role_of, seen.jobs)).partition("-")[0]
+
+
+def succeeded_at(seen: Seen) -> float | None:
+    """Return when all were done whose success is the run's of a user's program, None while they are not."""
+    deciding = [job for job in seen.jobs if leads(seen, job) or not (annotation(job, FOLLOWS) or annotation(job, ENDS_AFTER))]
+    ended = [_done_at(seen, job) for job in deciding]
+    return max((time for time in ended if time is not None), default=None) if None not in ended else None
+
+
+def _done_at(seen: Seen, job: Object) -> float | None:
+    """Return when a Job was complete; of one whose other tasks do not end by themselves, when its first was."""
+    if condition(job, "Complete"):
+        return seconds(job["status"].get("completionTime"))
+    first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
+    if not annotation(job, ENDS_AFTER) or not leads(seen, job) or not first:
+        return None
+    pods = [pod for pod in seen.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
+    return max((finished(pod) or 0.0 for pod in pods), default=0.0)
+
+
+def annotation(job: Object, key: str) -> str:
+    """Return an annotation of an object, empty where it has none."""
+    return str((job["metadata"].get("annotations") or {}).get(key, ""))
 
 
 def why_failed(seen: Seen, tasks: Iterable[TaskStatus]) -> str:
@@ -136,8 +168,7 @@ def _tasks(seen: Seen, job: Object, now: float) -> Iterable[TaskStatus]:
     for pod in seen.pods:
         if _label(pod, COMPONENT) == role:
             pods.setdefault(_index(pod), []).append(pod)
-    annotations = job["metadata"].get("annotations") or {}
-    for index in range(int(annotations.get(TASKS) or job.get("spec", {}).get("completions") or 1)):
+    for index in range(int(annotation(job, TASKS) or job.get("spec", {}).get("completions") or 1)):
         attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         yield _task(seen, job, rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
 

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from launcher.backend.kubernetes import observe, trouble
@@ -10,7 +10,6 @@ from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Object, Seen, task_of
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.model import RunStatus, State
-from launcher.plan import rules
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
 
 # The task, for how long, and the first words of what is wrong.
@@ -59,28 +58,11 @@ def dismissed(seen: Seen, now: float) -> list[tuple[Object, int]]:
 
     With each, how many of its tasks stay: the first, where that is the one with which the run ends.
     """
-    waiting = [
-        (job, float(after)) for job in seen.jobs if (after := (job["metadata"].get("annotations") or {}).get(ENDS_AFTER)) is not None
-    ]
-    ended = [_ended(seen, job) for job in seen.jobs if all(job is not other for other, _ in waiting) or _leads(seen, job)]
-    if observe.maker(seen.jobs) or not waiting or not ended or None in ended:
+    waiting = [(job, float(after)) for job in seen.jobs if (after := observe.annotation(job, ENDS_AFTER))]
+    since = observe.succeeded_at(seen)
+    if observe.maker(seen.jobs) or since is None:
         return []
-    since = max(time for time in ended if time is not None)
-    return [(job, int(_leads(seen, job))) for job, after in waiting if now - since >= after and not _is_over(job)]
-
-
-def _leads(seen: Seen, job: Object) -> bool:
-    """Tell whether a Job has the task with which the run ends."""
-    return observe.role_of(job) == rules.leader(observe.role_of(one) for one in seen.jobs).partition("-")[0]
-
-
-def _ended(seen: Seen, job: Object) -> float | None:
-    """Return when a Job was complete, or its first task where that is the one that leads; None while it is not."""
-    if observe.condition(job, "Complete"):
-        return observe.seconds(job["status"].get("completionTime"))
-    first = rules.leader(observe.role_of(one) for one in seen.jobs)
-    pods = [pod for pod in seen.pods if _leads(seen, job) and task_of(pod) == first and pod["status"].get("phase") == "Succeeded"]
-    return max((observe.finished(pod) or 0.0 for pod in pods), default=None)
+    return [(job, int(observe.leads(seen, job))) for job, after in waiting if now - since >= after and not _is_over(job)]
 
 
 def _is_over(job: Object) -> bool:
@@ -111,8 +93,8 @@ def _is_first(pod: Object, started: float) -> bool:
 class Tender:
     """Does it for one run, and says what it does once."""
 
-    def __init__(self, cluster: Cluster, run: str, patience: float) -> None:
-        self._cluster, self._run, self._patience = cluster, run, patience
+    def __init__(self, cluster: Cluster, run: str, patience: float, keep_logs: Callable[[list[Object]], object] = list) -> None:
+        self._cluster, self._run, self._patience, self._keep_logs = cluster, run, patience, keep_logs
         self._done: set[str] = set()
         self._said: set[str] = set()
         self._pending_since: float | None = None  # of time.monotonic, without a break
@@ -140,6 +122,7 @@ class Tender:
             yield from self._let_go(seen)
         for job, stay in dismissed(seen, time.time()):
             name = job["metadata"]["name"]
+            self._keep_logs([pod for pod in seen.pods if observe.role_of(pod) == observe.role_of(job)])
             self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})
             yield f"{name} is ended with the run, which has succeeded"
 

@@ -6,7 +6,7 @@ from launcher.errors import UsageError
 from launcher.plan import rules
 from launcher.plan.groups import Group, groups
 from launcher.render.kubernetes import pods
-from launcher.render.kubernetes.objects import ENDS_AFTER, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
+from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.strategies import SERVED
@@ -66,7 +66,8 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
     final = [int(ExitCode.WRONG_CONFIGURATION)]
     if group.task.restart.when == "exit_code" and not rules.supervised(group.task):
         final = list(range(1, OF_SIGNALS))
-    if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
+    together = joined and group.scope == "all"  # somebody starts them again with the others
+    if (not together and _follows_the_chief(run, group)) or (not joined and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and whoever waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
     found = [
@@ -119,18 +120,26 @@ def queue_labels(run: Run) -> dict[str, str]:
     return {QUEUE_LABEL: run.options.queue} if run.options.queue else {}
 
 
-def _success(run: Run, group: Group) -> Object:
-    """Return when a Job has succeeded whose program ends no task but the first, with which the run ends."""
-    if not _is_unwatched(run, group) or not group.decisive or group.count < 2 or run.spec.success != "chief":
+def success(run: Run, group: Group) -> Object:
+    """Return when a Job has succeeded whose program ends no task but the first, with which the run ends. Workers in step have their time."""
+    ends = group.decisive and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVED
+    if not _is_unwatched(run, group) or not ends:
         return {}
     return since(run, {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}})
 
 
-def _dismissal(run: Run, group: Group) -> dict[str, str]:
-    """Return the annotations of a Job which the launcher that watches is to end once the run has succeeded: nobody inside does."""
-    alone = not group.decisive or (group.count > 1 and run.spec.success == "chief" and not _success(run, group))
-    if not _is_unwatched(run, group) or not alone:
+def ends_late(run: Run, group: Group) -> bool:
+    """Tell whether nobody inside ends a Job when the run has succeeded."""
+    alone = not group.decisive or (group.count > 1 and run.spec.success == "chief" and not success(run, group))
+    return _is_unwatched(run, group) and alone
+
+
+def _end(run: Run, group: Group) -> dict[str, str]:
+    """Return the annotations that tell of a program's Job that its success is not the run's, and when the launcher that watches is to end it."""
+    if run.spec.train is not None:
         return {}
+    if not ends_late(run, group):
+        return {} if group.decisive else {FOLLOWS: "true"}
     return {ENDS_AFTER: f"{rules.time_of_its_own(run.plan, group.role):g}", TASKS: str(group.count)}
 
 
@@ -141,8 +150,8 @@ def _is_unwatched(run: Run, group: Group) -> bool:
 def _job(run: Run, group: Group) -> Object:
     spec = spec_of(run, group, retries=group.task.restart.max_restarts)
     template = spec.pop("template")
-    spec |= time_to_live(run) | _success(run, group)
+    spec |= time_to_live(run) | success(run, group)
     spec["template"] = template
-    notes = provenance(run) | _dismissal(run, group)
+    notes = provenance(run) | _end(run, group)
     head = metadata(run, checked(f"{run.name}-{group.role}"), group.role, labels=queue_labels(run), annotations=notes)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": spec}

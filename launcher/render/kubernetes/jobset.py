@@ -70,13 +70,18 @@ def _run(source: Source) -> Run:
 
 
 def _header(source: Source, run: Run, made: list[Object]) -> str:
-    return manifests.header(source, [f"the cluster needs JobSet {MINIMUM} or newer", *manifests.notes(run, made)])
+    remarks = [f"the cluster needs JobSet {MINIMUM} or newer", *manifests.notes(run, made)]
+    if any(group.decisive and jobs.ends_late(run, group) for group in groups(run.plan)):
+        remarks.append(
+            "the workers that are not supervised do not end with the first: set kubernetes.version to 1.31 or newer, or delete the set"
+        )
+    return manifests.header(source, remarks)
 
 
 def _replicated(run: Run, group: Group) -> Object:
     # Where all have to restore together, the first failure of a pod that counts restarts the set.
     retries = 0 if group.scope == "all" else group.task.restart.max_restarts
-    spec = jobs.spec_of(run, group, retries=retries, joined=True)
+    spec = jobs.spec_of(run, group, retries=retries, joined=True) | jobs.success(run, group)
     # The set names the pods' subdomain.
     spec["template"]["spec"].pop("subdomain", None)
     head = metadata(run, run.name, group.role)

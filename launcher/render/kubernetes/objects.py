@@ -28,6 +28,9 @@ VOLUME_LABEL = "tf-launcher/volume"
 _DIGEST = "tf-launcher/spec-digest"
 _STRATEGY = "tf-launcher/strategy"
 # On a Job that does not end with the run by itself: how many seconds after it the launcher is to end it, and how many tasks it had before.
+FOLLOWS = (
+    "tf-launcher/follows"  # "true" on one whose tasks' parents end it with the run: what becomes of it then is not how the run has ended
+)
 ENDS_AFTER = "tf-launcher/ends-after"
 TASKS = "tf-launcher/tasks"
 

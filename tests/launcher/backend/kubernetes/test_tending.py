@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from launcher.backend.kubernetes import observe
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.problems import ForbiddenError
@@ -79,10 +80,11 @@ def test_workers_that_do_not_end_with_the_first_of_them_are_ended_in_their_time(
     ended = {"containerStatuses": [{"state": {"terminated": {"finishedAt": "2026-01-01T00:09:55Z"}}}]}
     first = {"metadata": head, "status": {"phase": "Succeeded", **ended}}
     names = {"name": "w", "labels": head["labels"], "annotations": {"tf-launcher/ends-after": "10"}}
-    workers = {"metadata": names, "spec": {"completions": 2}, "status": {}}
+    workers = {"metadata": names, "spec": {"completions": 2}, "status": {"completedIndexes": "0"}}
     assert dismissed(Seen("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
     assert dismissed(Seen("digits", [workers], [first]), NOW) == []
-    assert dismissed(Seen("digits", [workers], [{**first, "status": {"phase": "Running"}}]), NOW + 5) == []
+    assert dismissed(Seen("digits", [workers]), NOW) == [(workers, 1)]  # its pod is gone
+    assert dismissed(Seen("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
 
 
 def job(start: str | None) -> dict[str, Any]:
@@ -199,3 +201,17 @@ def test_jobs_that_something_else_made_are_left_to_it_when_one_has_failed() -> N
     owner = {"kind": "JobSet", "name": "digits", "controller": True}
     jobs = [{"metadata": {"name": f"digits-{role}-0", "ownerReferences": [owner]}} for role in ("chief", "worker")]
     assert list(Tender(cast("Cluster", Refusing()), "digits", 60).tend(Seen("digits", jobs), status(State.FAILED))) == []
+
+
+def test_what_fails_after_a_run_has_succeeded_is_not_how_it_has_ended() -> None:
+    def made(role: str, kind: str, at: str, **annotations: str) -> dict[str, Any]:
+        head = {"name": role, "labels": {"app.kubernetes.io/component": role}, "annotations": annotations}
+        status = {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": at}], "completionTime": at}
+        return {"metadata": head, "spec": {"completions": 1}, "status": status}
+
+    chief = made("chief", "Complete", "2026-01-01T00:09:00Z")
+    late, early = (made("ps", "Failed", at, **{"tf-launcher/follows": "true"}) for at in ("2026-01-01T00:20:00Z", "2026-01-01T00:08:00Z"))
+    states = [
+        observe.status(Seen("digits", [chief, other]), NOW).state for other in (late, early, made("ps", "Failed", "2026-01-01T00:20:00Z"))
+    ]
+    assert states == [State.SUCCEEDED, State.FAILED, State.FAILED]
