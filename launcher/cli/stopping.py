@@ -8,6 +8,6 @@ from launcher.spec.quantities import parse_duration
 
 def asking(spec: Mapping[str, Any] | None) -> str:
     """Return what a stop does first, of a run with this spec, as dumped; None where the spec is not known."""
-    if not spec or not spec.get("command"):
+    if not spec or spec.get("train"):
         return "saving a checkpoint"
     return f"asking your program to stop, up to {parse_duration(spec['limits']['grace_period']):g} s"

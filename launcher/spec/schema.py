@@ -30,7 +30,12 @@ def schema() -> dict[str, Any]:
         for program, shapes in (("train", SHAPES), ("command", SHAPES_OF_A_COMMAND))
         for strategy, shape in shapes.items()
     ]
-    made["oneOf"] = [{"required": ["train"]}, {"required": ["command"]}]
+    made["not"] = {"required": ["train", "command"]}
+    each = {"anyOf": [{"required": ["command"]}, {"required": ["image"]}, {"type": "null"}]}
+    made["anyOf"] = [
+        *({"required": [key]} for key in ("train", "command", "image")),
+        {"required": ["roles"], "properties": {"roles": {"additionalProperties": each}}},
+    ]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Cluster spec", **made}
 
 

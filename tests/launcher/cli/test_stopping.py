@@ -13,6 +13,7 @@ from launcher.cli.stopping import asking
         (None, "saving a checkpoint"),
         ({"train": {"workload": "mnist"}, "command": None, "limits": {"grace_period": "30s"}}, "saving a checkpoint"),
         ({"command": ["python", "train.py"], "limits": {"grace_period": "30s"}}, "asking your program to stop, up to 30 s"),
+        ({"image": "mine:1", "train": None, "limits": {"grace_period": "30s"}}, "asking your program to stop, up to 30 s"),
         ({"command": ["python", "train.py"], "limits": {"grace_period": "2m"}}, "asking your program to stop, up to 120 s"),
     ],
 )

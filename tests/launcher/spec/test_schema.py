@@ -53,6 +53,14 @@ def test_the_schema_knows_the_strategies_roles() -> None:
     assert roles["train", "single"]["propertyNames"]["enum"] == ["chief", "evaluator"]
 
 
+def test_the_schema_takes_one_thing_to_run_for_each_role() -> None:
+    made = schema()
+    assert made["not"] == {"required": ["train", "command"]}
+    *whole, roles = made["anyOf"]
+    assert [given["required"] for given in whole] == [["train"], ["command"], ["image"]]
+    assert {"required": ["image"]} in roles["properties"]["roles"]["additionalProperties"]["anyOf"]
+
+
 def test_patterns_of_the_schema_are_regular_expressions_that_fit_the_examples() -> None:
     def check(part: object) -> int:
         if isinstance(part, list):
