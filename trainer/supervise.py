@@ -315,7 +315,7 @@ class _Supervisor:
 
     def _told(self, news: News | None) -> None:
         """Leave: the task that leads knows that this one has ended, or does not answer."""
-        if news is None and self._part.waits and self._exit_code == ExitCode.DONE:
+        if (news is None or news.state == RUNNING) and self._part.waits and self._exit_code == ExitCode.DONE:
             self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
         self._reactor.stop()
 
