@@ -11,6 +11,7 @@ import yaml
 
 from launcher.docker_cli import docker
 from launcher.image_build.context import default_base_image
+from tests.e2e.code.brought import KILLED_ONCE, UNFINISHED
 from tests.e2e.docker.running import ROOT, Run, cleaned, unique
 from tests.processes import free_port
 
@@ -75,9 +76,12 @@ def test_no_container_ends_as_done_when_the_chief_fails_by_compose_alone(tmp_pat
 def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_the_trainer(tmp_path: Path) -> None:
     name = unique("led")
     roles = {"worker": {"replicas": 2}, "ps": {}}
-    file = write(tmp_path, name, roles=roles, image=default_base_image(), command=program("worker", "time.sleep(5)"))
+    limits = {"worker_grace": "1s", "max_restarts": 1}
+    file = write(tmp_path, name, roles=roles, image=default_base_image(), limits=limits, command=program("worker", KILLED_ONCE))
     with cleaned(name, tmp_path / "runs") as run:
         run.launcher("up", str(file), timeout=240)
         told = run.status()
         assert told["state"] == "succeeded", json.dumps(told)
         assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
+        assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
+        assert UNFINISHED in run.launcher("logs", name, "--raw")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.code.brought import KILLED_ONCE, UNFINISHED
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
 from tests.e2e.kubernetes.launching import UP, Launcher
 from tests.e2e.kubernetes.starting import HELD, program
@@ -77,11 +78,13 @@ def test_a_chief_that_fails_for_good_fails_all(namespace: Namespace, tmp_path: P
 
 def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own(launcher: Launcher, image: str, tmp_path: Path) -> None:
     """That it has the trainer, too, does not matter: what comes with the run is taken."""
-    roles = f"image: {image}\nroles: {{ps: {{}}, worker: {{replicas: 2}}}}\n"
-    launcher("up", write(tmp_path, "led", roles, "worker", "time.sleep(5)"), timeout=UP)
+    roles = f"image: {image}\nroles: {{ps: {{}}, worker: {{replicas: 2, max_restarts: 1}}}}\n"
+    launcher("up", write(tmp_path, "led", roles, "worker", KILLED_ONCE), timeout=UP)
     told = launcher.status("led")
     assert told["state"] == "succeeded"
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
+    assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
+    assert UNFINISHED in launcher("logs", "led", "--raw")
 
 
 def test_who_watches_ends_what_is_not_supervised(launcher: Launcher, image: str, tmp_path: Path) -> None:
