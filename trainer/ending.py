@@ -61,7 +61,7 @@ class Part:
 
     `run` tells the run from all others. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
     and stays until those in `followers` have heard; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
-    `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it. A task that does not
+    The leader of a run that has failed stays `shortly`, one that is asked to stop for `haste`, at most. `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it. A task that does not
     answer for `orphan`, or for `first` from the start on, is taken for lost.
     """
 
@@ -75,6 +75,8 @@ class Part:
     grace: float = 0.0
     waits: bool = False
     interval: float = _EVERY
+    shortly: float = _STAYS_SHORTLY
+    haste: float = _STAYS_SHORTLY
     orphan: float = 600.0
     first: float = 600.0
 
@@ -96,6 +98,8 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, served: bool, has_e
     others = names - {task.chief_name}
     needed = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
     grace = {"ps": 0.0, "evaluator": rules.evaluator_grace}.get(task.role, rules.worker_grace if served else rules.peer_grace)
+    interval = max(_EVERY, len(names) / _TASKS_PER_SECOND)
+    shortly = max(_STAYS_SHORTLY, 2 * interval + _ANSWER)
     return Part(
         run=run,
         task=task.name,
@@ -106,7 +110,9 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, served: bool, has_e
         followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in apart),
         grace=grace,
         waits=task.name in needed,
-        interval=max(_EVERY, len(names) / _TASKS_PER_SECOND),
+        interval=interval,
+        shortly=shortly,
+        haste=min(shortly, rules.peer_grace / 2),
     )
 
 
@@ -116,7 +122,6 @@ class Leading:
     def __init__(self, mine: Part, reactor: Reactor) -> None:
         self._mine, self._reactor = mine, reactor
         self._news = News()
-        self._shortly = max(_STAYS_SHORTLY, 2 * mine.interval + _ANSWER)
         self._done: set[str] = set()
         self._told: set[str] = set()
         self._failed: set[str] = set()
@@ -151,16 +156,16 @@ class Leading:
 
     def fail(self, reason: str, leave: Callable[[News], None]) -> None:
         """Do the same where the run has failed."""
-        self._end(News(FAILED, reason[: _LONGEST // 8]), self._shortly, leave)
+        self._end(News(FAILED, reason[: _LONGEST // 8]), self._mine.shortly, leave)
 
     def hurry(self) -> None:
         """Leave soon: this task was asked to stop."""
         self._hurries = True
-        self._until = min(self._until, time.monotonic() + self._shortly)
+        self._until = min(self._until, time.monotonic() + self._mine.haste)
 
     def _end(self, news: News, stays: float, leave: Callable[[News], None]) -> None:
         self._news = news
-        self._until = time.monotonic() + (self._shortly if self._hurries else stays)
+        self._until = time.monotonic() + (self._mine.haste if self._hurries else stays)
         self._look(leave)
 
     def _look(self, leave: Callable[[News], None]) -> None:

@@ -66,8 +66,7 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
     final = [int(ExitCode.WRONG_CONFIGURATION)]
     if group.task.restart.when == "exit_code" and not rules.supervised(group.task):
         final = list(range(1, OF_SIGNALS))
-    together = joined and group.scope == "all"  # somebody starts them again with the others
-    if (not together and _follows_the_chief(run, group)) or (not joined and _waits_for_another_job(run, group)):
+    if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and whoever waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
     found = [

@@ -97,11 +97,8 @@ def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
     with kept(tmp_path, **SERVERS, command=program) as there:
         status = there.ended()
         assert (status.state, status.reason) == (State.SUCCEEDED, "")
-        told = {task.name: (task.state, task.reason) for task in status.tasks}
-        assert told == {
-            "chief": (State.SUCCEEDED, ""),
-            **dict.fromkeys(("worker-0", "ps-0"), (State.SUCCEEDED, "stopped at the end of the run")),
-        }
+        # Whether their parents have heard of the end or the keeper has stopped them first.
+        assert {task.name: task.state for task in status.tasks} == dict.fromkeys(("chief", "worker-0", "ps-0"), State.SUCCEEDED)
         assert at_rest(there)
 
 
