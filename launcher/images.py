@@ -9,6 +9,7 @@ from launcher.docker_cli import DockerError, docker
 from launcher.plan.models import Task
 from launcher.spec import programs
 from launcher.spec.models import ClusterSpec
+from launcher.spec.programs import roles_of
 
 DEFAULT_IMAGE = f"tf-launcher/trainer:{__version__}"
 GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
@@ -41,8 +42,7 @@ def image_for(spec: ClusterSpec) -> str:
     """Return the image that the containers of `spec` start from: its own, or ours, with CUDA where a role asks for GPUs."""
     if spec.image:
         return spec.image
-    roles = (spec.roles.chief, spec.roles.worker, spec.roles.ps, spec.roles.evaluator)
-    return GPU_IMAGE if any(role is not None and role.gpus for role in roles) else DEFAULT_IMAGE
+    return GPU_IMAGE if any(role.gpus for role in roles_of(spec).values()) else DEFAULT_IMAGE
 
 
 def image_of(task: Task, spec: ClusterSpec) -> str:

@@ -297,14 +297,12 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
 
 def _part(task: TaskConfig, settings: Settings) -> Part | None:
     from trainer import ending
-    from trainer.strategies import SERVED
 
     rules = ending.Rules(**dict(settings.ending)) if settings.ending else None
     part = ending.part(
         rules,
         task,
         run=f"{settings.run}/{settings.spec_digest}",
-        served=settings.strategy in SERVED,
         has_evaluator=settings.has_evaluator,
         apart=tuple(settings.unsupervised or ()),
     )

@@ -12,8 +12,8 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,15 +36,14 @@ class Rules:
     """When the run of a program has ended, and what follows. Times in seconds.
 
     `port` is that of the leader's parent. `success` says whose exit 0 the run needs: that of `chief`, the task that leads, or that of
-    `all_workers` too. Once it has succeeded a worker of parameter servers gets `worker_grace` to end by itself, an evaluator
-    `evaluator_grace`, a worker in step with others `peer_grace`, a ps nothing.
+    `all_workers` too. Once it has succeeded a task gets what `graces` has for its role to end by itself. One that is asked to stop is
+    killed after `grace_period`.
     """
 
     port: int
     success: str = "chief"
-    worker_grace: float = 10.0
-    evaluator_grace: float = 600.0
-    peer_grace: float = 30.0
+    graces: Mapping[str, float] = field(default_factory=dict)
+    grace_period: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,10 @@ class Part:
         return self.task == self.leader
 
 
-def part(rules: Rules | None, task: TaskConfig, *, run: str, served: bool, has_evaluator: bool, apart: tuple[str, ...] = ()) -> Part | None:
+def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool, apart: tuple[str, ...] = ()) -> Part | None:
     """Return a task's part; None where a run ends with its one task, or no rules say how.
 
-    `served`: workers are driven by parameter servers. The tasks of the roles in `apart` have no parent that asks.
+    The tasks of the roles in `apart` have no parent that asks.
     """
     leader = task.chief_address
     names = {*task.tasks(), *(["evaluator"] if has_evaluator else [])}
@@ -97,7 +96,6 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, served: bool, has_e
         return None
     others = names - {task.chief_name}
     needed = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
-    grace = {"ps": 0.0, "evaluator": rules.evaluator_grace}.get(task.role, rules.worker_grace if served else rules.peer_grace)
     interval = max(_EVERY, len(names) / _TASKS_PER_SECOND)
     shortly = max(_STAYS_SHORTLY, 2 * interval + _ANSWER)
     return Part(
@@ -108,11 +106,11 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, served: bool, has_e
         program=leader,
         needed=frozenset(needed if task.is_chief else ()),
         followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in apart),
-        grace=grace,
+        grace=rules.graces.get(task.role, 0.0),
         waits=task.name in needed,
         interval=interval,
         shortly=shortly,
-        haste=min(shortly, rules.peer_grace / 2),
+        haste=min(shortly, rules.grace_period / 2),
     )
 
 
@@ -298,7 +296,7 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
             super().server_bind()
 
         def handle_error(self, *_: Any) -> None:
-            """Say nothing of whoever asks something else, or goes away."""
+            """Say nothing: a client asked something else, or is gone."""
 
     with contextlib.suppress(OSError):
         server = Server(("", port), Handler)

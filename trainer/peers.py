@@ -67,7 +67,7 @@ def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:
     return tuple(address for name, address in task.peers().items() if name.startswith("worker-"))
 
 
-def in_words(named: Sequence[str], most: int) -> str:
+def shortened(named: Sequence[str], most: int) -> str:
     """Return names as a text: `most` of them, and how many more there are."""
     more = f" and {len(named) - most} more" if len(named) > most else ""
     return ", ".join(named[:most]) + more

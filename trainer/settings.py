@@ -190,9 +190,8 @@ class Ending(Settings):
 
     port: int = Field(ge=1, le=65535, description="Where the parent of the task that leads answers the others.")
     success: Literal["chief", "all_workers"] = Field("chief", description="Whose exit 0 the run's success needs.")
-    worker_grace: float = Field(10, ge=0, description="How long workers of parameter servers get to end by themselves after that.")
-    evaluator_grace: float = Field(600, ge=0, description="How long an evaluator gets.")
-    peer_grace: float = Field(30, ge=0, description="How long workers in step with each other get.")
+    graces: dict[str, float] = Field(default_factory=dict, description="How long a task gets by its role to end by itself after that.")
+    grace_period: float = Field(30, ge=0, description="How long a task may take that is asked to stop.")
 
 
 class Restarts(Settings):

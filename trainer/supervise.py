@@ -20,7 +20,7 @@ from trainer.events import EVENTS_FD, TOLD, Event
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.job import Job
 from trainer.output import Output
-from trainer.peers import LISTED, PeerWait, Prober, Watch, in_words
+from trainer.peers import LISTED, PeerWait, Prober, Watch, shortened
 from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Restart, cause_of, exit_code_of, judge
 
@@ -475,13 +475,13 @@ class _Supervisor:
 
     def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
         patience = self._job.patience
-        named = in_words([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
+        named = shortened([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
         self._give_up(f"peers were not there after {patience.start:g} s", f"missing: {named}", patience.giving_up)
 
     def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
         """Give up, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
         orphan = self._job.patience.orphan
-        place = in_words(addresses, LISTED)
+        place = shortened(addresses, LISTED)
 
         def lost(reason: str) -> None:
             self._report("notice", message=f"{who} ({place}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")

@@ -11,6 +11,7 @@ from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.programs import roles_of
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
@@ -79,7 +80,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
     take(nodes, others)
     left = unplaced(nodes, spec)
     if left:
-        taints = sorted({taint for role in _roles(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
+        taints = sorted({taint for role in roles_of(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
         tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
         yield problem("capacity", f"no node has room for {', '.join(left)}", f"ask for less, free some, or add nodes{tolerate}")
     else:
@@ -110,7 +111,7 @@ def take(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
 def unplaced(nodes: Sequence[Node], spec: ClusterSpec) -> list[str]:
     """Return the roles, with how many tasks of each, that find no place; the largest tasks are placed first."""
     left: dict[str, int] = {}
-    for name, role in sorted(_roles(spec).items(), key=lambda item: (-item[1].gpus, -(item[1].cpu or 0.0))):
+    for name, role in sorted(roles_of(spec).items(), key=lambda item: (-item[1].gpus, -(item[1].cpu or 0.0))):
         wanted = _wanted(spec, role)
         for _ in range(role.replicas):
             place = next((one for one in nodes if one.takes(wanted)), None)
@@ -120,10 +121,6 @@ def unplaced(nodes: Sequence[Node], spec: ClusterSpec) -> list[str]:
             for key, value in wanted.amounts.items():
                 place.free[key] -= value
     return [f"{count} {name}" for name, count in left.items()]
-
-
-def _roles(spec: ClusterSpec) -> dict[str, Role]:
-    return {name: role for name in ("chief", "worker", "ps", "evaluator") if (role := getattr(spec.roles, name)) is not None}
 
 
 def _wanted(spec: ClusterSpec, role: Role) -> Wanted:

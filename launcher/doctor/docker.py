@@ -10,6 +10,7 @@ from launcher.cli.formats import decimal
 from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec
+from launcher.spec.programs import roles_of
 
 
 def examine(question: Question) -> Iterator[Finding]:
@@ -48,7 +49,7 @@ def _fits(spec: ClusterSpec, told: dict[str, object]) -> Iterator[Finding]:
         check_directories(spec, endpoint())
     except LauncherError as error:
         yield of_error("directories", error)
-    roles = [role for role in (spec.roles.chief, spec.roles.worker, spec.roles.ps, spec.roles.evaluator) if role]
+    roles = list(roles_of(spec).values())
     cores = int(str(told.get("NCPU") or 0))
     for role in roles:
         if role.cpu is not None and role.cpu > cores:

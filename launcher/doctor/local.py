@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.cli.formats import decimal, memory
 from launcher.doctor.findings import Finding, Question, ok, problem, warning
 from launcher.plan.machine import detect
+from launcher.spec.programs import roles_of
 
 _LEAST_DISK = 1_000_000_000  # bytes for checkpoints and logs
 
@@ -44,8 +45,7 @@ def _processors(question: Question) -> Iterator[Finding]:
         yield ok("memory", memory(total))
     if question.spec is None:
         return
-    roles = question.spec.roles
-    wanted = sum(role.gpus * role.replicas for role in (roles.chief, roles.worker, roles.ps, roles.evaluator) if role)
+    wanted = sum(role.gpus * role.replicas for role in roles_of(question.spec).values())
     if wanted > gpus:
         yield problem("GPUs", f"the spec asks for {wanted}, this machine has {gpus}", "ask for fewer, or run it where there are more")
 

@@ -67,8 +67,6 @@ class Plan:
     deadline: float | None
     # Tasks whose success is the run's: the chief (or worker-0) and the evaluator. The others end with them.
     decisive: tuple[str, ...]
-    # How long, once the run of a user's own program has succeeded, its workers of parameter servers and its evaluator go on.
-    worker_grace: float = 10.0
-    evaluator_grace: float = 600.0
+    graces: dict[RoleName, float] = field(default_factory=dict)  # see rules.graces; of a user's own program
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to

@@ -105,8 +105,7 @@ def plan(
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
         decisive=rules.decisive((member.name for member in members), is_command=spec.train is None, success=spec.success),
-        worker_grace=parse_duration(limits.worker_grace),
-        evaluator_grace=parse_duration(limits.evaluator_grace),
+        graces=_graces(spec),
         notices=notices,
         spec_dir=str(common.spec_dir),
     )
@@ -159,7 +158,7 @@ def _check_local(spec: ClusterSpec) -> None:
     """Raise UsageError where something runs that is in an image alone."""
     names = [name for name, role in programs.roles_of(spec).items() if spec.train is None and not programs.program_of(spec, role).command]
     if names:
-        image = programs.program_of(spec, getattr(spec.roles, names[0])).image
+        image = programs.program_of(spec, programs.roles_of(spec)[names[0]]).image
         raise UsageError(
             f"roles {', '.join(names)}: the entrypoint of the image {image} is to run, and this machine runs programs without images",
             "give the program as `command`, or run it in containers: --on docker or --on kubernetes",
@@ -175,14 +174,18 @@ def _ending(spec: ClusterSpec, target: Target) -> Ending | None:
         or not all(programs.is_supervised(spec, roles[role]) for role in programs.deciding(spec))
     ):
         return None
-    limits = spec.limits
     return Ending(
         port=ENDING_PORT,
         success=spec.success,
-        worker_grace=parse_duration(limits.worker_grace),
-        evaluator_grace=parse_duration(limits.evaluator_grace),
-        peer_grace=parse_duration(limits.grace_period),
+        graces={str(role): seconds for role, seconds in _graces(spec).items()},
+        grace_period=parse_duration(spec.limits.grace_period),
     )
+
+
+def _graces(spec: ClusterSpec) -> dict[RoleName, float]:
+    limits = spec.limits
+    worker, evaluator, peer = map(parse_duration, (limits.worker_grace, limits.evaluator_grace, limits.grace_period))
+    return rules.graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
 
 
 def _train(train: Train, strategy: Strategy, target: Target) -> Train:

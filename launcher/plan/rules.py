@@ -88,10 +88,18 @@ def leader(names: Iterable[str]) -> str:
     return "chief" if "chief" in set(names) else "worker-0"
 
 
-def time_of_its_own(plan: Plan, role: RoleName) -> float:
-    """Return the seconds that a user's own program gets in a role to end by itself once the run has succeeded."""
-    by_role = {"ps": 0.0, "evaluator": plan.evaluator_grace}
-    return by_role.get(role, plan.worker_grace if plan.strategy in SERVED else plan.grace_period)
+def graces(strategy: str, *, worker: float, evaluator: float, peer: float) -> dict[RoleName, float]:
+    """Return the seconds that a user's own program gets in each role to end by itself once the run has succeeded.
+
+    `worker` is for one of parameter servers, `peer` for one in step with others; a ps never ends by itself.
+    """
+    of_workers = worker if strategy in SERVED else peer
+    return {"chief": of_workers, "worker": of_workers, "ps": 0.0, "evaluator": evaluator}
+
+
+def leading_role(names: Iterable[str]) -> str:
+    """Return the role of the task that leads, by the names of tasks or of roles."""
+    return leader(names).partition("-")[0]
 
 
 def mounts_run_dir(name: str, *, leads: str, is_command: bool) -> bool:

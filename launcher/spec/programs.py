@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.models import ClusterSpec, Role, Roles
 from trainer.exit_codes import RestartWhen
 
-ROLES = ("chief", "worker", "ps", "evaluator")
+ROLES = tuple(Roles.model_fields)
 
 
 @dataclass(frozen=True)

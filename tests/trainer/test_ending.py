@@ -40,6 +40,7 @@ def start(trainers: Trainers, ports: Ports, tmp_path: Path) -> Start:
         sizes: dict[str, int] = CLUSTER,
         strategy: str = "parameter_server",
         evaluator: bool = False,
+        worker: float = 0.5,
         unsupervised: list[str] | None = None,
         **rules: Any,
     ) -> Running:
@@ -55,7 +56,7 @@ def start(trainers: Trainers, ports: Ports, tmp_path: Path) -> Start:
             "max_restarts": 0,
             "has_evaluator": evaluator,
             "unsupervised": unsupervised,
-            "ending": {"port": port, "worker_grace": 0.5, "evaluator_grace": 0.5, **rules},
+            "ending": {"port": port, "graces": {"worker": worker, "evaluator": 0.5}, **rules},
             **own,
         }
         config = {"cluster": cluster, "task": {"type": role, "index": int(index or 0)}}
@@ -89,7 +90,7 @@ def test_a_program_that_ignores_being_asked_is_killed_and_done(start: Start) -> 
 
 
 def test_workers_of_parameter_servers_may_end_by_themselves(start: Start) -> None:
-    worker = start("worker-0", "trap 'echo asked' TERM; echo begun; sleep 3; echo written", sizes=WORKERS, worker_grace=60)
+    worker = start("worker-0", "trap 'echo asked' TERM; echo begun; sleep 3; echo written", sizes=WORKERS, worker=60)
     worker.line("begun")
     assert start("chief", "true", sizes=WORKERS).code() == 0
     assert worker.code() == 0
@@ -98,7 +99,7 @@ def test_workers_of_parameter_servers_may_end_by_themselves(start: Start) -> Non
 
 
 def test_workers_in_step_take_their_time(start: Start) -> None:
-    worker = start("worker-0", "echo begun; sleep 3; echo written", sizes=WORKERS, strategy="multi_worker_mirrored")
+    worker = start("worker-0", "echo begun; sleep 3; echo written", sizes=WORKERS, strategy="multi_worker_mirrored", worker=30)
     worker.line("begun")
     assert start("chief", "true", sizes=WORKERS, strategy="multi_worker_mirrored").code() == 0
     assert (worker.code(), worker.lines.count("written")) == (0, 1)
@@ -106,7 +107,7 @@ def test_workers_in_step_take_their_time(start: Start) -> None:
 
 def test_what_fails_for_want_of_a_chief_that_is_done_is_done(start: Start) -> None:
     """It fails before it has heard of the end: a peer of a program that is gone."""
-    worker = start("worker-0", "until [ -e $RUN_DIR/over ]; do sleep 0.1; done; sleep 0.3; exit 1", sizes=WORKERS, worker_grace=60)
+    worker = start("worker-0", "until [ -e $RUN_DIR/over ]; do sleep 0.1; done; sleep 0.3; exit 1", sizes=WORKERS, worker=60)
     worker.event("started")
     chief = start("chief", "sleep 1; touch $RUN_DIR/over", sizes=WORKERS)
     assert (worker.code(), chief.code()) == (0, 0)
@@ -245,18 +246,18 @@ def task(name: str, **sizes: int) -> TaskConfig:
     "name, rules, grace, waits",
     [
         ("ps-0", {}, 0.0, False),
-        ("worker-0", {"worker_grace": 3.0}, 3.0, False),
-        ("evaluator", {}, 600.0, False),
-        ("worker-1", {"success": "all_workers"}, 10.0, True),
+        ("worker-0", {"graces": {"worker": 3.0}}, 3.0, False),
+        ("evaluator", {"graces": {"worker": 3.0, "evaluator": 600.0}}, 600.0, False),
+        ("worker-1", {"success": "all_workers", "graces": {"worker": 3.0}}, 3.0, True),
     ],
 )
 def test_what_follows_the_end_is_in_one_table(name: str, rules: dict[str, Any], grace: float, waits: bool) -> None:
-    found = part(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", served=True, has_evaluator=True)
+    found = part(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
     assert found == Part("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, waits=waits)
 
 
 def test_the_leader_knows_who_asks_and_who_is_needed() -> None:
-    found = part(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", served=True, has_evaluator=True)
+    found = part(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
     assert found is not None
     assert found.leads
     assert found.needed == {"worker-1", "worker-2"}
@@ -264,10 +265,10 @@ def test_the_leader_knows_who_asks_and_who_is_needed() -> None:
 
 
 def test_many_tasks_ask_less_often() -> None:
-    found = part(Rules(2224), task("ps-0", worker=900, ps=100), run="r", served=True, has_evaluator=False)
+    found = part(Rules(2224), task("ps-0", worker=900, ps=100), run="r", has_evaluator=False)
     assert found is not None
     assert found.interval == 10
 
 
 def test_one_task_asks_nobody() -> None:
-    assert part(Rules(2224), task("chief", chief=1), run="r", served=False, has_evaluator=False) is None
+    assert part(Rules(2224), task("chief", chief=1), run="r", has_evaluator=False) is None

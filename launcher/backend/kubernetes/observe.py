@@ -104,8 +104,8 @@ def _run_state(seen: Seen, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]
 
 
 def leads(seen: Seen, job: Object) -> bool:
-    """Tell whether a Job has the task that leads: the chief, or worker-0."""
-    return role_of(job) == rules.leader(map(role_of, seen.jobs)).partition("-")[0]
+    """Return whether a Job has the task that leads: the chief, or worker-0."""
+    return role_of(job) == rules.leading_role(map(role_of, seen.jobs))
 
 
 def succeeded_at(seen: Seen) -> float | None:

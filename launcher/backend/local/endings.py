@@ -6,7 +6,6 @@ A run that is stopped asks those first that save a checkpoint, and the servers t
 
 import json
 
-from launcher.plan import rules
 from launcher.plan.models import Plan, Task
 from trainer.strategies import SERVED
 
@@ -26,7 +25,7 @@ def trains(task: Task) -> bool:
 
 def own_time(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
-    return plan.grace_period if trains(task) else rules.time_of_its_own(plan, task.role)
+    return plan.grace_period if trains(task) else plan.graces.get(task.role, plan.grace_period)
 
 
 def waves(plan: Plan) -> list[frozenset[str]]:

@@ -81,14 +81,14 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
 
 
 def _follows_the_chief(run: Run, group: Group) -> bool:
-    """Tell whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
+    """Return whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
         return rules.supervised(group.task) and rules.tells_its_end(run.plan) and not _leads(run, group)
     return group.role in ({"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"})
 
 
 def _leads(run: Run, group: Group) -> bool:
-    return group.role == rules.leader(task.name for task in run.plan.tasks).partition("-")[0]
+    return group.role == rules.leading_role(task.name for task in run.plan.tasks)
 
 
 def _waits_for_another_job(run: Run, group: Group) -> bool:
@@ -128,7 +128,7 @@ def success(run: Run, group: Group) -> Object:
 
 
 def ends_late(run: Run, group: Group) -> bool:
-    """Tell whether nobody inside ends a Job when the run has succeeded."""
+    """Return whether nobody inside ends a Job when the run has succeeded."""
     alone = not group.decisive or (group.count > 1 and run.spec.success == "chief" and not success(run, group))
     return _is_unwatched(run, group) and alone
 
@@ -139,7 +139,7 @@ def _end(run: Run, group: Group) -> dict[str, str]:
         return {}
     if not ends_late(run, group):
         return {} if group.decisive else {FOLLOWS: "true"}
-    return {ENDS_AFTER: f"{rules.time_of_its_own(run.plan, group.role):g}", TASKS: str(group.count)}
+    return {ENDS_AFTER: f"{run.plan.graces[group.role]:g}", TASKS: str(group.count)}
 
 
 def _is_unwatched(run: Run, group: Group) -> bool:

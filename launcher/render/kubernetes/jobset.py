@@ -91,7 +91,7 @@ def _replicated(run: Run, group: Group) -> Object:
 
 
 def _ends_by_itself(run: Run, group: Group) -> bool:
-    """Tell whether the trainer ends the tasks of a user's program with their run, each in its time."""
+    """Return whether the trainer ends the tasks of a user's program with their run, each in its time."""
     return run.spec.train is None and rules.supervised(group.task) and rules.tells_its_end(run.plan)
 
 

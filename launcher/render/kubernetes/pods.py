@@ -15,6 +15,7 @@ from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TRAINER, Object, Run, literal, pod_metadata, selector
 from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
 from launcher.spec.models import Role
+from launcher.spec.programs import roles_of
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TMP = "/tmp"  # noqa: S108 - the pod's own
@@ -144,9 +145,7 @@ def _optional(source: EnvSource) -> Object:
 
 
 def _role(run: Run, group: Group) -> Role:
-    role: Role | None = getattr(run.spec.roles, group.role)
-    assert role is not None  # noqa: S101 - a planned role is one of the spec's
-    return role
+    return roles_of(run.spec)[group.role]
 
 
 def _resources(run: Run, group: Group) -> Object:

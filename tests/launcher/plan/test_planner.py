@@ -121,7 +121,8 @@ def test_programs_in_containers_are_told_how_their_run_ends() -> None:
         "limits": {"worker_grace": "3s"},
     }
     ending = json.loads(plan(spec(**fields), "docker", run_dir="/runs/x").tasks[0].env["TRAINER_SETTINGS"])["ending"]
-    assert ending == {"port": 2224, "success": "chief", "worker_grace": 3.0, "evaluator_grace": 600.0, "peer_grace": 30.0}
+    graces = {"chief": 3.0, "worker": 3.0, "ps": 0.0, "evaluator": 600.0}
+    assert ending == {"port": 2224, "success": "chief", "graces": graces, "grace_period": 30.0}
     assert "ending" not in json.loads(planned(**fields).tasks[0].env["TRAINER_SETTINGS"])
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from launcher.backend.local import endings
+from launcher.plan import rules
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
 
 NAMES: dict[str, RoleName] = {"chief": "chief", "worker-0": "worker", "ps-0": "ps", "evaluator": "evaluator"}
@@ -15,7 +16,8 @@ def plan(strategy: str, *, trains: bool) -> Plan:
     tasks = tuple(
         Task(name, role, 0, "", {}, (), env, Resources(), RestartRule("alone", 0), mounts_run_dir=True) for name, role in NAMES.items()
     )
-    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",))
+    graces = rules.graces(strategy, worker=10, evaluator=600, peer=20)
+    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), graces)
 
 
 def test_servers_are_asked_to_stop_after_those_that_save() -> None:
