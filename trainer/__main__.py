@@ -40,6 +40,7 @@ _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a killed attempt printed is not lost
 }
 
+_ASKED_TO_STOP = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
 
 
@@ -64,23 +65,22 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return ExitCode.WRONG_CONFIGURATION
     code = _run(options, command)
-    _last_words(code)
+    _last_words(code, time.monotonic())
     return code
 
 
-def _last_words(code: int) -> None:
-    """Stay for a moment where the same would only happen again, as the program of a container.
+def _last_words(code: int, told: float) -> None:
+    """Stay until a moment after `told` where the same would only happen again, as the program of a container, unless asked to stop.
 
     Its engine would start it anew at once, unless whoever reads why it failed is faster and tells the engine not to.
     """
     of_a_container = 1 in {os.getpid(), os.getppid()}  # with `init` the engine's own is process 1
     if not of_a_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:
         return
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the exit code is to say what was wrong
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_STOP)  # the exit code is to say what was wrong
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    time.sleep(_LAST_WORDS)
+    signal.sigtimedwait(_ASKED_TO_STOP, max(0.0, told + _LAST_WORDS - time.monotonic()))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -148,12 +148,16 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         return ExitCode.DONE
     if command:
         _make_place(os.environ.get("RUN_DIR"))
-    failure: list[str] = []
+    told: dict[str, tuple[float, str]] = {}
     output = Output()
-    code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), failure), output)
+    for number in _ASKED_TO_STOP:  # where one comes when nothing listens any more, the exit code is to be the same
+        signal.signal(number, lambda _number, _frame: None)
+    code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), told), output)
+    failed_at, why = told.get("failed", (time.monotonic(), ""))
     if settings is not None and not command and task.is_chief:
-        _settle(settings, code, "".join(failure))
-    _last_words(code)
+        _settle(settings, code, why)
+    if "stopping" not in told:  # who asks it to stop has told its engine too, and waits for it
+        _last_words(code, failed_at)
     # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -167,12 +171,11 @@ def _make_place(run_dir: str | None) -> None:
             os.makedirs(os.path.join(run_dir, "results"), exist_ok=True)  # noqa: PTH103, PTH118 - pathlib is not imported yet
 
 
-def _remembering(report: Report, failure: list[str]) -> Report:
-    """Return `report`, which also puts into `failure` why the task gave up."""
+def _remembering(report: Report, told: dict[str, tuple[float, str]]) -> Report:
+    """Return `report`, which also puts into `told`, per kind of event, when that was told last, and of a failure why."""
 
     def remember(kind: str, /, **fields: typing.Any) -> None:
-        if kind == "failed":
-            failure.append(f"{fields['cause']}: {fields['detail']}")
+        told[kind] = time.monotonic(), f"{fields['cause']}: {fields['detail']}" if kind == "failed" else ""
         report(kind, **fields)
 
     return remember

@@ -1,8 +1,10 @@
 """The `trainer` command: what it takes, what it refuses, and how fast it is there."""
 
+import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -156,3 +158,28 @@ def test_the_parent_is_small_and_quick() -> None:
     assert trainer("--check", TRAINER_SETTINGS=SETTINGS).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.6  # processor time: 0.15 s
+
+
+# As the first process of a container, whose parent has the number 1, with readers that take long.
+IN_A_CONTAINER = """
+import os, sys
+import trainer.__main__ as trainer
+os.getppid, trainer._LAST_WORDS = lambda: 1, 60
+sys.exit(trainer.main())
+"""
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("program, code", [("exit 2", 2), ("trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done", 9)])
+def test_one_that_is_asked_to_stop_ends_with_its_own_code_and_does_not_stay_for_readers(program: str, code: int) -> None:
+    """Each second counts: an engine kills it once its grace period is over."""
+    command = [sys.executable, "-c", IN_A_CONTAINER, "--", "sh", "-c", program]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ours:
+        assert ours.stdout is not None
+        next(line for line in ours.stdout if "failed" in line or line == "up\n")
+        while ours.poll() is None:  # one that comes while it leaves is not heard
+            ours.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ours.wait(3)
+        assert ours.returncode == code
