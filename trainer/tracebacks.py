@@ -38,7 +38,7 @@ _PASSING_MESSAGE = re.compile(
 _LASTING = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
 _READ_ONLY = f"[Errno {errno.EROFS}]"  # how an OSError begins for a file system that is mounted so, which has no class of its own
 
-# What to do about errors of Keras 3's `fit` on several workers that do not say it, as docs/keras.md has it. A backend quotes a line's last 150
+# What to do about errors that do not say it: of Keras 3's `fit` on several workers, as docs/keras.md has it, and of ours. A backend quotes a line's last 150
 # characters.
 _REMEDIES = (
     (
@@ -56,6 +56,10 @@ _REMEDIES = (
     (
         re.compile(r"(BlockingIO|OS)Error: .*Unable to (synchronously )?(create|open) file \(unable to lock file"),
         "give each worker's BackupAndRestore and ModelCheckpoint a path of its own: docs/keras.md says which",
+    ),
+    (
+        re.compile(r"KeyError: 'RUN_DIR'$"),
+        "write `storage: {}` in the spec: without it a program in an image of your own has no run directory",
     ),
 )
 

@@ -75,7 +75,10 @@ def _show(planned: Plan) -> None:
         )
     console = Console(highlight=False)
     show(console, _HEADERS, rows, right=("CPU", "MEMORY", "GPUS"))
-    console.print(f"\n{planned.name}: {planned.strategy}, run directory {near(planned.run_dir)}", soft_wrap=True)
+    console.print(
+        f"\n{planned.name}: {planned.strategy}, {f'run directory {near(planned.run_dir)}' if planned.run_dir else 'no run directory'}",
+        soft_wrap=True,
+    )
     for notice in planned.notices:
         console.print(f"notice: {notice}", soft_wrap=True, markup=False)
 

@@ -195,6 +195,8 @@ def from_where(status: RunStatus) -> str:
     step = last_checkpoint(status)
     if step is not None:
         return f"from the checkpoint of step {step:,}"
+    if not status.run_dir:
+        return "from its beginning: it has no volume"
     if not Path(status.run_dir).is_absolute():  # where its backend keeps it, which cannot be looked into from here
         return f"from its last checkpoint in {status.run_dir}, or from the start where there is none"
     return "from the start, as there is no checkpoint yet"
@@ -204,6 +206,8 @@ def last_checkpoint(status: RunStatus) -> int | None:
     """Return the step of the last checkpoint: as the run told it, else as its files are named."""
     if status.checkpoint_step is not None:
         return status.checkpoint_step
+    if not status.run_dir:
+        return None
     files = Path(status.run_dir, "checkpoints").glob("ckpt-*.index")
     steps = [int(step) for file in files if (step := file.stem.removeprefix("ckpt-")).isdecimal()]
     return max(steps, default=None)

@@ -104,7 +104,7 @@ def _facts(status: RunStatus, last: str) -> list[tuple[str, str]]:
 
 
 def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tuple[str, str]]:
-    steps = [("run", near(status.run_dir))]
+    steps = [("run", near(status.run_dir))] if status.run_dir else []
     if status.checkpoint is not None:
         steps.append(("checkpoint", near(status.checkpoint)))
     if status.model is not None:
@@ -114,7 +114,7 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
         steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:
         steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
-    elif (Path(status.run_dir) / "logs").is_dir():
+    elif status.run_dir and (Path(status.run_dir) / "logs").is_dir():
         steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
     return steps
 

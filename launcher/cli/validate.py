@@ -10,7 +10,7 @@ from launcher.cli.formats import count
 from launcher.cli.options import Json, Set
 from launcher.errors import Problem, SpecError
 from launcher.spec.models import ClusterSpec
-from launcher.spec.programs import described
+from launcher.spec.programs import described, storage_of
 
 EXAMPLES = (
     ("launcher validate cluster.yaml", "says ok, or every problem with its line"),
@@ -34,7 +34,8 @@ def validate(
         except SpecError as error:
             problems += error.problems
         else:
-            print(json.dumps({"file": str(file), "ok": True, "name": spec.name, "tasks": _tasks(spec)}) if as_json else _ok(file, spec))
+            told = {"file": str(file), "ok": True, "name": spec.name, "tasks": _tasks(spec), "notices": _notices(spec)}
+            print(json.dumps(told) if as_json else _ok(file, spec))
     if problems:
         raise SpecError(problems)
 
@@ -46,4 +47,11 @@ def _tasks(spec: ClusterSpec) -> dict[str, int]:
 def _ok(file: Path, spec: ClusterSpec) -> str:
     tasks = _tasks(spec)
     roles = ", ".join(count(number, role) for role, number in tasks.items())
-    return f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {described(spec)}"
+    said = f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {described(spec)}"
+    return "\n".join([said, *(f"notice: {file}: {notice}" for notice in _notices(spec))])
+
+
+def _notices(spec: ClusterSpec) -> list[str]:
+    if storage_of(spec) is not None:
+        return []
+    return ["in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; `storage: {}` gives it them"]

@@ -15,8 +15,9 @@ from launcher.errors import LauncherError
 from launcher.plan import planner
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
-from launcher.spec.models import ClusterSpec, Role, Roles
+from launcher.spec.models import ClusterSpec, Role, Roles, Storage
 from launcher.spec.problems import all_of
+from launcher.spec.programs import storage_of
 
 # What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
 RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -61,8 +62,9 @@ def examine(question: Question) -> Iterator[Finding]:
     yield from _namespace(cluster)
     yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
     yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
-    wanted = f"ask for a storage class that offers {spec.storage.access}"
-    yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, spec))
+    if storage := storage_of(spec):
+        wanted = f"ask for a storage class that offers {storage.access}"
+        yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, spec, storage))
     yield from capacity.examine(cluster, question.spec)
     yield from _image_and_names(cluster, spec)
 
@@ -157,7 +159,7 @@ def _quotas(cluster: Cluster) -> Iterator[Finding]:
             yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")
 
 
-def _storage(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+def _storage(cluster: Cluster, spec: ClusterSpec, storage: Storage) -> Iterator[Finding]:
     if spec.kubernetes.claim is not None:
         there = cluster.get("PersistentVolumeClaim", spec.kubernetes.claim)
         if there is None:
@@ -169,11 +171,11 @@ def _storage(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     by_name = {one["metadata"]["name"]: one for one in classes}
     key = "storageclass.kubernetes.io/is-default-class"
     default = next((name for name, one in by_name.items() if (one["metadata"].get("annotations") or {}).get(key) == "true"), None)
-    name = spec.storage.class_ or default
+    name = storage.class_ or default
     if name is None or name not in by_name:
         what = f"there is no storage class {name}" if name else "the cluster has no default storage class"
         yield problem("storage", what, f"set storage.class to one of: {', '.join(by_name) or 'none is there'}")
-    elif spec.storage.access == "ReadWriteMany" and _ONE_NODE.search(by_name[name].get("provisioner", "")):
+    elif storage.access == "ReadWriteMany" and _ONE_NODE.search(by_name[name].get("provisioner", "")):
         provisioner = by_name[name]["provisioner"]
         yield problem(
             "storage",
@@ -183,7 +185,7 @@ def _storage(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     else:
         yield ok(
             "storage",
-            f"class {name} ({by_name[name].get('provisioner')}); whether it offers {spec.storage.access} shows with the first claim",
+            f"class {name} ({by_name[name].get('provisioner')}); whether it offers {storage.access} shows with the first claim",
         )
 
 

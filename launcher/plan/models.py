@@ -61,7 +61,7 @@ class Plan:
     strategy: str
     spec_digest: str
     tasks: tuple[Task, ...]
-    run_dir: str
+    run_dir: str  # empty where the tasks have none
     start_timeout: float
     grace_period: float
     deadline: float | None

@@ -89,7 +89,7 @@ def plan(
             tf_config={"cluster": by_role, "task": {"type": member.role, "index": member.index}},
             env=common.environment(member.role, machine, extra.get(member.name, {})),
             resources=member.resources,
-            mounts_run_dir=rules.mounts_run_dir(member.name, leads=leads, is_command=spec.train is None),
+            mounts_run_dir=common.has_run_dir and rules.mounts_run_dir(member.name, leads=leads, is_command=spec.train is None),
             **runs[member.role],
         )
         for member in members
@@ -100,7 +100,7 @@ def plan(
         strategy=spec.strategy,
         spec_digest=digest,
         tasks=tasks,
-        run_dir=str(run_dir),
+        run_dir=str(run_dir) if common.has_run_dir else "",
         start_timeout=parse_duration(limits.start_timeout),
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
@@ -202,6 +202,11 @@ class _Common:
     settings: TrainerSettings
     spec_dir: Path
 
+    @property
+    def has_run_dir(self) -> bool:
+        """Whether tasks find the run directory: on this machine always, in containers where they have a volume for it."""
+        return self.target == "local" or programs.storage_of(self.spec) is not None
+
     def runs(self, role_name: RoleName, machine: Machine | None) -> dict[str, Any]:
         """Return what the tasks of a role run, where, in which image, and when that is started again, as fields of Task."""
         role = programs.roles_of(self.spec)[role_name]
@@ -262,7 +267,7 @@ class _Common:
         user = {**self.spec.env, **programs.roles_of(self.spec)[role].env}
         environment = {"GRPC_FAIL_FAST": "use_caller", **shares_of_task, **user}
         environment |= {
-            "RUN_DIR": self.run_dir,
+            **({"RUN_DIR": self.run_dir} if self.has_run_dir else {}),
             "RUN_NAME": self.spec.name,
             "TRAINER_SETTINGS": self.settings.model_dump_json(exclude_none=True),
         }

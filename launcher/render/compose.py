@@ -20,6 +20,7 @@ from launcher.render import board, labels, parent_file
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.models import ClusterSpec
+from launcher.spec.programs import storage_of
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
 
@@ -83,7 +84,9 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             **_limits(member, devices.get(member.name)),
             **_storage(source, member),
         }
-    services[TENSORBOARD] = _tensorboard(spec, plan, hardened, common)
+    has_volume = storage_of(spec) is not None
+    if has_volume:
+        services[TENSORBOARD] = _tensorboard(spec, plan, hardened, common)
     document = {
         "name": plan.name,
         "x-labels": common,
@@ -96,7 +99,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         "services": services,
         "networks": _networks(spec, common),
         # Nothing that another spec may change: newer Compose offers to make a volume anew whose labels are others.
-        "volumes": {VOLUME: {"labels": {labels.RUN: plan.name}}},
+        **({"volumes": {VOLUME: {"labels": {labels.RUN: plan.name}}}} if has_volume else {}),
     }
     return document, anchors
 
@@ -107,13 +110,15 @@ def _header(source: Source) -> str:
     needed = all_for(source.spec)
     trains = plan.strategy in TRAINING
     does, again = ("trains;", "goes on from the last checkpoint") if trains else ("runs;  ", "runs it again from its beginning")
+    has_volume = storage_of(source.spec) is not None
+    serves = f", TensorBoard goes on serving\n  {'':<33}on http://{_host(published.host)}:{published.port}" if has_volume else ""
+    removes = f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too"
     lines = [
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
         f"It needs the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}, and an engine with Compose 2.20 or newer.",
-        f"  docker compose -f FILE up        {does} every task ends by itself, TensorBoard goes on serving",
-        f"                                   on http://{_host(published.host)}:{published.port}",
+        f"  docker compose -f FILE up        {does} every task ends by itself{serves}",
         f"  docker compose -f FILE down      removes the containers; up {again}",
-        f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too",
+        *([removes] if has_volume else []),
         *(f"Note: {note}." for note in _notes(source.spec, plan)),
     ]
     # What a line is to YAML is what ends a comment, whatever stood in a name or an option.
@@ -140,7 +145,7 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
         )
     if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
-    if "storage" in spec.model_fields_set:
+    if spec.storage is not None:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
     return notes
 
@@ -337,7 +342,7 @@ def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
     networks: dict[str, Any] = {
         # TensorFlow runs what anybody sends to its port: nobody but the run's own tasks reaches it.
         "cluster": {"internal": True, "driver_opts": _NO_HOST, "labels": common},
-        TENSORBOARD: {"labels": common},
+        **({TENSORBOARD: {"labels": common}} if storage_of(spec) else {}),
     }
     if _downloads(spec):
         networks["egress"] = {"labels": common}

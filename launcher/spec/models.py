@@ -141,7 +141,11 @@ class ClusterSpec(Section):
         None, description="A directory with your code, made importable in every task; relative to the spec."
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every task.")
-    storage: Storage = Field(default_factory=Storage, description="The volume of the run directory.")
+    storage: Storage | None = Field(
+        None,
+        description="The volume of the run directory. When left out there is one with the defaults, but for a `command` in an `image` of your own: "
+        "that has neither volume nor TensorBoard then, nor RUN_DIR, except on this machine. `storage: {}` gives it them.",
+    )
     tensorboard: TensorBoard = Field(default_factory=TensorBoard, description="TensorBoard beside the run.")
     limits: Limits = Field(default_factory=Limits, description="When to give up.")
     kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="What only Kubernetes needs to know.")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.spec.models import ClusterSpec, Role, Roles
+from launcher.spec.models import ClusterSpec, Role, Roles, Storage
 from trainer.exit_codes import RestartWhen
 
 ROLES = tuple(Roles.model_fields)
@@ -55,6 +55,12 @@ def deciding(spec: ClusterSpec) -> frozenset[str]:
 def images_of(spec: ClusterSpec) -> set[str]:
     """Return the images that a spec names, for all tasks or for a role."""
     return {image for image in (spec.image, *(role.image for role in roles_of(spec).values())) if image is not None}
+
+
+def storage_of(spec: ClusterSpec) -> Storage | None:
+    """Return the volume of the run directory; None where programs run in images of the user's own alone and the spec asks for none."""
+    brings_images = spec.train is None and all(program_of(spec, role).image for role in roles_of(spec).values())
+    return spec.storage or (None if brings_images and spec.kubernetes.claim is None else Storage())
 
 
 def has_secrets(dumped: Mapping[str, Any]) -> bool:

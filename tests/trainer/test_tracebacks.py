@@ -136,6 +136,12 @@ def test_what_keras_says_of_several_workers_comes_with_a_remedy_that_a_backend_q
     assert found.fingerprint == other.fingerprint != ""  # values differ from attempt to attempt; the mistake stays
 
 
+def test_a_program_that_finds_no_run_directory_is_told_of_the_field() -> None:
+    found = tracebacks.last(FIT.format("KeyError: 'RUN_DIR'").encode())
+    assert found is not None
+    assert "`storage: {}`" in found.line
+
+
 def test_a_lock_that_is_no_keras_file_comes_with_no_remedy() -> None:
     found = tracebacks.last(FIT.format("BlockingIOError: [Errno 11] Resource temporarily unavailable").encode())
     assert found == tracebacks.Raised("BlockingIOError: [Errno 11] Resource temporarily unavailable (/code/train.py:27)", "")

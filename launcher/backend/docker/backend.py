@@ -243,6 +243,8 @@ class DockerBackend:
         with asking(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
         spec = state.read_json(layout.spec)
+        if spec is not None and not spec["storage"]:
+            raise UsageError(f"the run {name} has no volume, and so no TensorBoard", "write `storage: {}` in its spec, and start it again")
         if spec is None or not has_logs:
             raise UsageError(f"the run {name} has no logs: it has never been on its way", "start it with `launcher up --on docker`")
         if host is not None or port is not None:

@@ -124,12 +124,15 @@ def verdict(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) 
 
 
 def place_of(containers: Iterable[Container], name: str) -> str:
-    """Return where the run stores what it stores, for people: a volume of the engine."""
-    for container in containers:
+    """Return where the run stores what it stores, for people: a volume of the engine; empty where its containers have none."""
+    known = list(containers)
+    for container in known:
         for mount in container.attrs.get("Mounts") or []:
             if mount.get("Destination") == "/runs":
                 return f"volume {mount.get('Name') or mount.get('Source')}"
-    return f"volume {volume_of(name)}"
+    variables = [variable for container in known for variable in container.attrs.get("Config", {}).get("Env") or ()]
+    has_none = known and not any(variable.startswith("RUN_DIR=") for variable in variables)
+    return "" if has_none else f"volume {volume_of(name)}"
 
 
 def volume_of(name: str) -> str:

@@ -111,7 +111,7 @@ class KubernetesBackend:
         start.apply(spec, put_back)
         known = self._look_at(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
-        place = look.claim_words(run.claim, cluster, name)
+        place = look.claim_words(run.claim, cluster, name) if run.storage else ""
         # From here on it runs: a cluster that does not answer now is waited for as later.
         known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=time.time(), tasks=tasks)
         known.answered = time.monotonic()
@@ -261,12 +261,14 @@ class KubernetesBackend:
             volume.remove(cluster, run)
         else:
             claim = cluster.get("PersistentVolumeClaim", name)
-            if claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name:
+            is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name
+            if is_other and (run is None or run.storage is not None):
                 raise LauncherError(
                     f"the claim {name} in {cluster.words()} was not made for this run; nothing was deleted",
                     f"delete what the run has stored there yourself: its directory is {name}/",
                 )
-            applying.delete_claim(cluster, name)
+            if not is_other:
+                applying.delete_claim(cluster, name)
         cluster.delete("ConfigMap", record.name_of(name))
         self._forget(name)
         kept.forget(self._runs, _place(cluster), name)
@@ -283,13 +285,13 @@ class KubernetesBackend:
         mark = self._marks.get(name)
         if mark is not None:
             record.hold(cluster, mark)
-        if cluster.get("PersistentVolumeClaim", run.claim) is not None:
+        if run.storage is not None and cluster.get("PersistentVolumeClaim", run.claim) is not None:
             volume.move_aside(cluster, run, aside)
         if mark is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
             self._marks[name] = record.empty(cluster, mark)
         kept.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
-        return look.claim_words(run.claim, cluster, aside)
+        return look.claim_words(run.claim, cluster, aside) if run.storage else "gone: it has no volume"
 
     def fetch(self, name: str, part: Part) -> contextlib.AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""

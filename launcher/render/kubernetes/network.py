@@ -24,7 +24,7 @@ def policies(run: Run) -> list[Object]:
         ports = [PORT, EXCHANGE_PORT] if run.spec.strategy == "multi_worker_mirrored" else [PORT]
         rule["ports"] = [{"protocol": "TCP", "port": port} for port in ports]
     found = [_policy(run, run.name, tasks, rule, None)]
-    if run.options.tensorboard:
+    if run.has_tensorboard:
         boards = {"matchLabels": selector(run, TENSORBOARD)}
         open_port: Object = {"ports": [{"protocol": "TCP", "port": board.PORT}]}
         found.append(_policy(run, f"{run.name}-tensorboard", boards, open_port, TENSORBOARD))

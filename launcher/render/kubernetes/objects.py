@@ -6,8 +6,9 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
+from launcher.spec import programs
 from launcher.spec.kubernetes import DEFAULT_VERSION, Kubernetes, parse_version
-from launcher.spec.models import ClusterSpec
+from launcher.spec.models import ClusterSpec, Storage
 from launcher.spec.names import LONGEST_LABEL
 
 Object = dict[str, Any]
@@ -72,6 +73,16 @@ class Run:
     def version(self) -> str:
         """The oldest Kubernetes that the objects have to work on."""
         return self.options.version or DEFAULT_VERSION
+
+    @property
+    def storage(self) -> Storage | None:
+        """The volume with the run directory, None where the run has none."""
+        return programs.storage_of(self.spec)
+
+    @property
+    def has_tensorboard(self) -> bool:
+        """Whether TensorBoard runs beside the tasks: it reads the run's volume."""
+        return self.options.tensorboard and self.storage is not None
 
     @property
     def own_claim(self) -> bool:

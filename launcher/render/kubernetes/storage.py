@@ -33,16 +33,16 @@ def sharing(run: Run) -> Sharing:
     """Return who mounts the run's volume. Raises UsageError when its access mode does not let them."""
     by_role = groups(run.plan)
     pods: dict[str, int] = {group.role: group.count for group in by_role if group.mounts_run_dir}
-    if run.options.tensorboard:
+    if run.has_tensorboard:
         pods["tensorboard"] = 1
-    access = run.spec.storage.access
+    access = run.storage.access if run.storage else "ReadWriteMany"
     shared = Sharing(pods, one_node=access == "ReadWriteOnce" and sum(pods.values()) > 1)
     if access == "ReadWriteMany" or shared.total <= 1:
         return Sharing(pods, one_node=run.options.one_node)
     several = [group for group in by_role if group.mounts_run_dir and group.count > 1]
     remedies = ["set storage.access to ReadWriteMany, with a storage class that offers it"]
     if access == "ReadWriteOncePod":
-        remedies.append("set kubernetes.tensorboard to false" if shared.total == 1 + run.options.tensorboard else "use ReadWriteOnce")
+        remedies.append("set kubernetes.tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
         raise UsageError(f"storage.access is ReadWriteOncePod, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
     if several and not run.options.one_node:
         if run.spec.train is not None and not run.spec.roles.chief:
@@ -57,15 +57,15 @@ def notice(run: Run) -> str | None:
     shared = sharing(run)
     if not shared.one_node or shared.total <= 1:
         return None
-    why = "as storage.access is ReadWriteOnce" if run.spec.storage.access == "ReadWriteOnce" else "as kubernetes.one_node says"
+    why = "as storage.access is ReadWriteOnce" if run.storage and run.storage.access == "ReadWriteOnce" else "as kubernetes.one_node says"
     return f"{shared.words()} are put on one node, {why}"
 
 
 def claim(run: Run) -> list[Object]:
-    """Return the run's claim of a volume; none where the spec names one that is there."""
-    if not run.own_claim:
+    """Return the run's claim of a volume; none where the spec names one that is there, or the run has no volume."""
+    storage = run.storage
+    if storage is None or not run.own_claim:
         return []
-    storage = run.spec.storage
     spec: Object = {"accessModes": [storage.access]}
     if storage.class_ is not None:
         spec["storageClassName"] = storage.class_

@@ -10,7 +10,7 @@ _RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory
 
 def tensorboard(run: Run) -> list[Object]:
     """Return the objects of TensorBoard; none where the spec wants none."""
-    if not run.options.tensorboard:
+    if not run.has_tensorboard:
         return []
     name = checked(f"{run.name}-tensorboard")
     deployment = {

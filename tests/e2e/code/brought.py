@@ -15,4 +15,12 @@ def bare(strategy: str, roles: dict[str, Any], code: str, *words: str) -> dict[s
     """Return the fields of a spec that runs a Python program in `code`, a directory of this repository."""
     command = ["python", *words]
     limits = {"worker_grace": "1s"}  # a worker in `server.join()` would use all of it
-    return {"strategy": strategy, "roles": roles, "image": DEFAULT_IMAGE, "code": str(ROOT / code), "command": command, "limits": limits}
+    return {
+        "strategy": strategy,
+        "roles": roles,
+        "image": DEFAULT_IMAGE,
+        "code": str(ROOT / code),
+        "command": command,
+        "limits": limits,
+        "storage": {},
+    }

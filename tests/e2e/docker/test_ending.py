@@ -12,7 +12,7 @@ import yaml
 from launcher.docker_cli import docker
 from launcher.image_build.context import default_base_image
 from tests.e2e.code.brought import KILLED_ONCE, UNFINISHED
-from tests.e2e.docker.running import ROOT, Run, cleaned, unique
+from tests.e2e.docker.running import ROOT, Run, cleaned, launch, left, unique
 from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
@@ -85,3 +85,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_th
         assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
         assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
         assert UNFINISHED in run.launcher("logs", name, "--raw")
+        # Nor has its image any use of a volume.
+        assert told["run_dir"] == ""
+        assert left(name)["volumes"] == []
+        assert launch("get", name, "results", runs=run.runs).returncode == launch("tensorboard", name, runs=run.runs).returncode == 2

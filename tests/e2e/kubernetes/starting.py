@@ -12,7 +12,7 @@ SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\nlimits: {grace_p
 
 def write(file: Path, name: str, image: str, rest: str) -> str:
     """Write a spec and return its path."""
-    file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\n{SLEEP}{rest}")
+    file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\nstorage: {{}}\n{SLEEP}{rest}")
     return str(file)
 
 

@@ -44,7 +44,7 @@ def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_moved_a
 ) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(
-        f"version: 1\nname: moved\nimage: {image}\nsupervise: false\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
+        f"version: 1\nname: moved\nimage: {image}\nsupervise: false\nstorage: {{}}\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
     )
     launcher("up", str(spec))
     assert "moved is complete" in launcher("up", str(spec))
@@ -59,7 +59,7 @@ def ended_unseen(launcher: Launcher, name: str, image: str, tmp_path: Path) -> s
     """Start a run that is soon done, and wait for that by kubectl alone; return its spec."""
     spec = tmp_path / "spec.yaml"
     spec.write_text(
-        f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
+        f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\nstorage: {{}}\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
     )
     launcher("up", str(spec), "--detach")
     until(lambda: launcher.namespace.ends(name) == {"chief": "Complete"}, 120, "its end", lambda: launcher.namespace.describe(name))

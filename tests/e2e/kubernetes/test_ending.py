@@ -1,6 +1,5 @@
 """A run of a user's program ends with its chief, whatever its other tasks do: every Job is Complete, and no pod runs."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.code.brought import KILLED_ONCE, UNFINISHED
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 from tests.e2e.kubernetes.launching import UP, Launcher
 from tests.e2e.kubernetes.starting import HELD, program
 
@@ -43,7 +42,7 @@ def phases(namespace: Namespace, run: str) -> set[str]:
     return {pod["status"]["phase"] for pod in namespace.pods(run)}
 
 
-def test_a_chief_that_is_evicted_ends_nobody_and_one_that_is_done_ends_all(namespace: Namespace, tmp_path: Path) -> None:
+def test_a_chief_whose_node_is_drained_ends_nobody_and_one_that_is_done_ends_all(namespace: Namespace, tmp_path: Path) -> None:
     """By kubectl alone. The first chief saves, as it were, and exits 143; the one in its place is let go."""
     saves = f"import signal; signal.signal(15, lambda *_: os._exit(143)); {HELD}print('begun', flush=True); wait()"
     apply(namespace, write(tmp_path, "ended", WITH_CHIEF, "chief", saves))
@@ -56,9 +55,12 @@ def test_a_chief_that_is_evicted_ends_nobody_and_one_that_is_done_ends_all(names
     until(lambda: chief() != "" and len(phases(namespace, "ended")) == 1, 180, "all to begin", lambda: namespace.describe("ended"))
     before = {pod["metadata"]["uid"] for role in ("ps", "worker", "evaluator") for pod in namespace.pods("ended", role)}
     first = chief()
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": first, "namespace": namespace.name}}
-    place = f"/api/v1/namespaces/{namespace.name}/pods/{first}/eviction"
-    namespace.kubectl("create", "--raw", place, "-f", "-", text=json.dumps(eviction))
+    node = next(pod["spec"]["nodeName"] for pod in namespace.pods("ended", "chief") if pod["metadata"]["name"] == first)
+    chosen = "--pod-selector=app.kubernetes.io/instance=ended,app.kubernetes.io/component=chief"
+    try:
+        kubectl("drain", node, chosen, "--delete-emptydir-data", "--timeout=60s")
+    finally:
+        kubectl("uncordon", node)
     until(lambda: chief() not in {"", first}, 180, "another chief to begin", lambda: namespace.describe("ended"))
     running = [
         pod for role in ("ps", "worker", "evaluator") for pod in namespace.pods("ended", role) if pod["status"]["phase"] == "Running"
@@ -78,24 +80,31 @@ def test_a_chief_that_fails_for_good_fails_all(namespace: Namespace, tmp_path: P
 
 def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own(launcher: Launcher, image: str, tmp_path: Path) -> None:
     """That it has the trainer, too, does not matter: what comes with the run is taken."""
-    roles = f"image: {image}\nroles: {{ps: {{}}, worker: {{replicas: 2, max_restarts: 1}}}}\n"
-    launcher("up", write(tmp_path, "led", roles, "worker", KILLED_ONCE), timeout=UP)
+    worker = "{replicas: 2, max_restarts: 1, env: {LEVEL: debug}, args: [two, words], working_dir: /usr}"
+    roles = f"image: {image}\nroles: {{ps: {{}}, worker: {worker}}}\n"
+    says = "print('found', os.environ['LEVEL'], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, flush=True); "
+    launcher("up", write(tmp_path, "led", roles, "worker", says + KILLED_ONCE), timeout=UP)
     told = launcher.status("led")
     assert told["state"] == "succeeded"
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
     assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
     assert UNFINISHED in launcher("logs", "led", "--raw")
+    assert "found debug /usr two words False" in launcher("logs", "led")
+    assert launcher.namespace.objects("PersistentVolumeClaim", "led") == []
+    assert "has no results yet" in launcher("get", "led", "results", code=2)
 
 
 def test_who_watches_ends_what_is_not_supervised(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    roles = f"image: {image}\nsupervise: false\nroles: {{ps: {{}}, worker: {{replicas: 2}}, evaluator: {{}}}}\n"
-    launcher("up", write(tmp_path, "bare", roles, "worker", "time.sleep(5); print('over')"), timeout=UP)
+    """Where the image says what its containers may do, their file system is not read-only."""
+    roles = f"image: {image}\nsecurity: image\nsupervise: false\nroles: {{ps: {{}}, worker: {{replicas: 2}}, evaluator: {{}}}}\n"
+    says = "time.sleep(5); print('over, read-only:', bool(os.statvfs('/').f_flag & os.ST_RDONLY))"
+    launcher("up", write(tmp_path, "bare", roles, "worker", says), timeout=UP)
     told = launcher.status("bare")
     assert told["state"] == "succeeded"
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(
         ("worker-0", "worker-1", "ps-0", "evaluator"), "succeeded"
     )
-    assert "over" in launcher("logs", "bare")
+    assert "over, read-only: False" in launcher("logs", "bare")
     until(
         lambda: phases(launcher.namespace, "bare") <= {"Succeeded", "Failed"},
         60,

@@ -47,7 +47,7 @@ def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothi
     rest = "kubernetes: {tensorboard: false}\n"
     done = "command: [sh, -c, 'mkdir -p $RUN_DIR && touch $RUN_DIR/first']\n"
     spec = tmp_path / "spec.yaml"
-    spec.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\n{done}{rest}")
+    spec.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\nstorage: {{}}\n{done}{rest}")
     launcher("up", str(spec))
     write(spec, name, image, rest)
     ups, relays = {}, []

@@ -122,6 +122,17 @@ def test_validate_tells_of_every_file_and_every_problem(here: Path, spec: Spec, 
     assert [problem["line"] for problem in json.loads(told.err)["problems"]] == [3, 5]
 
 
+def test_validate_says_where_a_run_has_no_volume(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = "version: 1\nname: own\nimage: mine:1\ncommand: [python, train.py]\n"
+    (here / "own.yaml").write_text(own)
+    (here / "asks.yaml").write_text(own + "storage: {}\n")
+    assert run(["validate", "own.yaml", "asks.yaml"]) == 0
+    assert capsys.readouterr().out.count("notice: own.yaml: in containers the run has no volume") == 1
+    assert run(["validate", "own.yaml", "asks.yaml", "--json"]) == 0
+    first, second = (json.loads(line)["notices"] for line in capsys.readouterr().out.splitlines())
+    assert (len(first), second) == (1, [])
+
+
 def test_validate_counts_tasks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "ps.yaml").write_text(
         "version: 1\nname: m\nstrategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\ntrain: {workload: mnist_mlp}\n"

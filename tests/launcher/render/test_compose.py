@@ -248,13 +248,26 @@ def test_tensorboard_does_without_tensorflow_where_the_image_has_the_trainer(ren
 
 
 def test_an_image_of_ones_own_gets_its_volume_made_writable_first(rendered: Render) -> None:
-    services = rendered("image: mine:1\ncommand: [python, train.py]\nsupervise: false\n")["services"]
+    services = rendered("image: mine:1\ncommand: [python, train.py]\nsupervise: false\nstorage: {}\n")["services"]
     assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/runs"]
     assert services["chief"]["depends_on"] == {"prepare-volume": {"condition": "service_completed_successfully"}}
     assert services["chief"]["command"] == ["python", "train.py"]
     # It need not have the trainer, so nothing of the trainer is asked.
     assert "healthcheck" not in services["chief"]
     assert services["tensorboard"]["command"][:3] == ["python", "-m", "tensorboard.main"]
+
+
+def test_a_program_in_an_image_of_ones_own_has_no_volume_unless_it_is_asked_for(rendered: Render, text: Callable[[str], str]) -> None:
+    own = "image: mine:1\ncommand: [python, train.py]\n"
+    document = rendered(own)
+    assert list(document["services"]) == ["chief"]
+    assert "volumes" not in document
+    assert list(document["networks"]) == ["cluster"]
+    assert "volumes" not in document["services"]["chief"]
+    assert "RUN_DIR" not in document["services"]["chief"]["environment"]
+    assert "down -v" not in text(own)
+    assert "TensorBoard" not in text(own)
+    assert rendered(own + "storage: {}\n")["services"]["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
 
 
 def test_dollars_reach_the_program_as_they_are(rendered: Render) -> None:

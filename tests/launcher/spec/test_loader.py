@@ -38,6 +38,7 @@ def test_quantities_and_aliases_arrive(tmp_path: Path) -> None:
     assert spec.roles.chief is not None
     assert spec.roles.chief.cpu == 0.5
     assert spec.roles.chief.memory == "4Gi"
+    assert spec.storage is not None
     assert spec.storage.class_ == "nfs"
 
 
@@ -88,6 +89,13 @@ def test_a_dump_has_every_default_the_workloads_own_included(tmp_path: Path) -> 
     assert dumped["train"]["steps"] == 2000
     assert dumped["train"]["params"] == {"hidden_units": 100, "learning_rate": 0.01}
     assert dumped["limits"]["start_timeout"] == "10m"
+
+
+def test_a_dump_has_the_volume_that_a_run_has(tmp_path: Path) -> None:
+    own = "version: 1\nname: run\nimage: mine:1\ncommand: [a]\n"
+    assert dump(load(write(tmp_path, MINIMAL)))["storage"] == dump(load(write(tmp_path, own + "storage: {}\n")))["storage"]
+    assert dump(load(write(tmp_path, own)))["storage"] is None
+    assert dump(load(write(tmp_path, own + "kubernetes: {claim: there}\n")))["storage"]["access"] == "ReadWriteMany"
 
 
 def test_changes_name_what_differs(tmp_path: Path) -> None:

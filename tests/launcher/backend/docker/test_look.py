@@ -44,7 +44,8 @@ def test_a_tensorboard_that_has_ended_answers_nowhere() -> None:
 def test_the_volume_is_the_one_that_is_mounted() -> None:
     mounts = [{"Destination": "/code", "Source": "/home/me/src"}, {"Destination": "/runs", "Name": "other_run"}]
     assert look.place_of([container("ps-0"), container("chief", Mounts=mounts)], "toy") == "volume other_run"
-    assert look.place_of([container("ps-0")], "toy") == "volume toy_run"
+    assert look.place_of([container("ps-0", Config={"Env": ["RUN_DIR=/runs/toy"]})], "toy") == look.place_of([], "toy") == "volume toy_run"
+    assert look.place_of([container("ps-0", Config={"Env": ["HOME=/tmp"]})], "toy") == ""
 
 
 @pytest.mark.parametrize("created, started", [("2026-01-31T10:00:00Z", 1769853600.0), ("some day", None), (None, None)])

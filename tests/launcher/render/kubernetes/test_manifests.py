@@ -254,7 +254,29 @@ def test_tensorboard_is_started_by_the_trainers_module_where_the_image_has_it(re
         return str(command[command.index("-m") + 1])
 
     assert module("image: my/trainer:1\n" + TRAIN) == "trainer.tensorboard"
-    assert module(OWN) == module(OWN + "supervise: false\n") == "tensorboard.main"
+    own = OWN + "storage: {}\n"
+    assert module(own) == module(own + "supervise: false\n") == "tensorboard.main"
+
+
+def test_a_program_in_an_image_of_ones_own_has_a_volume_and_tensorboard_where_the_spec_asks_for_them(rendered: Rendered) -> None:
+    def has(spec: str) -> tuple[bool, bool, bool, bool]:
+        objects = rendered(spec)
+        pod = objects["Job", "digits-chief"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        return (
+            ("PersistentVolumeClaim", "digits") in objects,
+            ("Deployment", "digits-tensorboard") in objects,
+            any(volume["name"] == "run" for volume in pod["volumes"])
+            and any(mount["name"] == "run" for mount in container["volumeMounts"]),
+            any(variable["name"] == "RUN_DIR" for variable in container["env"]),
+        )
+
+    every, none = (True,) * 4, (False,) * 4
+    assert has(OWN) == has(OWN + "kubernetes: {one_node: true}\n") == none
+    assert has(OWN + "storage: {}\n") == has("command: [python, train.py]\n") == has("image: my/trainer:1\n" + TRAIN) == every
+    assert has(OWN + "kubernetes: {claim: there}\n") == (False, True, True, True)
+    one_of_two = "command: [a]\nstrategy: multi_worker_mirrored\nroles: {chief: {image: 'my:1'}, worker: {replicas: 2}}\n"
+    assert has(one_of_two) == every
 
 
 def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_as_a_file_that_nobody_changes(rendered: Rendered) -> None:
