@@ -1,6 +1,7 @@
 """`launcher up`: run a spec, and follow it until it is done."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -51,6 +52,8 @@ def up(
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
     context, namespace = placed(on, context, namespace)
     spec, plan, where = planned_there(file, overrides or [], check_backend(on), runs, Where(context, namespace))
+    if on != "kubernetes":
+        _check_secrets(plan)
     backend = open_backend(on, runs, where)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
@@ -81,6 +84,15 @@ def up(
             backend.start(plan, dump(spec), detach=True)
             return _detached(plan, runs, as_json=as_json)
         return _foreground(backend, plan, dump(spec), runs, started_by, as_json=as_json, started=starting.close)
+
+
+def _check_secrets(plan: Plan) -> None:
+    """Raise UsageError where a variable whose value no file has is not set here, for tasks that take it from here."""
+    secrets = {name: value for task in plan.tasks for name, value in task.secrets.items() if name not in os.environ}
+    if not secrets:
+        return
+    named = "; ".join(f"{name} ({value.key} of the secret {value.secret})" for name, value in secrets.items())
+    raise UsageError(f"not set in this environment, from where tasks take them: {named}", f"set them first: export {' '.join(secrets)}")
 
 
 def _sayer(*, as_json: bool) -> Any:

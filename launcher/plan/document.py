@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from launcher.plan.models import Plan, Resources, RestartRule, Task
+from launcher.plan.models import Plan, Resources, RestartRule, SecretKey, Task
 
 
 def to_document(plan: Plan) -> dict[str, Any]:
@@ -23,5 +23,6 @@ def _task(document: dict[str, Any]) -> Task:
         "command": tuple(document["command"]),
         "resources": Resources(**document["resources"]),
         "restart": RestartRule(**document["restart"]),
+        "secrets": {name: SecretKey(**secret) for name, secret in document.get("secrets", {}).items()},
     }
     return Task(**{**document, **parts})

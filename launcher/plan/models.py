@@ -33,6 +33,14 @@ class RestartRule:
 
 
 @dataclass(frozen=True)
+class SecretKey:
+    """One value of a Secret of the cluster."""
+
+    secret: str
+    key: str
+
+
+@dataclass(frozen=True)
 class Task:
     """One process of the cluster."""
 
@@ -42,13 +50,14 @@ class Task:
     address: str  # host:port
     tf_config: dict[str, Any]  # {"cluster": {role: [address]}, "task": {"type", "index"}}
     command: tuple[str, ...]
-    env: dict[str, str]  # without TF_CONFIG
+    env: dict[str, str]  # without TF_CONFIG and secrets
     resources: Resources
     restart: RestartRule
     mounts_run_dir: bool
     cwd: str | None = None  # where the command starts; None is the target's own default
     image: str | None = None  # of its container; None is the project's own
     is_hardened: bool = True  # its container has no root, no capabilities, and cannot write to its root file system
+    secrets: dict[str, SecretKey] = field(default_factory=dict)  # variables whose values no file has
     is_entrypoint: bool = False  # the image's entrypoint runs, and `command` is what it is given
 
 

@@ -15,10 +15,10 @@ from launcher.plan import rules, shares
 from launcher.plan.addresses import ENDING_PORT, check_size, cluster
 from launcher.plan.addresses import addresses as addresses_on
 from launcher.plan.machine import Machine
-from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Target, Task
+from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.spec import programs
-from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.models import ClusterSpec, Env, FromSecret, Role
 from launcher.spec.programs import Program
 from launcher.spec.quantities import parse_duration, parse_memory
 from trainer.settings import Ending, Restarts, Train, TrainerSettings
@@ -221,6 +221,7 @@ class _Common:
             "image": program.image,
             "is_hardened": self.spec.security == "hardened",
             "is_entrypoint": is_entrypoint,
+            "secrets": self.secrets(role_name),
         }
 
     def _local_command(self, program: Program, machine: Machine) -> tuple[str, ...]:
@@ -262,9 +263,17 @@ class _Common:
             )
         return str(PurePosixPath(CONTAINER_CODE, inside.relative_to(os.path.normpath(code))))
 
+    def secrets(self, role_name: RoleName) -> dict[str, SecretKey]:
+        """Return the variables of a role whose values no file has."""
+        given = self._env(role_name).items()
+        return {name: SecretKey(value.secret, value.key) for name, value in given if isinstance(value, FromSecret)}
+
+    def _env(self, role_name: RoleName) -> Env:
+        return {**self.spec.env, **programs.roles_of(self.spec)[role_name].env}
+
     def environment(self, role: RoleName, machine: Machine | None, shares_of_task: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of one task. The user's `env` may change ours, but not what says which task this is."""
-        user = {**self.spec.env, **programs.roles_of(self.spec)[role].env}
+        user = {name: value for name, value in self._env(role).items() if isinstance(value, str)}
         environment = {"GRPC_FAIL_FAST": "use_caller", **shares_of_task, **user}
         environment |= {
             **({"RUN_DIR": self.run_dir} if self.has_run_dir else {}),

@@ -63,7 +63,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         hardened = {MERGE: base, **_other(hardened, base)}
     of_roles = {group.role: _of_tasks(spec, plan, group.task) for group in groups(plan)}
     task = {MERGE: base, **_other(_common(list(of_roles.values())), base)}
-    anchors = {"labels": common, "environment": environment, "container": base, "task": task}
+    anchors: dict[str, dict[str, Any]] = {"labels": common, "environment": environment, "container": base, "task": task}
     roles: dict[str, dict[str, Any]] = {role: {MERGE: task, **own} for role, of_role in of_roles.items() if (own := _other(of_role, task))}
     parent = {MERGE: environment, parent_file.VARIABLE: parent_file.packed()}
     some = any(map(rules.brings_parent, plan.tasks)) and parent_file.VARIABLE not in environment
@@ -143,6 +143,8 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
         notes.append(
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
+    if secrets := sorted({name for task in plan.tasks for name in task.secrets}):
+        notes.append(f"{', '.join(secrets)} are taken from the environment that `docker compose up` is called in")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
     if spec.storage is not None:
@@ -222,18 +224,23 @@ def _grace(plan: Plan, task: Task) -> float:
     return plan.grace_period + (_SERVERS_LEAVE if serves else 0)
 
 
-def _shared_environment(plan: Plan) -> dict[str, str]:
+def _shared_environment(plan: Plan) -> dict[str, str | None]:
     """Return the variables that are the same for every task."""
-    first, *others = (task.env for task in plan.tasks)
-    shared = {name: _escaped(value) for name, value in first.items() if all(other.get(name) == value for other in others)}
+    first, *others = map(_variables, plan.tasks)
+    shared = {name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.
     parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(rules.brings_parent, plan.tasks)) else {}
     home = {"HOME": "/tmp"} if plan.tasks[0].is_hardened else {}  # noqa: S108
     return home | {"TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent
 
 
-def _own_environment(task: Task, shared: dict[str, str]) -> dict[str, str]:
-    own = {name: _escaped(value) for name, value in task.env.items() if name not in shared}
+def _variables(task: Task) -> dict[str, str | None]:
+    """Return a task's variables as Compose has them: one without a value is taken from where `docker compose up` is called."""
+    return {name: _escaped(value) for name, value in task.env.items()} | dict.fromkeys(task.secrets)
+
+
+def _own_environment(task: Task, shared: dict[str, str | None]) -> dict[str, str | None]:
+    own = {name: value for name, value in _variables(task).items() if name not in shared}
     return own | {"TF_CONFIG": _escaped(tf_config_text(task.tf_config))}
 
 

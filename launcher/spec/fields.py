@@ -1,5 +1,6 @@
 """What the sections of a spec are made of: their base, and the types of values that several of them have."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -52,3 +53,11 @@ Name = Annotated[
     Field(json_schema_extra={**_pattern(names.LABEL_PATTERN), "maxLength": names.LONGEST_NAME}),
 ]
 ObjectName = Annotated[str, AfterValidator(names.check_object_name)]
+
+# What a variable's value is: pydantic has these in an error's path, where the document has nothing.
+TEXT, SECRET = KINDS_OF_VALUE = ("(text)", "(secret)")
+
+
+def kind_of_value(value: object) -> str:
+    """Return what a variable's value is to be read as: a mapping says where it comes from, all else is the value."""
+    return SECRET if isinstance(value, Mapping | BaseModel) else TEXT

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from launcher.spec import names
-from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
+from launcher.spec.fields import SECRET, TEXT, Cpu, Duration, Memory, Name, ObjectName, Section, kind_of_value
 from launcher.spec.kubernetes import Kubernetes
 from launcher.spec.problems import FieldError, shown
 from trainer.settings import Train
@@ -19,6 +19,14 @@ def _version(value: object) -> object:
     return value
 
 
+class FromSecret(Section):
+    """The value of an environment variable that no file has: on Kubernetes a Secret's, elsewhere that variable where `launcher` is called."""
+
+    secret: ObjectName = Field(description="The Secret.")
+    key: Annotated[str, Field(min_length=1)] = Field(description="Which of its values.")
+
+
+Env = dict[str, Annotated[Annotated[str, Tag(TEXT)] | Annotated[FromSecret, Tag(SECRET)], Discriminator(kind_of_value)]]
 Image = Annotated[str, AfterValidator(names.check_image)]
 Command = Annotated[list[str], Field(min_length=1)]
 
@@ -40,9 +48,7 @@ class Role(Section):
     args: list[str] = Field(
         default_factory=list, description="Words that follow the `command`; where there is none, what the image's entrypoint is given."
     )
-    env: dict[str, str] = Field(
-        default_factory=dict, description="Environment variables of the role's tasks, beside the spec's or in place of one."
-    )
+    env: Env = Field(default_factory=dict, description="Environment variables of the role's tasks, beside the spec's or in place of one.")
     working_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="Where the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
@@ -140,7 +146,10 @@ class ClusterSpec(Section):
     code: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="A directory with your code, made importable in every task; relative to the spec."
     )
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every task.")
+    env: Env = Field(
+        default_factory=dict,
+        description="Environment variables of every task: a text, or `{secret: NAME, key: KEY}` for what no file is to have.",
+    )
     storage: Storage | None = Field(
         None,
         description="The volume of the run directory. When left out there is one with the defaults, but for a `command` in an `image` of your own: "

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.spec import names
+from launcher.spec.models import Env
 from launcher.spec.problems import FieldError, Finding, Path
 from launcher.spec.programs import ROLES, deciding, roles_of
 from launcher.spec.subject import Subject
@@ -122,7 +123,7 @@ def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
 
 def env_names(subject: Subject) -> Iterator[Finding]:
     """Environment variables have usable names that are not the launcher's own."""
-    given: dict[Path, dict[str, str]] = {("env",): subject.spec.env}
+    given: dict[Path, Env] = {("env",): subject.spec.env}
     given |= {("roles", name, "env"): role.env for name, role in roles_of(subject.spec).items()}
     for path, variables in given.items():
         for variable in variables:

@@ -38,6 +38,9 @@ def section_at(model: Model, path: Path) -> Model | None:
             annotation = next(iter(get_args(_plain(annotation))), None)
             continue
         below = _plain(annotation)
+        if get_origin(below) is dict:
+            annotation = get_args(below)[1]
+            continue
         if not _is_section(below):
             return None
         field = next((field for name, field in below.model_fields.items() if (field_name(name, field)) == part), None)
@@ -81,10 +84,11 @@ def _is_section(annotation: Any) -> bool:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return an annotation without Annotated and Optional."""
+    """Return an annotation without Annotated and Optional; of a value that may be a section, the section."""
     if hasattr(annotation, "__metadata__"):
         return _plain(annotation.__origin__)
     if get_origin(annotation) in {Union, types.UnionType}:
-        members = [member for member in get_args(annotation) if member is not type(None)]
-        return _plain(members[0]) if len(members) == 1 else annotation
+        members = [_plain(member) for member in get_args(annotation) if member is not type(None)]
+        chosen = members if len(members) == 1 else [member for member in members if _is_section(member)]
+        return chosen[0] if len(chosen) == 1 else annotation
     return annotation

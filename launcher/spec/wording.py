@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.spec import sections
 from launcher.spec.document import Source
+from launcher.spec.fields import KINDS_OF_VALUE
 from launcher.spec.problems import FieldError, Finding, Path, any_of, named, nearest, path_text, shown
 
 _PRINTS_IN_FULL = 1e15
@@ -47,7 +48,7 @@ _BROUGHT = {
 }
 
 # What a missing field could be.
-_SAMPLES = {"version": "1", "name": "my-run", "workload": "mnist_mlp", "replicas_to_aggregate": "2"}
+_SAMPLES = {"version": "1", "name": "my-run", "workload": "mnist_mlp", "replicas_to_aggregate": "2", "secret": "my-secret", "key": "token"}
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -95,7 +96,7 @@ def meant_key(error: ErrorDetails, model: sections.Model) -> Path | None:
 
 def document_path(error: ErrorDetails, prefix: Path = ()) -> Path:
     """Return the path of the document that an error is about."""
-    *path, last = error["loc"] or ("[key]",)
+    *path, last = [part for part in error["loc"] if part not in KINDS_OF_VALUE] or ("[key]",)
     # What pydantic puts behind a key that is wrong itself; a key that nobody knows may be called so, too.
     if last != "[key]" or error["type"] == "extra_forbidden":
         path.append(last)

@@ -121,6 +121,10 @@ def _env(run: Run, group: Group) -> list[Object]:
     told = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{group.role}","index":$(JOB_COMPLETION_INDEX)}}}}'
     return [
         *({"name": name, "value": literal(value)} for name, value in values.items() if name not in taken),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": value.secret, "key": value.key}}}
+            for name, value in group.task.secrets.items()
+        ),
         *single,
         {"name": "TF_CLUSTER", "valueFrom": {"configMapKeyRef": {"name": cluster_name(run), "key": CLUSTER_KEY}}},
         {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}},

@@ -73,11 +73,16 @@ def test_no_container_ends_as_done_when_the_chief_fails_by_compose_alone(tmp_pat
 
 
 @pytest.mark.usefixtures("image")
-def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_the_trainer(tmp_path: Path) -> None:
+def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = unique("led")
+    monkeypatch.setenv("TOKEN", "hunter2")
+    env = {"TOKEN": {"secret": "team", "key": "token"}}
+    does = f"print('found', os.environ['TOKEN'][::-1], flush=True); {KILLED_ONCE}"
     roles = {"worker": {"replicas": 2}, "ps": {}}
     limits = {"worker_grace": "1s", "max_restarts": 1}
-    file = write(tmp_path, name, roles=roles, image=default_base_image(), limits=limits, command=program("worker", KILLED_ONCE))
+    file = write(tmp_path, name, roles=roles, image=default_base_image(), limits=limits, env=env, command=program("worker", does))
     with cleaned(name, tmp_path / "runs") as run:
         run.launcher("up", str(file), timeout=240)
         told = run.status()
@@ -85,6 +90,8 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_th
         assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
         assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
         assert UNFINISHED in run.launcher("logs", name, "--raw")
+        assert "found 2retnuh" in run.launcher("logs", name)
+        assert not [file for file in run.runs.rglob("*") if file.is_file() and b"hunter2" in file.read_bytes()]
         # Nor has its image any use of a volume.
         assert told["run_dir"] == ""
         assert left(name)["volumes"] == []

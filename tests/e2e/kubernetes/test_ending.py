@@ -80,17 +80,21 @@ def test_a_chief_that_fails_for_good_fails_all(namespace: Namespace, tmp_path: P
 
 def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own(launcher: Launcher, image: str, tmp_path: Path) -> None:
     """That it has the trainer, too, does not matter: what comes with the run is taken."""
-    worker = "{replicas: 2, max_restarts: 1, env: {LEVEL: debug}, args: [two, words], working_dir: /usr}"
+    launcher.namespace.kubectl("create", "secret", "generic", "team", "--from-literal=token=hunter2")
+    worker = "{replicas: 2, max_restarts: 1, env: {LEVEL: debug, TOKEN: {secret: team, key: token}}, args: [two, words], working_dir: /usr}"
     roles = f"image: {image}\nroles: {{ps: {{}}, worker: {worker}}}\n"
-    says = "print('found', os.environ['LEVEL'], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, flush=True); "
+    says = (
+        "print('found', os.environ['LEVEL'], os.environ['TOKEN'][::-1], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, flush=True); "
+    )
     launcher("up", write(tmp_path, "led", roles, "worker", says + KILLED_ONCE), timeout=UP)
     told = launcher.status("led")
     assert told["state"] == "succeeded"
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
     assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
     assert UNFINISHED in launcher("logs", "led", "--raw")
-    assert "found debug /usr two words False" in launcher("logs", "led")
+    assert "found debug 2retnuh /usr two words False" in launcher("logs", "led")
     assert launcher.namespace.objects("PersistentVolumeClaim", "led") == []
+    assert "hunter2" not in launcher.namespace.kubectl("get", "all,configmaps", "-o", "yaml") + launcher("logs", "led", "--raw")
     assert "has no results yet" in launcher("get", "led", "results", code=2)
 
 

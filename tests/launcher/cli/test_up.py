@@ -97,6 +97,24 @@ def test_a_wrong_spec_starts_and_writes_nothing(cli: Cli, tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_path: Path) -> None:
+    program = ["python", "-c", "import os, sys; sys.exit(os.environ['TOKEN'][::-1] != '2retnuh')"]
+    document = {"version": 1, "name": "toy", "command": program, "env": {"TOKEN": {"secret": "team", "key": "token"}}}
+    (tmp_path / "toy.yaml").write_text(json.dumps({**document, "limits": {"max_restarts": 0}}))
+    refused = cli("up", "toy.yaml")
+    assert refused.returncode == 2
+    assert "not set in this environment, from where tasks take them: TOKEN (token of the secret team)" in refused.stderr
+    assert "export TOKEN" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+    done = cli("up", "toy.yaml", env={"TOKEN": "hunter2"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = cli("plan", "toy.yaml", "--task", "chief", env={"TOKEN": "hunter2"}).stdout
+    assert '"secrets"' in plan
+    files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert files
+    assert "hunter2" not in "".join([done.stdout, done.stderr, plan, *(file.read_text(errors="replace") for file in files)])
+
+
 def test_a_second_up_of_a_complete_run_says_so(cli: Cli, spec: Spec) -> None:
     file = spec("steps", "3", "0")
     assert cli("up", file).returncode == 0

@@ -12,7 +12,7 @@ from launcher.plan import rules
 from launcher.plan.addresses import ENVIRONMENT_LIMIT, readdress, tf_config_text
 from launcher.plan.document import from_document, to_document
 from launcher.plan.machine import Machine
-from launcher.plan.models import Plan, Target
+from launcher.plan.models import Plan, SecretKey, Target
 from launcher.plan.planner import plan
 from launcher.spec.models import ClusterSpec
 from trainer.settings import TrainerSettings
@@ -177,6 +177,17 @@ def test_user_environment_may_change_ours_but_not_what_a_task_is() -> None:
     assert json.loads(env["TRAINER_SETTINGS"])["run"] == "digits"
     assert env["PATH"] == "/venv/bin:/opt/bin"
     assert env["PYTHONPATH"].split(os.pathsep)[0] == "/lib/mine"
+
+
+def test_values_of_secrets_are_no_part_of_a_plan() -> None:
+    secret = {"secret": "team", "key": "token"}
+    roles = {"worker": {"replicas": 2, "env": {"MINE": secret, "TOKEN": "none"}}}
+    made = planned("docker", strategy="multi_worker_mirrored", roles={"chief": {}, **roles}, env={"TOKEN": secret, "MINE": "chief's"})
+    chief, worker, _ = made.tasks
+    assert (chief.secrets, chief.env["MINE"]) == ({"TOKEN": SecretKey("team", "token")}, "chief's")
+    assert (worker.secrets, worker.env["TOKEN"]) == ({"MINE": SecretKey("team", "token")}, "none")
+    assert "TOKEN" not in chief.env
+    assert from_document(json.loads(json.dumps(to_document(made)))) == made
 
 
 def test_containers_run_the_trainer_of_our_image_and_in_another_the_parent_that_comes_with_the_run_or_the_command_alone() -> None:

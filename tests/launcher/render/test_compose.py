@@ -270,6 +270,18 @@ def test_a_program_in_an_image_of_ones_own_has_no_volume_unless_it_is_asked_for(
     assert rendered(own + "storage: {}\n")["services"]["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
 
 
+def test_a_secret_s_value_is_taken_from_where_compose_is_called(rendered: Render, text: Callable[[str], str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2")
+    one = "roles: {chief: {}, worker: {env: {TOKEN: {secret: team, key: token}}}}\nstrategy: multi_worker_mirrored\n" + TRAIN
+    services = rendered(one)["services"]
+    assert services["worker-0"]["environment"]["TOKEN"] is None
+    assert "TOKEN" not in services["chief"]["environment"]
+    every = "env: {TOKEN: {secret: team, key: token}}\n" + TRAIN
+    assert rendered(every)["services"]["chief"]["environment"]["TOKEN"] is None
+    assert "TOKEN are taken from the environment that `docker compose up`" in text(every)
+    assert "hunter2" not in text(one) + text(every)
+
+
 def test_dollars_reach_the_program_as_they_are(rendered: Render) -> None:
     service = rendered("command: [sh, -c, 'echo $HOME']\nenv: {PRICE: $5}\n")["services"]["chief"]
     assert service["command"][-1] == "echo $$HOME"

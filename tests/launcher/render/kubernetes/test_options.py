@@ -97,6 +97,16 @@ kubernetes:
     assert tokens == [{"name": "HUB_TOKEN", "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "hub"}}}]
 
 
+def test_a_variable_s_value_may_be_a_secret_s(rendered: Rendered) -> None:
+    roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {env: {TOKEN: {secret: team, key: token}}}}\n"
+    objects = rendered(roles + "env: {TOKEN: none}\ncommand: [python, train.py]\n")
+    found = {
+        role: [variable for variable in container(objects, role)["env"] if variable["name"] == "TOKEN"] for role in ("chief", "worker")
+    }
+    secret = {"secretKeyRef": {"name": "team", "key": "token"}}
+    assert found == {"chief": [{"name": "TOKEN", "value": "none"}], "worker": [{"name": "TOKEN", "valueFrom": secret}]}
+
+
 def test_more_volumes_go_to_the_roles_that_ask(rendered: Rendered) -> None:
     options = """\
 kubernetes:
