@@ -11,7 +11,9 @@ from launcher.spec import programs
 from launcher.spec.models import ClusterSpec
 from launcher.spec.programs import roles_of
 
-DEFAULT_IMAGE = f"tf-launcher/trainer:{__version__}"
+# No public registry is asked for a name that begins so: anybody might claim ours there.
+REPOSITORY = "localhost/tf-launcher/trainer"
+DEFAULT_IMAGE = f"{REPOSITORY}:{__version__}"
 GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
 
 # Tasks run as this user and group. In the image they own the directory of runs, and so a new volume that is mounted there.

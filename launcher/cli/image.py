@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("launcher image build", "the trainer image, for `up --on docker` and the Compose files"),
     ("launcher image build --gpu", "with the CUDA libraries"),
-    ("launcher image build --code ./src --tag registry.example/team/train:1", "with your own code in it, for a registry"),
+    ("launcher image build --push registry.example/team/trainer:1", "for nodes of a cluster, which pull it from a registry"),
+    ("launcher image build --code ./src --push registry.example/team/train:1", "with your own code in it"),
     ("launcher image build --build-arg HTTPS_PROXY --ca-file company.pem", "behind a company's proxy"),
 )
 # What is in a directory of code and hardly ever belongs into an image.
@@ -42,6 +43,13 @@ def image(
     tag: Annotated[
         str | None, typer.Option(metavar="NAME", help="What to call it; left out, a name that the launcher looks for.", show_default=False)
     ] = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Call it so, and push it to the registry of that name.", show_default=False)
+    ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option(metavar="OS/ARCH", help="What it is to run on, such as linux/arm64; left out, the engine's own.", show_default=False),
+    ] = None,
     base_image: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="The image with Python to start from.", show_default=False)
     ] = None,
@@ -61,13 +69,17 @@ def image(
     as_json: Json = False,
 ) -> None:
     """Build the image that containers start from."""
+    from launcher.errors import UsageError
     from launcher.image_build.build import Request
 
     del action  # there is one
+    if tag is not None and push is not None:
+        raise UsageError("--push and --tag both name the image", "give --push alone")
     request = Request(
         gpu=gpu,
         code=code,
-        tag=_image_name("--tag", tag),
+        tag=_image_name("--push", push) or _image_name("--tag", tag),
+        platform=platform,
         base_image=_image_name("--base-image", base_image),
         build_args=tuple(build_arg or ()),
         pip_config=pip_config,
@@ -75,11 +87,17 @@ def image(
     )
     began = time.monotonic()
     built = _build(request, verbose=verbose)
+    if push is not None:
+        _push(push)
     seconds = time.monotonic() - began
     if as_json:
         print(json.dumps({"image": built.name, "id": built.id, "size": built.size, "seconds": round(seconds, 1), "labels": built.labels}))
         return
-    print(f"{built.name} is there: id {built.id.removeprefix('sha256:')[:12]}, {decimal(built.size)}, after {duration(seconds)}")
+    print(
+        f"{built.name} is {'there' if push is None else 'pushed'}: id {built.id.removeprefix('sha256:')[:12]}, {decimal(built.size)}, after {duration(seconds)}"
+    )
+    if code is None and push is not None:
+        print(f"in the spec: `image: {built.name}`; of files that are there: TRAINER_IMAGE for Compose, `images` of kustomization.yaml")
     if code is not None:
         print(f"in the spec: `image: {built.name}`, and no `code`")
 
@@ -127,6 +145,17 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
                 console.print(f"  {heard.title}: {duration(heard.seconds)}")
 
         return build(request, tell)
+
+
+def _push(name: str) -> None:
+    from rich.console import Console
+
+    from launcher.image_build.build import push
+
+    console = Console(stderr=True, highlight=False)
+    console.print(f"pushing {name}", soft_wrap=True)
+    with console.status(f"pushing {name}"):
+        push(name)
 
 
 def _bulky(code: Path) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher import __version__, images
-from launcher.docker_cli import DockerError, program
+from launcher.docker_cli import DockerError, docker, last_line, program
 from launcher.errors import LauncherError, UsageError
 from launcher.image_build.context import DOCKERFILE, archive, default_base_image, sources
 from launcher.image_build.failures import failure
@@ -42,6 +42,7 @@ class Request:
     build_args: Sequence[str] = ()
     pip_config: Path | None = None
     ca_file: Path | None = None
+    platform: str | None = None
 
     @property
     def ours(self) -> str:
@@ -77,11 +78,24 @@ def build(request: Request, tell: Tell, *, raw: Callable[[str], None] | None = N
     return built
 
 
+def push(name: str) -> None:
+    """Push an image to the registry that its name begins with. Raises DockerError with what that answers, and what to do."""
+    try:
+        docker("push", "--quiet", name, deadline=DEADLINE)
+    except DockerError as error:
+        registry = name.partition("/")[0]
+        remedy = (
+            f"see that {registry} is reached and lets you: docker login {registry}; what was built is in the engine, so docker push {name}"
+        )
+        raise DockerError(f"pushing {name} failed: {last_line(error.output) or error.message}", remedy, error.output) from error
+
+
 def _arguments(request: Request) -> list[str]:
     arguments = ["--file", DOCKERFILE, "--target", "gpu" if request.gpu else "cpu", "--tag", request.ours]
     arguments += ["--build-arg", f"VERSION={__version__}", "--build-arg", f"BASE_IMAGE={request.base}"]
     # Not in the Dockerfile: a label is no layer, but an argument is part of every step after it.
     arguments += ["--label", f"{images.SOURCES}={sources()}"]
+    arguments += ["--platform", request.platform] if request.platform else []
     for argument in request.build_args:
         arguments += ["--build-arg", argument]
     for secret, file in (("pip-config", request.pip_config), ("ca", request.ca_file)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.images import HEALTH_COMMAND, USER, all_for, image_for, image_of
+from launcher.images import HEALTH_COMMAND, USER, all_for, image_for, image_of, is_ours
 from launcher.plan import rules
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.groups import groups
@@ -27,6 +27,7 @@ from trainer.strategies import SERVED, TRAINING
 TENSORBOARD = "tensorboard"
 VOLUME = "run"  # as Compose calls it: the volume is <project>_run
 PREPARE = "prepare-volume"
+IMAGE_VARIABLE = "TRAINER_IMAGE"
 
 # How often the engine starts a container again. It cannot tell exit codes apart, and what can be mended by trying again the
 # trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
@@ -116,6 +117,11 @@ def _header(source: Source) -> str:
     lines = [
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
         f"It needs the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}, and an engine with Compose 2.20 or newer.",
+        *(
+            [f"`launcher image build` makes ours; {IMAGE_VARIABLE} names another, such as one in a registry."]
+            if any(map(is_ours, needed))
+            else []
+        ),
         f"  docker compose -f FILE up        {does} every task ends by itself{serves}",
         f"  docker compose -f FILE down      removes the containers; up {again}",
         *([removes] if has_volume else []),
@@ -158,7 +164,7 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
 def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
     rights: dict[str, Any] = {"user": f"{USER}:{USER}", "read_only": True, "cap_drop": ["ALL"]} if is_hardened else {}
     return {
-        "image": image_for(spec),
+        "image": _image(image_for(spec)),
         **rights,
         "security_opt": ["no-new-privileges:true"],
         "init": True,
@@ -174,7 +180,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
     command = [_escaped(word) for word in task.command]
     of_image = not task.is_entrypoint
     shared: dict[str, Any] = {
-        "image": image_of(task, spec),
+        "image": _image(image_of(task, spec)),
         **({"entrypoint": []} if of_image else {}),
         **({"command": command} if of_image or command else {}),
         **({"working_dir": where} if (where := task.cwd or (None if task.image else "/tmp")) else {}),  # noqa: S108
@@ -361,6 +367,11 @@ def _downloads(spec: ClusterSpec) -> bool:
 
 
 # How Compose writes values
+
+
+def _image(name: str) -> str:
+    """Return an image's name; where it is ours one variable says what it is called elsewhere."""
+    return f"${{{IMAGE_VARIABLE}:-{name}}}" if is_ours(name) else _escaped(name)
 
 
 def _escaped(value: str) -> str:

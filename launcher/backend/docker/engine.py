@@ -183,7 +183,8 @@ def _of_the_system(error: BaseException) -> OSError | None:
 def compose(run: str, file: Path, *arguments: str, doing: str) -> None:
     """Run `docker compose` on a run's file. Raises LauncherError, with a remedy for what is known."""
     # Nothing of the user's own Compose set-up may change what is started, nor how progress is written.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COMPOSE_")} | {"TRAINER_EVENTS": "json"}
+    users_own = ("COMPOSE_", "TRAINER_IMAGE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(users_own)} | {"TRAINER_EVENTS": "json"}
     words = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
     try:
         docker_cli.docker(*words, deadline=_COMPOSE_WAIT, environment=environment)

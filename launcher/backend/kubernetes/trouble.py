@@ -28,7 +28,10 @@ class Trouble:
     final: bool = False
 
 
-_IMAGE = "check the image's name; load it on the nodes, or push it to a registry they reach, with kubernetes.image_pull_secrets if it asks"
+_IMAGE = (
+    "check the image's name; load it on the nodes, or put it into a registry they reach (ours: launcher image build --push NAME, and `image: NAME`), "
+    "with kubernetes.image_pull_secrets if it asks"
+)
 
 # Why a container waits -> (kind, remedy, final).
 _WAITING: dict[str, tuple[str, str, bool]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from launcher.errors import UsageError
-from launcher.images import image_for
+from launcher.images import REPOSITORY, image_for, is_ours
 from launcher.render.kubernetes import configmaps, jobs, network, storage, tensorboard
 from launcher.render.kubernetes.objects import ENDS_AFTER, Object, Run
 from launcher.render.targets import Source
@@ -61,9 +61,10 @@ def header(source: Source, remarks: Iterable[str]) -> str:
 
 def _needed(images: list[str]) -> str:
     [image, *others] = images
+    push = " (`launcher image build` makes ours, --push puts it into one)" if any(map(is_ours, images)) else ""
     if not others:
-        return f"Its nodes need the image {image}, or a registry that has it."
-    return f"Its nodes need the images {', '.join(images)}, or registries that have them."
+        return f"Its nodes need the image {image}, or a registry that has it{push}."
+    return f"Its nodes need the images {', '.join(images)}, or registries that have them{push}."
 
 
 def document(head: str, made: Iterable[Object]) -> str:
@@ -80,6 +81,10 @@ def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, st
     if source.spec.kubernetes.namespace:
         kustomization["namespace"] = source.spec.kubernetes.namespace
     kustomization["resources"] = list(kinds)
+    if ours := [name for name in run_of(source).images if is_ours(name)]:
+        # The one place to name a registry in: what was built here is called so on nodes that were given it alone.
+        tag = {"newTag": ours[0].rpartition(":")[2]} if len(ours) == 1 else {}
+        kustomization["images"] = [{"name": REPOSITORY, "newName": REPOSITORY, **tag}]
     listed = {name: "---\n".join(text(one, {}) for one in those) for name, those in kinds.items()}
     return {KUSTOMIZATION: f"{head}#   kubectl apply -k DIRECTORY\n\n{text(kustomization, {})}", **listed}
 

@@ -112,10 +112,10 @@ def test_what_a_role_has_of_its_own_is_its_services_own_and_stands_there_once(re
     own = ROLES.replace("worker: {", "worker: {command: [python, train.py], ")
     services = rendered(own)["services"]
     assert [service["image"] for service in services.values()][1:] == [
-        images.DEFAULT_IMAGE,
+        f"${{TRAINER_IMAGE:-{images.DEFAULT_IMAGE}}}",
         *["worker:1"] * 2,
         *["ps:1"] * 2,
-        images.DEFAULT_IMAGE,
+        f"${{TRAINER_IMAGE:-{images.DEFAULT_IMAGE}}}",
     ]
     assert services["chief"]["command"] == ["python", "-P", "-m", "trainer", "--", "python", "lead.py"]
     assert services["chief"]["healthcheck"]["test"] == ["CMD", *images.HEALTH_COMMAND]
@@ -211,7 +211,7 @@ def test_one_task_takes_gpus_by_count_and_several_share_them_out_by_number(rende
         "worker-1": ["2", "3"],
         "worker-2": ["4", "5"],
     }
-    assert rendered("roles: {chief: {gpus: 1}}\n" + TRAIN)["services"]["chief"]["image"] == images.GPU_IMAGE
+    assert rendered("roles: {chief: {gpus: 1}}\n" + TRAIN)["services"]["chief"]["image"] == f"${{TRAINER_IMAGE:-{images.GPU_IMAGE}}}"
 
 
 def test_the_engine_starts_a_lost_trainer_again_but_not_for_ever(rendered: Render) -> None:
