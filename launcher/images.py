@@ -53,9 +53,10 @@ def image_of(task: Task, spec: ClusterSpec) -> str:
 
 
 def all_for(spec: ClusterSpec) -> list[str]:
-    """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, too."""
+    """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, if there is one."""
     usual = image_for(spec)
-    return list(dict.fromkeys([usual, *(role.image or usual for role in programs.roles_of(spec).values())]))
+    boards = [usual] if programs.storage_of(spec) else []
+    return list(dict.fromkeys([*boards, *(role.image or usual for role in programs.roles_of(spec).values())]))
 
 
 def is_ours(name: str) -> bool:

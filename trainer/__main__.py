@@ -150,8 +150,8 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         _make_place(os.environ.get("RUN_DIR"))
     told: dict[str, tuple[float, str]] = {}
     output = Output()
-    for number in _ASKED_TO_STOP:  # where one comes when nothing listens any more, the exit code is to be the same
-        signal.signal(number, lambda _number, _frame: None)
+    for number in _ASKED_TO_STOP:  # where one comes when the supervisor has ended, the exit code is to be the same
+        signal.signal(number, lambda _number, _frame: None if told else os._exit(ExitCode.STOPPED))
     code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), told), output)
     failed_at, why = told.get("failed", (time.monotonic(), ""))
     if settings is not None and not command and task.is_chief:

@@ -56,10 +56,10 @@ def render(
         return
     if wanted.directory:
         files = directory_renderer(to)(source)
-        _write_directory(output, files, private=programs.has_secrets(spec.model_dump()))
+        _write_directory(output, files, private=programs.sets_variables(spec.model_dump()))
     else:
         files = {output.name: ""}
-        write(output, renderer(to)(source), private=programs.has_secrets(spec.model_dump()))
+        write(output, renderer(to)(source), private=programs.sets_variables(spec.model_dump()))
     if as_json:
         written = [str(output / name) if wanted.directory else str(output) for name in files]
         print(json.dumps({"to": to, "name": spec.name, "files": written}))

@@ -93,16 +93,20 @@ def before(backend: Backend, name: str) -> RunStatus | None:
 def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list[Change] | None:
     """Return what differs from the spec that the run was started with last, or None where that is not known."""
     from launcher.spec import kubernetes_rules
-    from launcher.spec.loader import changes, dump
+    from launcher.spec.loader import changes, dump, redumped
 
-    old = backend.spec(spec.name)
-    if old is None:
+    known = backend.spec(spec.name)
+    if known is None:
         return None
+    old, new = redumped(known), dump(spec)
+    if plan.target == "local":  # which has directories
+        old.pop("storage", None)
+        new.pop("storage", None)
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
     paths = set(_PATHS)
     if plan.target == "kubernetes" and spec.train is not None and kubernetes_rules.is_mounted(spec.kubernetes, spec.train.data):
         paths.remove("train.data")  # of a volume, not of the project
-    return [change for change in changes(old, dump(spec)) if change[0] not in paths or not _moved(change, directory, plan.spec_dir)]
+    return [change for change in changes(old, new) if change[0] not in paths or not _moved(change, directory, plan.spec_dir)]
 
 
 def _moved(change: Change, old_directory: str, directory: str) -> bool:
@@ -190,13 +194,14 @@ def _shown(value: Any) -> str:
     return "(not set)" if value is None else str(value)
 
 
-def from_where(status: RunStatus) -> str:
-    """Say from where a run goes on."""
+def from_where(status: RunStatus, run_dir: str) -> str:
+    """Say from where a run goes on, which has `run_dir` from now on, or none where that is empty."""
+    if not run_dir:
+        stays = f"; what it has stored stays in {status.run_dir}" if status.run_dir else ""
+        return f"from its beginning, as its spec has no `storage`{stays}"
     step = last_checkpoint(status)
     if step is not None:
         return f"from the checkpoint of step {step:,}"
-    if not status.run_dir:
-        return "from its beginning: it has no volume"
     if not Path(status.run_dir).is_absolute():  # where its backend keeps it, which cannot be looked into from here
         return f"from its last checkpoint in {status.run_dir}, or from the start where there is none"
     return "from the start, as there is no checkpoint yet"

@@ -52,8 +52,6 @@ def up(
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
     context, namespace = placed(on, context, namespace)
     spec, plan, where = planned_there(file, overrides or [], check_backend(on), runs, Where(context, namespace))
-    if on != "kubernetes":
-        _check_secrets(plan)
     backend = open_backend(on, runs, where)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
@@ -72,12 +70,14 @@ def up(
         if decision == "complete" and old is not None:
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
+        if on != "kubernetes":
+            _check_secrets(plan)
         if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(backend.reserve(plan, dump(spec)))
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
-            say(f"{spec.name} goes on {from_where(old)}{other_spec(runs, plan)}")
+            say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
         for notice in (*plan.notices, *backend.prepare(plan, dump(spec))):
             say(f"notice: {notice}")
         if detach:
@@ -87,12 +87,18 @@ def up(
 
 
 def _check_secrets(plan: Plan) -> None:
-    """Raise UsageError where a variable whose value no file has is not set here, for tasks that take it from here."""
-    secrets = {name: value for task in plan.tasks for name, value in task.secrets.items() if name not in os.environ}
-    if not secrets:
-        return
-    named = "; ".join(f"{name} ({value.key} of the secret {value.secret})" for name, value in secrets.items())
-    raise UsageError(f"not set in this environment, from where tasks take them: {named}", f"set them first: export {' '.join(secrets)}")
+    """Raise UsageError where tasks take secrets from this environment, and it has none of a name, or one name is of two secrets."""
+    meant: dict[str, set[str]] = {}
+    for task in plan.tasks:
+        for name, value in task.secrets.items():
+            meant.setdefault(name, set()).add(f"{value.key} of {value.secret}")
+    if several := {name: sorted(values) for name, values in meant.items() if len(values) > 1}:
+        named = "; ".join(f"{name} ({', '.join(values)})" for name, values in several.items())
+        raise UsageError(f"outside Kubernetes one variable cannot be of two secrets: {named}", "give each its own name")
+    if missing := [name for name in meant if name not in os.environ]:
+        named = "; ".join(f"{name} ({min(meant[name])})" for name in missing)
+        remedy = f"set them first: export {' '.join(f'{name}=...' for name in missing)}"
+        raise UsageError(f"these secrets are not set in this environment, where tasks take them from: {named}", remedy)
 
 
 def _sayer(*, as_json: bool) -> Any:

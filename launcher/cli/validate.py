@@ -54,4 +54,4 @@ def _ok(file: Path, spec: ClusterSpec) -> str:
 def _notices(spec: ClusterSpec) -> list[str]:
     if storage_of(spec) is not None:
         return []
-    return ["in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; `storage: {}` gives it them"]
+    return ["in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; with `storage: {}` it has"]

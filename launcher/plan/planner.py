@@ -288,7 +288,7 @@ class _Common:
             import_path += [machine.python_path if "PYTHONPATH" not in user else None, machine.source]
         if any(import_path):
             environment["PYTHONPATH"] = machines.search_path(*import_path)
-        return environment
+        return {name: value for name, value in environment.items() if name not in self.secrets(role)}
 
 
 def _container_environment(cpu: float | None, least: int) -> dict[str, str]:

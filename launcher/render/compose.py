@@ -110,8 +110,9 @@ def _header(source: Source) -> str:
     published = source.spec.tensorboard
     needed = all_for(source.spec)
     trains = plan.strategy in TRAINING
-    does, again = ("trains;", "goes on from the last checkpoint") if trains else ("runs;  ", "runs it again from its beginning")
     has_volume = storage_of(source.spec) is not None
+    does = "trains;" if trains else "runs;  "
+    again = "goes on from the last checkpoint" if trains and has_volume else "runs it again from its beginning"
     serves = f", TensorBoard goes on serving\n  {'':<33}on http://{_host(published.host)}:{published.port}" if has_volume else ""
     removes = f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too"
     lines = [
@@ -150,7 +151,7 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
     if secrets := sorted({name for task in plan.tasks for name in task.secrets}):
-        notes.append(f"{', '.join(secrets)} are taken from the environment that `docker compose up` is called in")
+        notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(secrets)}")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
     if spec.storage is not None:

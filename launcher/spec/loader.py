@@ -75,7 +75,17 @@ def dump(spec: ClusterSpec) -> dict[str, Any]:
         if entry := catalog.CATALOG.get(spec.train.workload):
             train["params"] = entry.params.model_validate(spec.train.params).model_dump(mode="json")
         dumped["train"] = train
+    if storage is None:
+        del dumped["storage"]
     return dumped
+
+
+def redumped(dumped: dict[str, Any]) -> dict[str, Any]:
+    """Return a dump, perhaps of an older version's, with the defaults of what has been added since; as it is where it is no spec any more."""
+    try:
+        return dump(ClusterSpec.model_validate(dumped))
+    except ValidationError:
+        return dict(dumped)
 
 
 def digest(spec: ClusterSpec) -> str:

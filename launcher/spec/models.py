@@ -23,7 +23,13 @@ class FromSecret(Section):
     """The value of an environment variable that no file has: on Kubernetes a Secret's, elsewhere that variable where `launcher` is called."""
 
     secret: ObjectName = Field(description="The Secret.")
-    key: Annotated[str, Field(min_length=1)] = Field(description="Which of its values.")
+    key: Annotated[str, AfterValidator(names.check_secret_key)] = Field(description="Which of its values.")
+
+
+def _storage(value: object) -> object:
+    if value is None:
+        raise FieldError("`storage` has no value", "a mapping", "write `storage: {}` for the defaults, or leave the key out")
+    return value
 
 
 Env = dict[str, Annotated[Annotated[str, Tag(TEXT)] | Annotated[FromSecret, Tag(SECRET)], Discriminator(kind_of_value)]]
@@ -150,10 +156,10 @@ class ClusterSpec(Section):
         default_factory=dict,
         description="Environment variables of every task: a text, or `{secret: NAME, key: KEY}` for what no file is to have.",
     )
-    storage: Storage | None = Field(
+    storage: Annotated[Storage | None, BeforeValidator(_storage, json_schema_input_type=Storage)] = Field(
         None,
-        description="The volume of the run directory. When left out there is one with the defaults, but for a `command` in an `image` of your own: "
-        "that has neither volume nor TensorBoard then, nor RUN_DIR, except on this machine. `storage: {}` gives it them.",
+        description="The volume of the run directory. When left out there is one with the defaults, except where all tasks are a `command` in images "
+        "of your own: those have no volume, no RUN_DIR and no TensorBoard in containers. With `storage: {}` they have.",
     )
     tensorboard: TensorBoard = Field(default_factory=TensorBoard, description="TensorBoard beside the run.")
     limits: Limits = Field(default_factory=Limits, description="When to give up.")

@@ -28,6 +28,8 @@ _IMAGE = re.compile(
 )
 
 # What the launcher itself sets for every task.
+_NO_SECRETS = frozenset({"PATH", "PYTHONPATH", "HOME"})
+_SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}\Z")
 _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
 _RESERVED_PREFIX = "TRAINER_"
 # Labels and annotations of the run's own objects begin so.
@@ -74,6 +76,21 @@ def check_env_name(name: str) -> None:
         raise FieldError(message, "letters, digits and underscores, no digit first", remedy)
     if name in _RESERVED_ENV or name.startswith(_RESERVED_PREFIX):
         raise FieldError(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
+
+
+def check_secret(name: str) -> None:
+    """Raise FieldError when the value of this variable cannot come from a Secret: the launcher, the engine or Compose use it themselves."""
+    if name in _NO_SECRETS or name.startswith("COMPOSE_"):
+        raise FieldError(f"`{name}` cannot come from a secret: it is used before a task starts", "a text", "write the value")
+
+
+def check_secret_key(key: str) -> str:
+    """Return the key of a Secret's value, or raise FieldError."""
+    if not _SECRET_KEY.match(key) or key in {".", ".."}:
+        raise FieldError(
+            f"{shown(key)} is not the key of a Secret's value", "letters, digits, dashes, underscores and dots", "write its key"
+        )
+    return key
 
 
 def check_label_key(key: str) -> None:

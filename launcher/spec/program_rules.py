@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.spec import names
-from launcher.spec.models import Env
+from launcher.spec.models import Env, FromSecret
 from launcher.spec.problems import FieldError, Finding, Path
 from launcher.spec.programs import ROLES, deciding, roles_of
 from launcher.spec.subject import Subject
@@ -126,8 +126,10 @@ def env_names(subject: Subject) -> Iterator[Finding]:
     given: dict[Path, Env] = {("env",): subject.spec.env}
     given |= {("roles", name, "env"): role.env for name, role in roles_of(subject.spec).items()}
     for path, variables in given.items():
-        for variable in variables:
+        for variable, value in variables.items():
             try:
                 names.check_env_name(variable)
+                if isinstance(value, FromSecret):
+                    names.check_secret(variable)
             except FieldError as wrong:
                 yield Finding((*path, variable), wrong.message, wrong.expected, wrong.remedy, on="key")

@@ -63,7 +63,7 @@ def storage_of(spec: ClusterSpec) -> Storage | None:
     return spec.storage or (None if brings_images and spec.kubernetes.claim is None else Storage())
 
 
-def has_secrets(dumped: Mapping[str, Any]) -> bool:
+def sets_variables(dumped: Mapping[str, Any]) -> bool:
     """Return whether a spec, as `loader.dump` has it, sets environment variables, which may be passwords."""
     roles = (dumped.get("roles") or {}).values()
     return any(section.get("env") for section in (dumped, *roles) if section)

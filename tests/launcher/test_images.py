@@ -30,6 +30,13 @@ def test_the_image_that_the_spec_names_is_taken_with_gpus_too() -> None:
     assert not images.is_ours(images.image_for(named))
 
 
+def test_an_image_that_no_container_starts_from_is_not_needed() -> None:
+    roles = {"chief": {"image": "a:1"}, "worker": {"image": "b:1"}}
+    own = {"strategy": "multi_worker_mirrored", "roles": roles}
+    assert images.all_for(spec(**own)) == ["a:1", "b:1"]
+    assert images.all_for(spec(**own, storage={})) == [images.DEFAULT_IMAGE, "a:1", "b:1"]
+
+
 def test_without_the_docker_command_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DockerError, match="command docker is not installed") as caught:

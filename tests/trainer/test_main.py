@@ -183,3 +183,17 @@ def test_one_that_is_asked_to_stop_ends_with_its_own_code_and_does_not_stay_for_
             with contextlib.suppress(subprocess.TimeoutExpired):
                 ours.wait(3)
         assert ours.returncode == code
+
+
+def test_one_that_is_asked_to_stop_before_its_program_has_started_starts_none() -> None:
+    stops = """
+import os, signal, sys
+import trainer.__main__ as trainer
+made = trainer._job
+trainer._job = lambda *given: os.kill(os.getpid(), signal.SIGTERM) or made(*given)
+sys.exit(trainer.main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", stops, "--", "echo", "started"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, "started" in ended.stdout) == (143, False)

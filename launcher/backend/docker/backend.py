@@ -34,7 +34,7 @@ from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
 from launcher.render import labels
-from launcher.spec.programs import has_secrets
+from launcher.spec.programs import sets_variables
 
 # The spec's models take as long to import as all else here, and most verbs ask for no spec.
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class DockerBackend:
         from launcher.render.targets import Source
 
         text = render(Source(_spec(spec), plan, layout.directory, f"launcher up --on docker (run {plan.name})"))
-        files.write(layout.directory / COMPOSE_FILE, text, private=has_secrets(spec))
+        files.write(layout.directory / COMPOSE_FILE, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
@@ -243,7 +243,7 @@ class DockerBackend:
         with asking(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
         spec = state.read_json(layout.spec)
-        if spec is not None and not spec["storage"]:
+        if spec is not None and not spec.get("storage"):
             raise UsageError(f"the run {name} has no volume, and so no TensorBoard", "write `storage: {}` in its spec, and start it again")
         if spec is None or not has_logs:
             raise UsageError(f"the run {name} has no logs: it has never been on its way", "start it with `launcher up --on docker`")

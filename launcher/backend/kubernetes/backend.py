@@ -291,7 +291,7 @@ class KubernetesBackend:
             self._marks[name] = record.empty(cluster, mark)
         kept.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
-        return look.claim_words(run.claim, cluster, aside) if run.storage else "gone: it has no volume"
+        return look.claim_words(run.claim, cluster, aside) if run.storage else "gone, as it had no volume"
 
     def fetch(self, name: str, part: Part) -> contextlib.AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""

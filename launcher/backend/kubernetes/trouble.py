@@ -41,7 +41,11 @@ _WAITING: dict[str, tuple[str, str, bool]] = {
     "InvalidImageName": ("image", "write the image as you would pull it", True),
     "RegistryUnavailable": ("image", "see that the nodes reach the registry", False),
     "CrashLoopBackOff": ("crash", "see its log", False),
-    "CreateContainerConfigError": ("config", "make the Secret or ConfigMap that kubernetes.env_from names, in the run's namespace", False),
+    "CreateContainerConfigError": (
+        "config",
+        "make the Secret or ConfigMap that `env` or kubernetes.env_from names, with that key, in the run's namespace",
+        False,
+    ),
     "CreateContainerError": ("container", "see the pod's events: kubectl describe pod", False),
     "RunContainerError": ("container", "see that the image has the command", False),
 }

@@ -17,7 +17,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.plan.document import to_document
 from launcher.plan.machine import search_path, source_directory
 from launcher.plan.models import Plan
-from launcher.spec.programs import has_secrets
+from launcher.spec.programs import sets_variables
 
 # Another verb may look at the lock at this moment, or a supervisor may just be leaving.
 _LOCK_WAIT = 3.0
@@ -54,7 +54,7 @@ def start(
     """
     # What the run was last started from is told by spec.json: it changes once the run is on its way.
     new_spec = layout.spec.with_suffix(".new")
-    private = has_secrets(spec)
+    private = sets_variables(spec)
     write_json(new_spec, spec, private=private)
     write_json(layout.plan, to_document(plan), private=private)
     with contextlib.ExitStack() as opened:

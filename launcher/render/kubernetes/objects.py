@@ -62,7 +62,8 @@ class Run:
     @property
     def images(self) -> list[str]:
         """The images of its pods, each once."""
-        return list(dict.fromkeys([self.image, *(task.image or self.image for task in self.plan.tasks)]))
+        boards = [self.image] if self.has_tensorboard else []
+        return list(dict.fromkeys([*boards, *(task.image or self.image for task in self.plan.tasks)]))
 
     @property
     def options(self) -> Kubernetes:

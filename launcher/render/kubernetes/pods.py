@@ -124,6 +124,7 @@ def _env(run: Run, group: Group) -> list[Object]:
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": value.secret, "key": value.key}}}
             for name, value in group.task.secrets.items()
+            if name not in taken
         ),
         *single,
         {"name": "TF_CLUSTER", "valueFrom": {"configMapKeyRef": {"name": cluster_name(run), "key": CLUSTER_KEY}}},

@@ -110,13 +110,28 @@ def test_of_a_run_on_a_cluster_another_data_set_or_code_is_a_change(
 
 def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path) -> None:
     old = replace(run(State.STOPPED), run_dir=str(tmp_path))
-    assert from_where(old) == "from the start, as there is no checkpoint yet"
+    assert from_where(old, "/runs") == "from the start, as there is no checkpoint yet"
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "ckpt-1500.index").touch()
-    assert from_where(old) == "from the checkpoint of step 1,500"
-    assert from_where(replace(old, checkpoint_step=1600)) == "from the checkpoint of step 1,600"
+    assert from_where(old, "/runs") == "from the checkpoint of step 1,500"
+    assert from_where(replace(old, checkpoint_step=1600), "/runs") == "from the checkpoint of step 1,600"
     # A volume cannot be looked into from here: that there is no checkpoint is not known.
-    assert from_where(replace(old, run_dir="volume mnist_run")).startswith("from its last checkpoint in volume mnist_run")
+    on_volume = replace(old, run_dir="volume mnist_run")
+    assert from_where(on_volume, "/runs").startswith("from its last checkpoint in volume mnist_run")
+    assert from_where(on_volume, "") == "from its beginning, as its spec has no `storage`; what it has stored stays in volume mnist_run"
+    assert from_where(replace(old, run_dir=""), "") == "from its beginning, as its spec has no `storage`"
+
+
+def test_what_a_newer_version_has_added_is_no_change(tmp_path: Path) -> None:
+    spec = ClusterSpec.model_validate({"version": 1, "name": "toy", "image": "mine:1", "command": ["a"]})
+    old = {**dump(spec), "storage": {"size": "10Gi", "class": None, "access": "ReadWriteMany"}}
+    del old["success"], old["limits"]["worker_grace"]
+    backend = cast("Backend", SimpleNamespace(spec=lambda _: old))
+    found = {}
+    for target in ("local", "kubernetes"):
+        made = planner.plan(spec, target, run_dir="/runs/toy", spec_dir="/b")
+        found[target] = [path for path, _, _ in changed(backend, spec, made, tmp_path) or ()]
+    assert found == {"local": [], "kubernetes": ["storage"]}
 
 
 def test_what_is_there_need_not_be_readable(tmp_path: Path) -> None:

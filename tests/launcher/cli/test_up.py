@@ -103,11 +103,17 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     (tmp_path / "toy.yaml").write_text(json.dumps({**document, "limits": {"max_restarts": 0}}))
     refused = cli("up", "toy.yaml")
     assert refused.returncode == 2
-    assert "not set in this environment, from where tasks take them: TOKEN (token of the secret team)" in refused.stderr
-    assert "export TOKEN" in refused.stderr
-    assert not (tmp_path / "runs").exists()
+    assert "these secrets are not set in this environment, where tasks take them from: TOKEN (token of team)" in refused.stderr
+    assert "export TOKEN=..." in refused.stderr
+    assert not (tmp_path / "runs" / "toy").exists()
     done = cli("up", "toy.yaml", env={"TOKEN": "hunter2"})
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "toy is complete" in cli("up", "toy.yaml").stdout
+    two = {"chief": {}, "worker": {"env": {"TOKEN": {"secret": "other", "key": "token"}}}}
+    (tmp_path / "two.yaml").write_text(json.dumps({**document, "name": "two", "strategy": "multi_worker_mirrored", "roles": two}))
+    refused = cli("up", "two.yaml", env={"TOKEN": "hunter2"})
+    assert refused.returncode == 2
+    assert "one variable cannot be of two secrets: TOKEN (token of other, token of team)" in refused.stderr
     plan = cli("plan", "toy.yaml", "--task", "chief", env={"TOKEN": "hunter2"}).stdout
     assert '"secrets"' in plan
     files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]

@@ -278,7 +278,7 @@ def test_a_secret_s_value_is_taken_from_where_compose_is_called(rendered: Render
     assert "TOKEN" not in services["chief"]["environment"]
     every = "env: {TOKEN: {secret: team, key: token}}\n" + TRAIN
     assert rendered(every)["services"]["chief"]["environment"]["TOKEN"] is None
-    assert "TOKEN are taken from the environment that `docker compose up`" in text(every)
+    assert "the environment that `docker compose up` is called in has to have TOKEN" in text(every)
     assert "hunter2" not in text(one) + text(every)
 
 

@@ -57,8 +57,8 @@ def test_each_role_has_something_to_run(strategy: str, roles: str, more: str, tm
 
 def test_variables_of_a_role_are_secrets_too(tmp_path: Path) -> None:
     roles = "{chief: {env: {TOKEN: a}}}"
-    assert programs.has_secrets(dump(load(spec_of(tmp_path, "single", roles))))
-    assert not programs.has_secrets(dump(load(spec_of(tmp_path, "single", "{chief: {}}"))))
+    assert programs.sets_variables(dump(load(spec_of(tmp_path, "single", roles))))
+    assert not programs.sets_variables(dump(load(spec_of(tmp_path, "single", "{chief: {}}"))))
 
 
 @pytest.mark.parametrize(

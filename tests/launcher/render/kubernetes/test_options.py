@@ -105,6 +105,14 @@ def test_a_variable_s_value_may_be_a_secret_s(rendered: Rendered) -> None:
     }
     secret = {"secretKeyRef": {"name": "team", "key": "token"}}
     assert found == {"chief": [{"name": "TOKEN", "value": "none"}], "worker": [{"name": "TOKEN", "valueFrom": secret}]}
+    # One that we would set, or that is named twice, stands there once.
+    twice = "command: [a]\nroles: {chief: {cpu: 1}}\nenv: {OMP_NUM_THREADS: {secret: team, key: n}, HUB: {secret: team, key: hub}}\n"
+    names = [
+        variable["name"]
+        for variable in container(rendered(twice + "kubernetes: {env_from: [{secret: t, key: k, name: HUB}]}\n"), "chief")["env"]
+    ]
+    assert len(names) == len(set(names))
+    assert {"OMP_NUM_THREADS", "HUB"} <= set(names)
 
 
 def test_more_volumes_go_to_the_roles_that_ask(rendered: Rendered) -> None:
