@@ -48,10 +48,10 @@ class Problem:
 
 
 class SpecError(LauncherError):
-    """The spec is wrong; nothing was started or written."""
+    """The spec, or another file that was named, is wrong; nothing was started or written."""
 
     exit_code = 2
 
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in the spec")
+    def __init__(self, problems: list[Problem], what: str = "the spec") -> None:
+        super().__init__(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in {what}")
         self.problems = problems

@@ -49,9 +49,10 @@ class VerbGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """Import one verb and return it as a command."""
-    module = importlib.import_module(VERBS[name].module)
+    verb = VERBS[name]
+    module = importlib.import_module(verb.module)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, context_settings=CONTEXT, epilog=_examples(module.EXAMPLES))(getattr(module, name))
+    single.command(name, context_settings=CONTEXT, epilog=_examples(module.EXAMPLES))(getattr(module, verb.function))
     return typer.main.get_command(single)
 
 

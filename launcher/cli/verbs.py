@@ -3,20 +3,24 @@
 The line stands here as well as in the function's docstring so that `--help` imports no verb; a test holds them equal.
 """
 
+import keyword
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb: its panel in the help, its module, whose function has the verb's name, and its line of help."""
+    """One verb: its panel in the help, its module, its function there, and its line of help."""
 
     panel: str
     module: str
+    function: str
     summary: str
 
 
 def _verb(name: str, panel: str, summary: str) -> tuple[str, Verb]:
-    return name, Verb(panel, f"launcher.cli.{name}", summary)
+    # Module and function have the verb's name, as far as Python lets them.
+    word = f"{name}_" if keyword.iskeyword(name) else name
+    return name, Verb(panel, f"launcher.cli.{word}", word, summary)
 
 
 SPEC = "Describe a run"
@@ -26,6 +30,7 @@ WATCH = "Look at it"
 VERBS: dict[str, Verb] = dict(
     [
         _verb("init", SPEC, "Write a commented starter spec."),
+        _verb("import", SPEC, "Write a spec from a TFJob, and say how the run will differ."),
         _verb("validate", SPEC, "Check specs; every problem is reported at once."),
         _verb("plan", SPEC, "Show what a spec becomes: tasks, addresses, resources, TF_CONFIG."),
         _verb("render", SPEC, "Write a spec for Docker Compose or Kubernetes, to run by itself."),

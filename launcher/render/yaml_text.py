@@ -6,6 +6,9 @@ from typing import Any
 
 import yaml
 
+# A number to YAML 1.2 and to Kubernetes, a text to PyYAML, which would write it without quotes: 1e-3.
+_NUMBER_ELSEWHERE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+|0o[0-7]+")
+
 
 class Merge(str):
     """The key `<<`, whose value is a mapping that this one starts from. Plain YAML 1.1, as Compose and PyYAML read it."""
@@ -69,4 +72,5 @@ def _merge(_dumper: yaml.SafeDumper, _key: Merge) -> yaml.ScalarNode:
 
 def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     # A text of several lines reads best as a block.
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    style = "|" if "\n" in value else '"' if _NUMBER_ELSEWHERE.fullmatch(value) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)

@@ -54,6 +54,16 @@ def load_as_written(path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterS
     return _with_absolute_paths(spec, directory), spec
 
 
+def problems_of(text: str, file: str, directory: Path) -> list[tuple[Finding, Problem]]:
+    """Return what is wrong with the text of a spec, each with its place: `file` is what it is called, `directory` where it would lie.
+
+    Raises SpecError for a text that cannot be read at all.
+    """
+    document = Reader(file).read(syntax.parse(text.encode(), file))
+    _, findings = _examine(document, lambda _place: directory)
+    return [(finding, document.problem(finding)) for finding in findings]
+
+
 def run_name(path: Path) -> str:
     """Return the name of the run that a spec file describes, whatever else is wrong with it: its code may be half written.
 

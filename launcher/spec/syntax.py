@@ -13,6 +13,8 @@ MAX_BYTES = 2**20
 MAX_DEPTH = 32
 MAX_EVENTS = 50_000
 
+_NULL = "tag:yaml.org,2002:null"  # what an empty document is
+
 _FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The pure Python parser words its errors better, but is slow on large texts.
 _WORDED_BELOW = 65536
@@ -54,6 +56,17 @@ def parse(data: bytes, file: str) -> yaml.MappingNode:
             "start with `version: 1`, or write a starter spec with `launcher init`",
         )
     return node
+
+
+def parse_all(data: bytes, file: str) -> list[yaml.Node]:
+    """Return the documents of a file that may hold several, the empty ones left out. Raises SpecError as `parse` does."""
+    text = _decode(data, file)
+    try:
+        _check_limits(_events(text), file, documents=MAX_EVENTS)
+        nodes: list[yaml.Node] = list(yaml.compose_all(text, Loader=_FastLoader))
+    except yaml.MarkedYAMLError as error:
+        raise _worded(text, file, error) from None
+    return [node for node in nodes if not (isinstance(node, yaml.ScalarNode) and node.tag == _NULL)]
 
 
 def parse_value(text: str, file: str, line: int, column: int) -> yaml.Node | None:
@@ -109,9 +122,9 @@ def _events(text: str) -> Iterator[yaml.Event]:
     return events
 
 
-def _check_limits(events: Iterator[yaml.Event], file: str) -> None:
-    """Stop before composing, which recurses: parsing alone is a stream."""
-    depth = documents = 0
+def _check_limits(events: Iterator[yaml.Event], file: str, *, documents: int = 1) -> None:
+    """Stop before composing, which recurses: parsing alone is a stream. There may be so many `documents`."""
+    depth = begun = 0
     for count, event in enumerate(events):
         line, column = (event.start_mark.line, event.start_mark.column) if event.start_mark else (0, 0)
         if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
@@ -119,11 +132,11 @@ def _check_limits(events: Iterator[yaml.Event], file: str) -> None:
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             depth -= 1
         elif isinstance(event, yaml.DocumentStartEvent):
-            documents += 1
+            begun += 1
         if depth > MAX_DEPTH:
             message = f"values are nested deeper than {MAX_DEPTH} levels"
             raise _error(file, line, column, message, "a cluster spec", "name the spec itself")
-        if documents > 1:
+        if begun > documents:
             message = "a second document starts here"
             remedy = "keep one spec a file: remove the `---` line and what follows"
             raise _error(file, line, column, message, "one document", remedy)
@@ -135,7 +148,7 @@ def _check_limits(events: Iterator[yaml.Event], file: str) -> None:
 def _worded(text: str, file: str, error: yaml.MarkedYAMLError) -> SpecError:
     if len(text) < _WORDED_BELOW:
         try:
-            yaml.compose(text, Loader=yaml.SafeLoader)
+            list(yaml.compose_all(text, Loader=yaml.SafeLoader))
         except yaml.MarkedYAMLError as worded:
             error = worded
         except yaml.YAMLError:

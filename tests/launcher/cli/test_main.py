@@ -24,7 +24,7 @@ SPEC = "version: 1\nname: toy\nstrategy: single\ncommand: [python, -c, pass]\n"
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_table_says_what_the_verb_says(verb: str) -> None:
     module = importlib.import_module(VERBS[verb].module)
-    assert VERBS[verb].summary == getattr(module, verb).__doc__.splitlines()[0]
+    assert VERBS[verb].summary == getattr(module, VERBS[verb].function).__doc__.splitlines()[0]
 
 
 @pytest.mark.parametrize("verb", VERBS)

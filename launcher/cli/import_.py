@@ -1,0 +1,111 @@
+"""`launcher import`: a TFJob as a spec."""
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.formats import count
+from launcher.cli.options import Json
+from launcher.errors import Problem, SpecError, UsageError
+from launcher.files import write
+from launcher.tfjob.convert import Imported
+
+EXAMPLES = (
+    ("launcher import tfjob.yaml -o cluster.yaml", "writes the spec, and says how the run will differ"),
+    ("launcher import tfjob.yaml", "prints the spec; what there is to say goes to stderr"),
+    ("kubectl get tfjob mnist -o yaml | launcher import - -o mnist.yaml", "one that is in the cluster"),
+    ("launcher import all.yaml --name mnist -o mnist.yaml", "one of several in a file"),
+)
+_STDIN = Path("-")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file with the TFJob; - is stdin.", show_default=False)],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the spec there; to stdout when left out.", show_default=False),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Which TFJob, where there are several.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a spec from a TFJob, and say how the run will differ."""
+    from launcher.tfjob.convert import convert
+
+    if output is not None:
+        _check(output, force=force)
+    title = "stdin" if file == _STDIN else str(file)
+    directory = Path.cwd() if output is None else output.absolute().parent
+    made = convert(_read(file), title, name=name, directory=directory, output=str(output or "the spec"))
+    if output is not None:
+        write(output, made.text, private=made.has_env)
+    if as_json:
+        print(json.dumps(_as_json(made, title, output)))
+        return
+    if output is None:
+        print(made.text, end="")
+    print(_summary(made, title, output), file=sys.stderr if output is None else sys.stdout)
+
+
+def _read(file: Path) -> bytes:
+    from launcher.spec.syntax import MAX_BYTES
+
+    if file == _STDIN:
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        problem = Problem(str(file), 1, 1, "", "this is a directory", "the file of a TFJob", "name the file")
+    except FileNotFoundError:
+        problem = Problem(str(file), 1, 1, "", "there is no such file", "the file of a TFJob", "check the path, or give - for stdin")
+    except OSError as error:
+        message = f"the file cannot be read: {error.strerror}"
+        problem = Problem(str(file), 1, 1, "", message, "a readable file", "check its permissions")
+    raise SpecError([problem], "the TFJob")
+
+
+def _check(output: Path, *, force: bool) -> None:
+    """Raise UsageError where the spec cannot be written, or would overwrite something."""
+    if output.is_dir():
+        raise UsageError(f"{output} is a directory", f"give the file to write, such as {shlex.quote(str(output / 'cluster.yaml'))}")
+    if output.exists() and not force:
+        raise UsageError(f"{output} is there already", "give another file, or --force to overwrite it")
+    if not output.absolute().parent.is_dir():
+        remedy = f"make it first: {shlex.join(['mkdir', '-p', str(output.parent)])}"
+        raise UsageError(f"{output}: there is no directory {output.parent}", remedy)
+
+
+def _as_json(made: Imported, title: str, output: Path | None) -> dict[str, object]:
+    told: dict[str, object] = {"from": title, "name": made.name, "strategy": made.strategy, "tasks": made.tasks}
+    told["remarks"] = [asdict(remark) for remark in made.remarks]
+    told["differences"] = {difference.about: difference.message for difference in made.differences}
+    told["others"] = [asdict(other) for other in made.others]
+    return told | ({"text": made.text} if output is None else {"file": str(output)})
+
+
+def _summary(made: Imported, title: str, output: Path | None) -> str:
+    from launcher.tfjob.reading import grouped
+
+    roles = ", ".join(count(number, role) for role, number in made.tasks.items())
+    written = f"wrote {output}" if output is not None else "imported"
+    lines = [f"{written}: {made.name}, {count(sum(made.tasks.values()), 'task')} ({roles}), {made.strategy}, from {title}"]
+    if made.remarks:
+        lines += ["", "Fields that are other than they were, or left out:"]
+        for places, paths, remark in grouped(made.remarks):
+            lines.append(f"  {title}:{places}: {paths}: {remark.message}")
+            lines += [f"      to do: {remark.remedy}"] * bool(remark.remedy)
+    if made.others:
+        lines += ["", "Objects beside it, which are left alone; have them in the cluster before the run, by `kubectl apply`:"]
+        lines += [f"  {title}:{other.line}: {other.kind} {other.name}".rstrip() for other in made.others]
+    lines += ["", "How the run differs from the TFJob's (docs/from-tfjob.md):"]
+    lines += [f"  {difference.about}: {difference.message}" for difference in made.differences]
+    if output is not None:
+        lines += ["", f"Next: `{shlex.join(['launcher', 'doctor', str(output), '--on', 'kubernetes'])}`, then `launcher up` in its place."]
+    return "\n".join(lines)

@@ -1,0 +1,152 @@
+"""The container called tensorflow: what the task runs, where, and with what."""
+
+from typing import Any
+
+from launcher.plan.addresses import PORT
+from launcher.spec import names
+from launcher.spec.problems import FieldError, Path, all_of, shown
+from launcher.tfjob import resources, variables, volumes
+from launcher.tfjob.draft import RoleDraft, Shared
+from launcher.tfjob.reading import Handler, LeftOut, walk
+
+_PORT_NAME = "tfjob-port"  # the one that stands in TF_CONFIG
+_OUR_PORT_NAME = "grpc"
+
+
+def _keep(role: RoleDraft, path: Path) -> None:
+    role.container[str(path[-1])] = role.reading.value(path)
+
+
+def _image(role: RoleDraft, path: Path) -> None:
+    image = role.reading.text(path)
+    if image is None:
+        return
+    try:
+        role.put("image", names.check_image(image), path)
+    except FieldError as error:
+        role.reading.refuse_as(path, error)
+
+
+def _pull_policy(role: RoleDraft, path: Path) -> None:
+    if policy := role.reading.text(path):
+        role.shared["image_pull_policy"] = Shared(policy, "imagePullPolicy", policy, path, of_container=True)
+
+
+def _working_dir(role: RoleDraft, path: Path) -> None:
+    where = role.reading.text(path)
+    if where and where.startswith("/"):
+        role.put("working_dir", where, path)
+    elif where:
+        role.container["workingDir"] = where
+
+
+def _ports(role: RoleDraft, path: Path) -> None:
+    kept: list[dict[str, Any]] = []
+    for index in range(len(role.reading.items(path))):
+        below = (*path, index)
+        given = role.reading.mapping(below)
+        number = role.reading.number((*below, "containerPort"), 1)
+        if number is None:
+            continue
+        if given.get("name") == _PORT_NAME and number != PORT:
+            message = f"tasks listen on port {PORT}, and TF_CONFIG says so; TFJob had {number} there"
+            role.reading.remark((*below, "containerPort"), message, "have the program take its port from TF_CONFIG, if it has it elsewhere")
+        if set(given) - {"name", "containerPort", "protocol"} or not (given.get("name") == _PORT_NAME or number == PORT):
+            kept.append(dict(given))
+    if any(port.get("name") == _OUR_PORT_NAME for port in kept):
+        # A name stands once in a pod: TensorFlow's port gives it up.
+        kept.insert(0, {"containerPort": PORT, "name": _PORT_NAME})
+    if kept:
+        role.container["ports"] = kept
+
+
+def _security(role: RoleDraft, path: Path) -> None:
+    given = dict(role.reading.mapping(path))
+    added = role.reading.items((*path, "capabilities", "add")) if isinstance(given.get("capabilities"), dict) else []
+    if given.get("privileged") is True or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added)):
+        given.setdefault("allowPrivilegeEscalation", True)
+        message = "kept; such a container may gain privileges, which the launcher forbids all others"
+        role.reading.remark(path, message, "see that the namespace's Pod Security level admits it")
+    role.keeps_tmp |= given.get("readOnlyRootFilesystem") is True
+    role.container["securityContext"] = given
+
+
+def _mounts(role: RoleDraft, path: Path) -> None:
+    volumes.read_mounts(role, path)
+
+
+def _read_elsewhere(_role: RoleDraft, _path: Path) -> None:
+    """It is read together with others, or says nothing."""
+
+
+_RESTART_POLICY = LeftOut("is for init containers, and left out")
+CONTAINER: dict[str, Handler[RoleDraft] | LeftOut] = {
+    "name": _read_elsewhere,
+    "image": _image,
+    "imagePullPolicy": _pull_policy,
+    "command": _read_elsewhere,
+    "args": _read_elsewhere,
+    "env": _read_elsewhere,
+    "envFrom": _read_elsewhere,
+    "workingDir": _working_dir,
+    "ports": _ports,
+    "resources": resources.read,
+    "volumeMounts": _mounts,
+    "securityContext": _security,
+    "restartPolicy": _RESTART_POLICY,
+    **dict.fromkeys(
+        [
+            "lifecycle",
+            "livenessProbe",
+            "readinessProbe",
+            "resizePolicy",
+            "startupProbe",
+            "stdin",
+            "stdinOnce",
+            "terminationMessagePath",
+            "terminationMessagePolicy",
+            "tty",
+            "volumeDevices",
+        ],
+        _keep,
+    ),
+}
+
+
+def read(role: RoleDraft, path: Path) -> None:
+    """Carry over the task's container."""
+    walk(role.reading, path, CONTAINER, role)
+    if "volumeDevices" in role.container:
+        role.container["volumeDevices"] = volumes.renamed(role, role.container)["volumeDevices"]
+    if not role.reading.has((*path, "image")):
+        role.reading.refuse(path, f"the {role.kind} has no image", "the image of its program", "add `image`")
+    known = variables.read(role, path)
+    _words(role, path, known)
+
+
+def _words(role: RoleDraft, path: Path, known: variables.Known) -> None:
+    """Carry over command and args. From the first word on that only the cluster can complete they go to the override's args as they are."""
+    command, args = role.reading.texts((*path, "command")), role.reading.texts((*path, "args"))
+    words = [((*path, "command", index), word) for index, word in enumerate(command)]
+    words += [((*path, "args", index), word) for index, word in enumerate(args)]
+    first = next((index for index, (_, word) in enumerate(words) if known.is_late(word)), len(words))
+    if first < len(words):
+        place, word = words[first]
+        if command and first == 0:
+            message = f"{shown(word)} names the program by a variable whose value only the cluster knows"
+            role.reading.refuse(place, message, "a program", "write its name")
+        first = first if command else 0  # an override replaces the args of an entrypoint as a whole
+        role.container["args"] = [text for _, text in words[first:]]
+        message = "Kubernetes completes it, as before: from here on the words stand in `kubernetes.overrides`, and are for Kubernetes alone"
+        role.reading.remark(place, message, "have the program, or a shell, read the variable itself, if it is to run elsewhere, too")
+    done = [known.expanded(text) for _, text in words[:first]]
+    for place, word in words[:first]:
+        if names_in := known.names(word):
+            remedy = "change both, if you change the variable; or have a shell read it: sh -c"
+            references = all_of(f"$({name})" for name in sorted(names_in))
+            role.reading.remark(place, f"{references} is replaced by the value that the variable has in the TFJob", remedy)
+    role.is_entrypoint = not command
+    if command:
+        role.put("command", done[: len(command)], (*path, "command"))
+    if rest := done[len(command) :]:
+        role.put("args", rest, (*path, "args"))

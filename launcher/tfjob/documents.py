@@ -1,0 +1,118 @@
+"""The TFJobs of a file, with the place of everything in them: several documents, lists, and other objects beside them."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from launcher.errors import Problem, SpecError
+from launcher.spec import syntax
+from launcher.spec.document import Document, Reader
+from launcher.spec.problems import all_of, shown
+from launcher.tfjob import templates
+
+VERSIONS = ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1")
+WHAT = "the TFJob"  # that a SpecError has its problems in
+_EXPECTED = "a TFJob: apiVersion kubeflow.org/v1, v1beta2 or v1beta1, kind TFJob"
+_INT, _STR = "tag:yaml.org,2002:int", "tag:yaml.org,2002:str"
+# Kubernetes reads 0400, a file mode, as an octal number.
+_OCTAL = re.compile(r"0o?[0-7]+\Z")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """An object beside the TFJobs: it is left alone."""
+
+    kind: str
+    name: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds."""
+
+    jobs: list[Document]
+    others: list[Beside]
+
+
+def read(data: bytes, file: str) -> Contents:
+    """Return the TFJobs of a file. Raises SpecError where it has none, is a template, or is no YAML."""
+    if found := templates.in_text(data.decode("utf-8", "replace"), file):
+        raise SpecError(found, WHAT)
+    try:
+        nodes = syntax.parse_all(data, file)
+    except SpecError as error:
+        raise SpecError([replace(problem, expected=problem.expected and _EXPECTED) for problem in error.problems], WHAT) from None
+    jobs: list[Document] = []
+    others: list[Beside] = []
+    problems: list[Problem] = []
+    for node in (item for root in nodes for item in _items(root)):
+        kind, version = _scalar(node, "kind"), _scalar(node, "apiVersion")
+        if kind == "TFJob" and version in VERSIONS:
+            _read_octal(node, set())
+            jobs.append(Reader(file).read(node))
+        elif kind == "TFJob":
+            message = f"{shown(version)} is no version of a TFJob that can be read" if version else "the TFJob has no apiVersion"
+            place = _child(node, "apiVersion") or node
+            problems.append(_problem(place, file, "apiVersion", message, "write kubeflow.org/v1, if it is one"))
+        else:
+            others.append(Beside(kind or "something without a kind", _name(node), node.start_mark.line + 1))
+    if not jobs and not problems:
+        problems.append(_none(nodes, others, file))
+    if problems:
+        raise SpecError(problems, WHAT)
+    return Contents(jobs, others)
+
+
+def _items(node: yaml.Node) -> list[yaml.Node]:
+    """Return the objects of a document: itself, or what a List has."""
+    inner = _child(node, "items")
+    if (_scalar(node, "kind") or "").endswith("List") and isinstance(inner, yaml.SequenceNode):
+        return list(inner.value)
+    return [node]
+
+
+def _child(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    return next((value for name, value in node.value if isinstance(name, yaml.ScalarNode) and name.value == key), None)
+
+
+def _scalar(node: yaml.Node | None, key: str) -> str | None:
+    value = _child(node, key)
+    return str(value.value) if isinstance(value, yaml.ScalarNode) else None
+
+
+def _name(node: yaml.Node) -> str:
+    metadata = _child(node, "metadata")
+    return _scalar(metadata, "name") or _scalar(metadata, "generateName") or ""
+
+
+def _none(nodes: list[yaml.Node], others: list[Beside], file: str) -> Problem:
+    if not nodes:
+        return Problem(file, 1, 1, "", "the file is empty", _EXPECTED, "name the file with the TFJob")
+    kinds = all_of(dict.fromkeys(other.kind for other in others)) if others else "a list without objects"
+    return _problem(nodes[0], file, "", f"there is no TFJob in the file; it has {kinds}", "name the file with the TFJob")
+
+
+def _problem(node: yaml.Node, file: str, path: str, message: str, remedy: str) -> Problem:
+    mark = node.start_mark
+    return Problem(file, mark.line + 1, mark.column + 1, path, message, _EXPECTED, remedy)
+
+
+def _read_octal(node: Any, seen: set[int]) -> None:
+    """Turn octal numbers into decimal ones, which is what specs have."""
+    if id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag in {_INT, _STR} and not node.style and _OCTAL.match(node.value) and node.value != "0":
+            node.tag, node.value = _INT, str(int(node.value.replace("o", ""), 8))
+    elif isinstance(node, yaml.MappingNode):
+        for _, value in node.value:
+            _read_octal(value, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _read_octal(item, seen)

@@ -1,0 +1,69 @@
+"""What concerns all roles together: what they share moves up, and what TFJob's pods did not have is taken away."""
+
+from typing import Any
+
+from launcher.render.kubernetes.objects import TRAINER
+from launcher.tfjob import volumes
+from launcher.tfjob.draft import Draft, RoleDraft, Shared
+
+# Fields of roles that a spec may say once for all.
+_UP = ("image", "command")
+# What the launcher gives pods and TFJob did not: a group for the files of all volumes, and a /tmp in place of the image's.
+_NO_GROUP = {"securityContext": {"fsGroup": None, "fsGroupChangePolicy": None}}
+_NO_TMP = [{"name": TRAINER, "volumeMounts": [{"mountPath": "/tmp", "$patch": "delete"}]}]  # noqa: S108
+_NO_TF_CONFIG = {"name": "TF_CONFIG", "$patch": "delete"}
+
+
+def finish(draft: Draft) -> None:
+    """Complete the spec."""
+    draft.put(("version",), 1, ())
+    draft.put(("security",), "image", ())
+    volumes.share(draft)
+    _share(draft)
+    if draft.is_alone:
+        draft.roles[0].container.setdefault("env", []).append(_NO_TF_CONFIG)
+    draft.put(("kubernetes", "tensorboard"), value=False, source=())
+    draft.put(("kubernetes", "overrides"), _overrides(draft), ())
+    _move_up(draft)
+    for role in draft.roles:
+        replicas = {"replicas": role.replicas} if role.replicas > 1 else {}
+        draft.put(("roles", role.name), {**replicas, **role.fields}, role.path)
+        for key, source in role.sources.items():
+            draft.origins["roles", role.name, key] = source
+        draft.origins["roles", role.name, "replicas"] = (*role.path, "replicas")
+
+
+def _share(draft: Draft) -> None:
+    """Write what all roles have alike into `kubernetes`, and the rest into overrides."""
+    for key in dict.fromkeys(key for role in draft.roles for key in role.shared):
+        having = [role.shared.get(key) for role in draft.roles]
+        first = next(shared for shared in having if shared is not None)
+        if all(shared is not None and shared.value == first.value for shared in having):
+            draft.put(("kubernetes", key), first.value, first.source)
+            continue
+        for role, shared in zip(draft.roles, having, strict=True):
+            if shared is not None:
+                _override(role, shared)
+
+
+def _override(role: RoleDraft, shared: Shared) -> None:
+    where = role.container if shared.of_container else role.pod
+    where |= {shared.override_key: shared.override} if shared.override_key else shared.override
+
+
+def _overrides(draft: Draft) -> dict[str, Any]:
+    everywhere: dict[str, Any] = dict(_NO_GROUP)
+    if not any(role.keeps_tmp for role in draft.roles):
+        everywhere["containers"] = _NO_TMP
+    own = {role.name: role.override() for role in draft.roles}
+    return {"all": {"spec": everywhere}, **{name: override for name, override in own.items() if override}}
+
+
+def _move_up(draft: Draft) -> None:
+    for key in _UP:
+        values = [role.fields.get(key) for role in draft.roles]
+        if values[0] is None or any(value != values[0] for value in values):
+            continue
+        draft.put((key,), values[0], draft.roles[0].sources[key])
+        for role in draft.roles:
+            del role.fields[key], role.sources[key]

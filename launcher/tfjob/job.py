@@ -1,0 +1,254 @@
+"""The fields of a TFJob around its replicas: metadata, policies in both of their places, and status."""
+
+from launcher.render.kubernetes.jobs import QUEUE_LABEL
+from launcher.spec import names
+from launcher.spec.problems import FieldError, Path, shown
+from launcher.tfjob.draft import Draft
+from launcher.tfjob.reading import Handler, LeftOut, walk
+
+_LONGEST_TTL = 366 * 86400
+_START_TIMEOUT = 600  # seconds, the spec's default
+_MOST_RESTARTS = 1000
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_CLUSTERS = LeftOut("added by the cluster, and left out")
+
+
+def _name(draft: Draft, path: Path) -> None:
+    given = draft.reading.text(path)
+    if given is None:
+        return
+    is_prefix = path[-1] == "generateName"
+    if is_prefix and draft.reading.value((*path[:-1], "name")) is not None:
+        return  # Kubernetes takes the name
+    name = names.as_label(given)[: names.LONGEST_NAME].rstrip("-")
+    draft.put(("name",), name, path)
+    if is_prefix:
+        message = f"the run is called {name}; a spec has a fixed name, and one run of a name is there at a time"
+        draft.reading.remark(path, message, "for several at once: `--set name=...`, or `up --fresh` for one after the other")
+    elif name != given:
+        message = f"{shown(given)} is not a run's name: {name} stands in its place"
+        draft.reading.remark(path, message, f"take another of at most {names.LONGEST_NAME} lower-case letters, digits and dashes")
+
+
+def _namespace(draft: Draft, path: Path) -> None:
+    namespace = draft.reading.text(path)
+    if namespace is not None:
+        draft.put(("kubernetes", "namespace"), namespace, path)
+
+
+def _labels(draft: Draft, path: Path) -> None:
+    for key in draft.reading.mapping(path):
+        below = (*path, key)
+        value = draft.reading.text(below)
+        if value is None:
+            continue
+        if key == QUEUE_LABEL:
+            draft.put(("kubernetes", "queue"), value, below)
+        elif is_ours(key):
+            draft.reading.remark(
+                below, "the launcher sets labels of this kind itself: left out", "give it another key, if you select by it"
+            )
+        else:
+            draft.put(("kubernetes", "labels", key), value, below)
+
+
+def _annotations(draft: Draft, path: Path) -> None:
+    for key in draft.reading.mapping(path):
+        below = (*path, key)
+        value = draft.reading.text(below)
+        if key == _LAST_APPLIED:
+            draft.reading.remark(below, _CLUSTERS.why)
+        elif is_ours(key):
+            draft.reading.remark(
+                below, "the launcher sets annotations of this kind itself: left out", "give it another key, if you read it"
+            )
+        elif value is not None:
+            draft.put(("kubernetes", "annotations", key), value, below)
+
+
+def is_ours(key: str) -> bool:
+    """Return whether labels and annotations of this key are the launcher's own."""
+    try:
+        names.check_own_label_key(key)
+    except FieldError as error:
+        return "is set by" in error.message
+    return False
+
+
+METADATA: dict[str, Handler[Draft] | LeftOut] = {
+    "name": _name,
+    "generateName": _name,
+    "namespace": _namespace,
+    "labels": _labels,
+    "annotations": _annotations,
+    "finalizers": LeftOut("belongs to the TFJob as an object, and left out"),
+    "ownerReferences": LeftOut("belongs to the TFJob as an object, and left out", "have what owned it start the run by `launcher up`"),
+    "uid": _CLUSTERS,
+    "resourceVersion": _CLUSTERS,
+    "generation": _CLUSTERS,
+    "selfLink": _CLUSTERS,
+    "creationTimestamp": _CLUSTERS,
+    "deletionTimestamp": _CLUSTERS,
+    "deletionGracePeriodSeconds": _CLUSTERS,
+    "clusterName": _CLUSTERS,
+    "managedFields": _CLUSTERS,
+}
+
+
+def _clean_pod_policy(draft: Draft, path: Path) -> None:
+    policy = draft.reading.text(path)
+    told = {
+        "All": "at the end all tasks end; finished Jobs and pods stay, so that their logs can be read",
+        "Running": "at the end the tasks that still run end, as here; finished Jobs and pods stay",
+        "None": "at the end the tasks that still run are ended; TFJob left them running",
+        "": "at the end the tasks that still run are ended",
+        "Undefined": "at the end the tasks that still run are ended",
+    }
+    if policy is None:
+        return
+    if policy not in told:
+        draft.reading.refuse(path, f"{shown(policy)} is no cleanPodPolicy", "All, Running or None", "write one of them")
+        return
+    draft.clean_pod_policy = policy
+    remedy = "`launcher down NAME` removes them; `kubernetes.ttl` does after a time" if policy in {"All", "Running"} else ""
+    draft.reading.remark(path, told[policy], remedy)
+
+
+def _ttl(draft: Draft, path: Path) -> None:
+    seconds = draft.reading.number(path, 0)
+    if seconds is None:
+        return
+    kept = min(max(seconds, 1), _LONGEST_TTL)
+    draft.put(("kubernetes", "ttl"), f"{kept}s", path)
+    if kept != seconds:
+        draft.reading.remark(path, f"{seconds} seconds become {kept}: a spec takes 1s to 366d")
+
+
+def _deadline(draft: Draft, path: Path) -> None:
+    seconds = draft.reading.number(path, 1)
+    if seconds is None:
+        return
+    kept = min(seconds, _LONGEST_TTL)
+    draft.put(("limits", "deadline"), f"{kept}s", path)
+    if kept != seconds:
+        draft.reading.remark(path, f"{seconds} seconds become {kept}: a spec takes at most 366d", "remove `limits.deadline`, for no limit")
+    if kept < _START_TIMEOUT:
+        draft.put(("limits", "start_timeout"), f"{kept}s", path)
+
+
+def _backoff_limit(draft: Draft, path: Path) -> None:
+    restarts = draft.reading.number(path, 0)
+    if restarts is None:
+        return
+    draft.put(("limits", "max_restarts"), min(restarts, _MOST_RESTARTS), path)
+    message = (
+        "`limits.max_restarts` counts for each task by itself, and begins again after ten minutes of running; TFJob counted all together"
+    )
+    draft.reading.remark(path, message)
+
+
+def _suspend(draft: Draft, path: Path) -> None:
+    if draft.reading.flag(path):
+        draft.reading.remark(path, "a spec is started by `launcher up`, and not before", "run that when the TFJob was to be resumed")
+
+
+def _success_policy(draft: Draft, path: Path) -> None:
+    policy = draft.reading.text(path)
+    if policy == "AllWorkers":
+        draft.success = "all_workers"
+        draft.put(("success",), "all_workers", path)
+    elif policy not in {None, "", "Default"}:
+        draft.reading.refuse(path, f"{shown(policy)} is no successPolicy", "AllWorkers, or nothing", "write AllWorkers, or remove it")
+
+
+def _scheduling(draft: Draft, path: Path) -> None:
+    walk(draft.reading, path, SCHEDULING, draft)
+
+
+def _scheduling_queue(draft: Draft, path: Path) -> None:
+    queue = draft.reading.text(path)
+    message = f"the queue {queue} is one of Volcano's scheduler, and left out"
+    draft.reading.remark(path, message, "with Kueue in the cluster, name its queue in `kubernetes.queue`")
+
+
+def _scheduling_priority(draft: Draft, path: Path) -> None:
+    name = draft.reading.text(path)
+    message = f"{name} was the priority of Volcano's group of pods, and left out"
+    draft.reading.remark(path, message, f"`kubernetes: {{priority_class: {name}}}` gives the pods that priority, if the class is there")
+
+
+_GANG = "pods are not started as a group by the scheduler: left out"
+_KUEUE = "with Kueue and JobSet in the cluster: `kubernetes.queue`, and `launcher render --to jobset`, which is admitted as a whole"
+SCHEDULING: dict[str, Handler[Draft] | LeftOut] = {
+    "queue": _scheduling_queue,
+    "priorityClass": _scheduling_priority,
+    "minAvailable": LeftOut(_GANG, _KUEUE),
+    "minResources": LeftOut(_GANG, _KUEUE),
+    "scheduleTimeoutSeconds": LeftOut(_GANG, "`limits.start_timeout` says how long tasks wait for their peers"),
+}
+
+POLICIES: dict[str, Handler[Draft] | LeftOut] = {
+    "cleanPodPolicy": _clean_pod_policy,
+    "ttlSecondsAfterFinished": _ttl,
+    "ttlSecondsAfterFinishing": _ttl,  # v1beta1
+    "activeDeadlineSeconds": _deadline,
+    "backoffLimit": _backoff_limit,
+    "schedulingPolicy": _scheduling,
+    "suspend": _suspend,
+    "managedBy": LeftOut("says which controller runs the TFJob; none is needed now, and it is left out"),
+}
+
+
+def _run_policy(draft: Draft, path: Path) -> None:
+    for key in draft.reading.mapping(path):
+        if key in POLICIES and draft.reading.value((*path[:-1], key)) is not None:
+            message = f"`{key}` stands here and in `spec`, its older place"
+            draft.reading.refuse((*path, key), message, "one of the two", "remove the one that does not hold")
+    walk(draft.reading, path, POLICIES, draft)
+
+
+def _replicas(_draft: Draft, _path: Path) -> None:
+    """The replicas have tables of their own: launcher.tfjob.roles."""
+
+
+def _dynamic_workers(draft: Draft, path: Path) -> None:
+    if draft.reading.flag(path):
+        message = "the number of workers is fixed while a run lasts, and every task knows all others: left out"
+        draft.reading.remark(path, message, "stop the run, change `roles.worker.replicas`, and start it again")
+
+
+SPEC: dict[str, Handler[Draft] | LeftOut] = {
+    **POLICIES,
+    "runPolicy": _run_policy,
+    "successPolicy": _success_policy,
+    "enableDynamicWorker": _dynamic_workers,
+    "tfReplicaSpecs": _replicas,
+}
+
+
+def _metadata(draft: Draft, path: Path) -> None:
+    walk(draft.reading, path, METADATA, draft)
+
+
+def _spec(draft: Draft, path: Path) -> None:
+    walk(draft.reading, path, SPEC, draft)
+
+
+def _read_already(_draft: Draft, _path: Path) -> None:
+    """The reader of documents has looked at it."""
+
+
+JOB: dict[str, Handler[Draft] | LeftOut] = {
+    "apiVersion": _read_already,
+    "kind": _read_already,
+    "metadata": _metadata,
+    "spec": _spec,
+    "status": LeftOut("tells how the TFJob was, and is left out"),
+}
+
+
+def read(draft: Draft) -> None:
+    """Carry over what stands around the replicas."""
+    walk(draft.reading, (), JOB, draft)
+    if not any(draft.reading.has(("metadata", key)) for key in ("name", "generateName")):
+        draft.reading.refuse(("metadata",), "the TFJob has no name", "metadata.name", "add `name: my-job`, say")

@@ -1,0 +1,226 @@
+"""The pod template of a replica: what the spec has a field for, and the rest as an override."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from launcher.render.kubernetes.objects import TRAINER
+from launcher.spec.kubernetes import Toleration
+from launcher.spec.problems import Path, shown
+from launcher.tfjob import container, volumes
+from launcher.tfjob.draft import RoleDraft, Shared
+from launcher.tfjob.job import is_ours
+from launcher.tfjob.reading import Handler, LeftOut, walk
+
+MAIN = "tensorflow"  # the name of the container that TFJob looks after
+_POD_POLICIES = {"Always", "OnFailure", "Never"}
+
+
+def _keep(role: RoleDraft, path: Path) -> None:
+    role.pod[str(path[-1])] = role.reading.value(path)
+
+
+def _host_network(role: RoleDraft, path: Path) -> None:
+    _keep(role, path)
+    if role.reading.flag(path):
+        message = "kept; every task listens on port 2222 of its node, and a program's parent on 2224, so no two share one"
+        role.reading.remark(path, message, "keep tasks apart by affinity, and look at NetworkPolicies: they do not hold for such pods")
+
+
+def _scheduler(role: RoleDraft, path: Path) -> None:
+    _keep(role, path)
+    role.reading.remark(path, "kept; the scheduler has to be in the cluster, and starts the pods one by one")
+
+
+def _service_account(role: RoleDraft, path: Path) -> None:
+    name = role.reading.text(path)
+    if not name:
+        return
+    role.pod["serviceAccountName"] = name
+    # A pod of ours has no token unless it asks for it.
+    role.pod.setdefault("automountServiceAccountToken", True)
+
+
+def _restart_policy(role: RoleDraft, path: Path) -> None:
+    policy = role.reading.text(path)
+    if policy in _POD_POLICIES:
+        role.policy_of_template = policy, path
+    elif policy:
+        role.reading.refuse(path, f"{shown(policy)} is no pod's restartPolicy", "Always, OnFailure or Never", "write one of them")
+
+
+def _grace(role: RoleDraft, path: Path) -> None:
+    seconds = role.reading.number(path, 0)
+    if seconds is not None:
+        role.grace = seconds, path
+
+
+def _node_selector(role: RoleDraft, path: Path) -> None:
+    given = role.reading.mapping(path)
+    labels = {key: role.reading.text((*path, key)) for key in given}
+    if given:
+        role.shared["node_selector"] = Shared(labels, "nodeSelector", given, path)
+
+
+def _tolerations(role: RoleDraft, path: Path) -> None:
+    given = role.reading.items(path)
+    if not given:
+        return
+    try:
+        for one in given:
+            Toleration.model_validate(one)
+    except ValidationError:
+        role.pod["tolerations"] = given
+    else:
+        role.shared["tolerations"] = Shared(given, "tolerations", given, path)
+
+
+def _pull_secrets(role: RoleDraft, path: Path) -> None:
+    found = [role.reading.text((*path, index, "name")) for index in range(len(role.reading.items(path)))]
+    secrets = [name for name in found if name]
+    if secrets:
+        role.shared["image_pull_secrets"] = Shared(secrets, "imagePullSecrets", [{"name": name} for name in secrets], path)
+
+
+def _priority_class(role: RoleDraft, path: Path) -> None:
+    if name := role.reading.text(path):
+        role.shared["priority_class"] = Shared(name, "priorityClassName", name, path)
+
+
+def _init_containers(role: RoleDraft, path: Path) -> None:
+    kept = [_beside(role, (*path, index)) for index in range(len(role.reading.items(path)))]
+    if kept:
+        role.pod["initContainers"] = kept
+
+
+def _containers(role: RoleDraft, path: Path) -> None:
+    found = {index: role.reading.text((*path, index, "name")) for index in range(len(role.reading.items(path)))}
+    mains = [index for index, name in found.items() if name == MAIN]
+    if len(mains) != 1:
+        there = ", ".join(str(name) for name in found.values()) or "none"
+        message = f"the {role.kind} has no container called {MAIN}; it has {there}" if not mains else f"two containers are called {MAIN}"
+        role.reading.refuse(path, message, f"one container called {MAIN}, as TFJob asks for", f"call the one with the program {MAIN}")
+    for index in found:
+        below = (*path, index)
+        if index in mains:
+            container.read(role, below)
+        else:
+            role.sidecars.append(_beside(role, below))
+            message = "kept; a pod is done when all of its containers are, so this one has to end by itself"
+            remedy = "where it does not, move it to `initContainers` of the override with `restartPolicy: Always`, which ends with the task"
+            role.reading.remark(below, message, remedy)
+
+
+def _beside(role: RoleDraft, path: Path) -> Any:
+    """Return a container that is not the task's as it is, with the names of the volumes that it has in the run."""
+    given = role.reading.mapping(path)
+    if given.get("name") in {TRAINER, MAIN} and path[-2] == "initContainers":
+        role.reading.refuse((*path, "name"), f"the name {given['name']} is taken by the task's container", "another name", "rename it")
+    elif given.get("name") == TRAINER:
+        role.reading.refuse((*path, "name"), f"the task's own container is called {TRAINER} in a run", "another name", "rename it")
+    return volumes.renamed(role, given)
+
+
+def _volumes(role: RoleDraft, path: Path) -> None:
+    volumes.read(role, path)
+
+
+_OURS = LeftOut("would take the pod's address in the cluster from it: left out", "read addresses from TF_CONFIG")
+POD: dict[str, Handler[RoleDraft] | LeftOut] = {
+    "volumes": _volumes,
+    "containers": _containers,
+    "initContainers": _init_containers,
+    "restartPolicy": _restart_policy,
+    "nodeSelector": _node_selector,
+    "tolerations": _tolerations,
+    "imagePullSecrets": _pull_secrets,
+    "priorityClassName": _priority_class,
+    "serviceAccountName": _service_account,
+    "serviceAccount": _service_account,
+    "hostNetwork": _host_network,
+    "terminationGracePeriodSeconds": _grace,
+    "schedulerName": _scheduler,
+    "hostname": _OURS,
+    "subdomain": _OURS,
+    "setHostnameAsFQDN": _OURS,
+    "priority": LeftOut("follows from the priority class, and left out", "name the class: `kubernetes.priority_class`"),
+    **dict.fromkeys(
+        [
+            "activeDeadlineSeconds",
+            "affinity",
+            "automountServiceAccountToken",
+            "dnsConfig",
+            "dnsPolicy",
+            "enableServiceLinks",
+            "hostAliases",
+            "hostIPC",
+            "hostPID",
+            "hostUsers",
+            "nodeName",
+            "os",
+            "overhead",
+            "preemptionPolicy",
+            "readinessGates",
+            "resourceClaims",
+            "resources",
+            "runtimeClassName",
+            "schedulingGates",
+            "securityContext",
+            "shareProcessNamespace",
+            "topologySpreadConstraints",
+        ],
+        _keep,
+    ),
+}
+
+
+# By these Volcano finds the group of pods that TFJob's operator has made.
+_GROUPS = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
+
+
+def _labels(role: RoleDraft, path: Path) -> None:
+    kept: dict[str, Any] = {}
+    for key in role.reading.mapping(path):
+        value = role.reading.text((*path, key))
+        if is_ours(key):
+            message = f"the launcher sets {path[-1]} of this kind itself: left out"
+            role.reading.remark((*path, key), message, "give it another key, if something selects by it")
+        elif value is not None:
+            kept[key] = value
+            if key.startswith(_GROUPS):
+                message = "kept; the group of pods that it names has to be there, and nobody makes it any more"
+                role.reading.remark((*path, key), message, "make the PodGroup, or remove this and schedulerName from the override")
+    if kept:
+        role.metadata[str(path[-1])] = kept
+
+
+_OF_THE_JOB = LeftOut("means nothing in a pod template, and is left out")
+METADATA: dict[str, Handler[RoleDraft] | LeftOut] = {
+    "labels": _labels,
+    "annotations": _labels,
+    "name": _OF_THE_JOB,
+    "generateName": _OF_THE_JOB,
+    "namespace": _OF_THE_JOB,
+    "creationTimestamp": _OF_THE_JOB,
+    "finalizers": _OF_THE_JOB,
+    "ownerReferences": _OF_THE_JOB,
+}
+
+
+def _metadata(role: RoleDraft, path: Path) -> None:
+    walk(role.reading, path, METADATA, role)
+
+
+def _spec(role: RoleDraft, path: Path) -> None:
+    # Volumes first: containers refer to them.
+    given = role.reading.mapping(path)
+    if "volumes" in given:
+        _volumes(role, (*path, "volumes"))
+    walk(role.reading, path, {**POD, "volumes": _read_before}, role)
+
+
+def _read_before(_role: RoleDraft, _path: Path) -> None:
+    """It was read before the others."""
+
+
+TEMPLATE: dict[str, Handler[RoleDraft] | LeftOut] = {"metadata": _metadata, "spec": _spec}

@@ -1,0 +1,68 @@
+"""What the task's container asks for: as fields of the role where requests equal limits, else as an override."""
+
+import math
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from launcher.spec import quantities
+from launcher.spec.problems import FieldError, Path, shown
+from launcher.tfjob.draft import RoleDraft
+
+GPU = "nvidia.com/gpu"
+_MOST_GPUS = 64
+_FIELDS = ("cpu", "memory")
+
+
+def read(role: RoleDraft, path: Path) -> None:
+    """Carry over requests and limits. GPUs, whose requests always equal their limits, become the role's `gpus`."""
+    reading = role.reading
+    given = dict(reading.mapping(path))
+    limits = _quantities(role, (*path, "limits"))
+    requests = _quantities(role, (*path, "requests"))
+    count = _gpus(limits.get(GPU, requests.get(GPU)))
+    if count is not None:
+        role.put("gpus", count, path)
+        limits.pop(GPU, None)
+        requests.pop(GPU, None)
+    more = set(given) - {"limits", "requests"}
+    # What has a limit and no request is given a request of the limit.
+    if not more and {**limits, **requests} == limits and set(limits) <= set(_FIELDS) and _as_fields(limits):
+        for key, value in limits.items():
+            role.put(key, int(value) if key == "cpu" and value.isdigit() else value, (*path, "limits", key))
+        return
+    kept: dict[str, Any] = {key: given[key] for key in more}
+    kept |= {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+    if kept:
+        role.container["resources"] = kept
+
+
+def _quantities(role: RoleDraft, path: Path) -> dict[str, str]:
+    """Return the quantities of a mapping as texts; Kubernetes takes numbers, too."""
+    found: dict[str, str] = {}
+    for key, value in role.reading.mapping(path).items():
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            found[key] = str(value)
+        elif value is not None:
+            role.reading.refuse((*path, key), f"{shown(value)} is not an amount", "such as 2, 500m or 4Gi", "write the amount")
+    return found
+
+
+def _gpus(text: str | None) -> int | None:
+    if text is None or not text.isdigit() or not 1 <= int(text) <= _MOST_GPUS:
+        return None
+    return int(text)
+
+
+def _as_fields(limits: dict[str, str]) -> bool:
+    """Return whether a role's `cpu` and `memory` say exactly this."""
+    try:
+        if "memory" in limits:
+            quantities.parse_memory(limits["memory"])
+        if "cpu" in limits:
+            cores = quantities.parse_cpu(limits["cpu"])
+            thousandths = Decimal(limits["cpu"][:-1]) if limits["cpu"].endswith("m") else Decimal(limits["cpu"]) * 1000
+            # As the pod gets it.
+            return cores <= 1024 and math.ceil(cores * 1000) == thousandths
+    except (FieldError, InvalidOperation):
+        return False
+    return True

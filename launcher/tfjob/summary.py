@@ -1,0 +1,102 @@
+"""How a run will differ from the TFJob's: what starts again, what exit codes mean, what ends it, what TF_CONFIG contains."""
+
+from dataclasses import dataclass
+
+from launcher.spec.problems import all_of
+from launcher.tfjob.draft import Draft, RoleDraft
+
+_MAX_RESTARTS = 10  # the spec's default
+# A role's `restart` -> what is said of it.
+_RESTARTS = {
+    "on_failure": "after a failure, at most {count} times",
+    "always": "whenever it ends, after failures at most {count} times",
+    "exit_code": "after signals (128 and above), at most {count} times",
+    "never": "never",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is other than it was."""
+
+    about: str
+    message: str
+
+
+def differences(draft: Draft) -> list[Difference]:
+    """Return what a person should know who ran the TFJob before."""
+    found = {
+        "restarts": _restarts(draft),
+        "exit codes": _exit_codes(draft),
+        "end": _end(draft),
+        "TF_CONFIG": _tf_config(draft),
+        "storage": "every task mounts a volume of the run at /runs, 10Gi that many nodes can write (ReadWriteMany); its program finds it in "
+        "RUN_DIR, and need not use it. `kubernetes.claim` names one that is there, `storage` another size or class.",
+        "image": _image(draft),
+        "elsewhere": "what stands in `kubernetes` holds there alone: on this machine and in Compose tasks lack its volumes, Secrets and overrides.",
+        "rights": "no new privileges, seccomp RuntimeDefault, and no token of the namespace's default service account.",
+    }
+    return [Difference(about, message) for about, message in found.items() if message]
+
+
+def _restarts(draft: Draft) -> str:
+    limits = draft.spec.get("limits", {})
+    count = limits.get("max_restarts", _MAX_RESTARTS)
+    by_way: dict[str, list[str]] = {}
+    for role in draft.roles:
+        by_way.setdefault(_restart(role), []).append(role.name)
+    ways = [f"{all_of(names)} {_RESTARTS[way].format(count=count)}" for way, names in by_way.items()]
+    limit = ""
+    if set(by_way) != {"never"}:
+        limit = " (`limits.max_restarts`)" if "max_restarts" in limits else " (`limits.max_restarts`; TFJob had no limit of its own)"
+    return f"a task starts again: {'; '.join(ways)}{limit}. What was evicted, or lost with its node, is replaced in any case."
+
+
+def _exit_codes(draft: Draft) -> str:
+    final = " Of roles with exit_code 1 to 127 end the run." if _any(draft, "exit_code") else ""
+    return f"0 is success, 2 is final, 75 and 143 ask for another start; all others are failures.{final}"
+
+
+def _end(draft: Draft) -> str:
+    first = "chief" if draft.leading == "chief" else "worker-0"
+    workers = " and of all workers" if draft.success == "all_workers" else ""
+    others = [
+        words
+        for name, words in (
+            ("ps", "a ps is ended at once"),
+            ("worker", "workers have `limits.worker_grace` (10s)" if _has(draft, "ps") else "workers have `limits.grace_period`"),
+            ("evaluator", "the evaluator has `limits.evaluator_grace` (10m)"),
+        )
+        if _has(draft, name) and not (name == "worker" and workers)
+    ]
+    then = f" Then {', '.join(others)}." if others and not draft.is_alone else ""
+    watched = ""
+    if any(role.is_entrypoint for role in draft.roles if role.name == draft.leading) and not draft.is_alone:
+        watched = " Its entrypoint cannot tell the others: `launcher up` or `launcher wait` has to be there, to end them."
+    kept = " Its Jobs stay until `launcher down`." if "ttl" not in draft.spec.get("kubernetes", {}) else ""
+    return f"the run succeeds with exit 0 of {first}{workers}.{then}{watched}{kept}"
+
+
+def _tf_config(draft: Draft) -> str:
+    if draft.is_alone:
+        return "none on Kubernetes, as before for a job of one replica."
+    evaluator = " The evaluator stands outside of `cluster`, as in older versions of TFJob." if _has(draft, "evaluator") else ""
+    return f"the same roles and indices in the same order, at port 2222; hosts are called otherwise.{evaluator}"
+
+
+def _image(draft: Draft) -> str:
+    if all(role.is_entrypoint for role in draft.roles):
+        return "its entrypoint runs as it is; give its words as `command` for what docs/programs.md says of supervised programs."
+    return "the programs run under a small parent, which needs Python 3.8 or later there; for an image without it write `supervise: false`."
+
+
+def _has(draft: Draft, name: str) -> bool:
+    return any(role.name == name for role in draft.roles)
+
+
+def _any(draft: Draft, restart: str) -> bool:
+    return any(_restart(role) == restart for role in draft.roles)
+
+
+def _restart(role: RoleDraft) -> str:
+    return str(role.fields.get("restart", "on_failure"))

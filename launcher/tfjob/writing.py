@@ -1,0 +1,95 @@
+"""A spec as commented YAML."""
+
+import textwrap
+from typing import Any
+
+from launcher.render.yaml_text import text
+from launcher.spec.schema import SCHEMA_FILE
+from launcher.tfjob.draft import Draft
+from launcher.tfjob.reading import grouped
+from launcher.tfjob.summary import Difference
+
+_ORDER = ("version", "name", "strategy", "image", "security", "command", "success", "roles", "limits", "kubernetes")
+_ROLE_ORDER = ("replicas", "image", "command", "args", "working_dir", "env", "cpu", "memory", "gpus", "restart")
+_KUBERNETES_ORDER = (
+    "namespace",
+    "queue",
+    "priority_class",
+    "node_selector",
+    "tolerations",
+    "image_pull_policy",
+    "image_pull_secrets",
+    "env_from",
+    "volumes",
+    "ttl",
+    "tensorboard",
+    "labels",
+    "annotations",
+    "overrides",
+)
+_WIDTH = 118
+
+# A field of the spec -> the comment above it.
+_COMMENTS: dict[tuple[str, ...], str] = {
+    ("strategy",): "Who waits for whom, and who starts again with whom; how the program trains is its own affair.",
+    ("security",): "User, capabilities and file system as the image has them. `hardened` is safer, where the image can run so.",
+    ("kubernetes", "tensorboard"): "TFJob ran none; true runs it from the image, on what is in RUN_DIR/logs.",
+    (
+        "kubernetes",
+        "overrides",
+    ): "What no field of the spec says, merged into the pods as `kubectl patch` does; the task's container is `trainer`. "
+    "`all` takes away what a TFJob's pods did not have: a group of all volumes' files, and a /tmp of their own.",
+}
+
+
+def written(draft: Draft, file: str, differences: list[Difference]) -> str:
+    """Return the text of the spec."""
+    spec = {key: draft.spec[key] for key in _ORDER if key in draft.spec}
+    spec["roles"] = {role.name: _ordered(spec["roles"][role.name], _ROLE_ORDER) for role in draft.roles}
+    spec["kubernetes"] = _ordered(spec["kubernetes"], _KUBERNETES_ORDER)
+    comments = _COMMENTS | {("roles", role.name): f"The TFJob's {role.kind}, line {draft.reading.line(role.path)}" for role in draft.roles}
+    parts = [f"# yaml-language-server: $schema={SCHEMA_FILE}\n{_head(draft, file, differences)}"]
+    for key, value in spec.items():
+        comment = _comment(comments[key,]) if (key,) in comments else ""
+        gap = "\n" if key in {"roles", "limits", "kubernetes"} or comment else ""
+        parts.append(gap + comment + _commented(text({key: value}, {}), key, comments))
+    return "".join(parts)
+
+
+def _ordered(mapping: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
+    return {key: mapping[key] for key in (*order, *mapping) if key in mapping}
+
+
+def _head(draft: Draft, file: str, differences: list[Difference]) -> str:
+    made = f"Made by `launcher import` from {_printable(file)}."
+    lines = [f"# {made}", "#"]
+    if draft.reading.remarks:
+        lines.append("# Of the TFJob's fields these are other than they were, or left out:")
+        for places, paths, remark in grouped(draft.reading.remarks):
+            said = f"line {places}, {_printable(paths)}: {_printable(remark.message)}"
+            lines += textwrap.wrap(said, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)
+        lines.append("#")
+    lines.append("# The run differs from the TFJob's:")
+    for difference in differences:
+        said = f"{difference.about}: {_printable(difference.message)}"
+        lines += textwrap.wrap(said, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)
+    return "\n".join(lines) + "\n"
+
+
+def _printable(words: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in words)
+
+
+def _commented(dumped: str, section: str, comments: dict[tuple[str, ...], str]) -> str:
+    """Return a section with the comments above its keys."""
+    lines: list[str] = []
+    for line in dumped.splitlines():
+        if line.startswith("  ") and line[2:3] not in {" ", "-"}:
+            comment = comments.get((section, line[2:].partition(":")[0]))
+            lines += [f"  {part}" for part in _comment(comment).splitlines()] if comment else []
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _comment(words: str) -> str:
+    return "".join(f"# {line}\n" for line in textwrap.wrap(words, _WIDTH, break_long_words=False))

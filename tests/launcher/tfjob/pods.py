@@ -1,0 +1,162 @@
+"""Whether the pods of an imported spec are those of the TFJob: what a check compares, by rules of Kubernetes' own."""
+
+import json
+import posixpath
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.images import image_for
+from launcher.plan import places, planner
+from launcher.render.kubernetes.manifests import objects
+from launcher.render.kubernetes.objects import Run
+from launcher.spec.models import ClusterSpec
+
+Pod = dict[str, Any]
+PARENT = ["python3", "-I", "-S", "/tf-launcher/parent.py", "--"]
+OURS = {"/runs", "/tf-launcher", "/dev/shm", "/tmp"}
+UNITS: dict[str, Decimal | int] = {"m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def rendered(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
+    """Return the Job of each role."""
+    plan = planner.plan(spec, "kubernetes", run_dir=places.run_dir("kubernetes", Path(), spec.name))
+    made = objects(Run(spec, plan, image_for(spec)))
+    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"] for one in made if one["kind"] == "Job"}
+
+
+def tfjob(data: bytes) -> dict[str, Any]:
+    """Return the only TFJob of a file, with octal numbers as Kubernetes reads them, which is as PyYAML does."""
+    found = [document for document in yaml.safe_load_all(data) if document]
+    found = [item for document in found for item in document.get("items", [document])]
+    [job] = [one for one in found if one["kind"] == "TFJob"]
+    whole: dict[str, Any] = job
+    return whole
+
+
+def check(data: bytes, spec: ClusterSpec) -> None:
+    """Compare each task's pod in the manifests of the spec with the TFJob's."""
+    replicas = {kind: one for kind, one in tfjob(data)["spec"]["tfReplicaSpecs"].items() if one.get("replicas", 1)}
+    jobs = rendered(spec)
+    alone = sum(one.get("replicas", 1) for one in replicas.values()) == 1
+    assert len(replicas) == len(jobs)
+    for kind, replica in replicas.items():
+        role = "chief" if alone or kind.lower() == "master" else kind.lower()
+        assert jobs[role]["completions"] == replica.get("replicas", 1)
+        was, now = replica["template"]["spec"], jobs[role]["template"]["spec"]
+        mains = [one for one in was["containers"] if one["name"] == "tensorflow"]
+        check_main(was, mains[0], now, now["containers"][0])
+        assert now["containers"][0]["name"] == "trainer"
+        check_beside(was, [one for one in was["containers"] if one["name"] != "tensorflow"], now, now["containers"][1:])
+        check_beside(was, was.get("initContainers", []), now, now.get("initContainers", []))
+        check_pod(replica["template"], jobs[role]["template"])
+        has_tf_config = any(one["name"] == "TF_CONFIG" for one in now["containers"][0]["env"])
+        assert has_tf_config is not alone
+
+
+def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod) -> None:
+    """Compare the task's container."""
+    assert now["image"] == was["image"]
+    before, after = environment(was), environment(now)
+    command = now.get("command", [])
+    if command[: len(PARENT)] == PARENT:
+        command = command[len(PARENT) :]
+    assert ("command" in now) is bool(was.get("command"))
+    words = [*was.get("command", []), *was.get("args", [])]
+    assert expanded([*command, *now.get("args", [])], after) == expanded(words, before)
+    before.pop("TF_CONFIG", None)
+    assert {name: after.get(name) for name in before} == before
+    assert now.get("envFrom", []) == was.get("envFrom", [])
+    assert amounts(now) == amounts(was)
+    mounts_before, mounts_after = mounts(was_pod, was), mounts(now_pod, now)
+    assert {path: mounts_after.get(path) for path in mounts_before} == mounts_before
+    assert set(mounts_after) - set(mounts_before) <= OURS
+    for key in ("workingDir", "imagePullPolicy", "lifecycle", "livenessProbe", "stdin", "terminationMessagePath"):
+        assert now.get(key) == was.get(key), key
+    assert (was.get("securityContext") or {}).items() <= now["securityContext"].items()
+    ports = {port["containerPort"] for port in was.get("ports", []) if port.get("name") != "tfjob-port"}
+    assert ports <= {port["containerPort"] for port in now.get("ports", [])}
+
+
+def check_beside(was_pod: Pod, was: list[Pod], now_pod: Pod, now: list[Pod]) -> None:
+    """Compare init containers or sidecars: nothing changes but names of volumes."""
+    for before, after in zip(was, now, strict=True):
+        assert mounts(was_pod, before) == mounts(now_pod, after)
+        same = {"volumeMounts": None}
+        assert {**before, **same} == {**after, **same}
+
+
+def check_pod(was: Pod, now: Pod) -> None:
+    """Compare what the template says around containers."""
+    skipped = {"containers", "initContainers", "volumes", "restartPolicy", "hostname", "priority", "serviceAccount", "securityContext"}
+    for key, value in was["spec"].items():
+        if key not in skipped:
+            assert now["spec"].get(key) == value, key
+    account = was["spec"].get("serviceAccountName") or was["spec"].get("serviceAccount")
+    assert now["spec"].get("serviceAccountName") == account
+    assert now["spec"]["automountServiceAccountToken"] is was["spec"].get("automountServiceAccountToken", account is not None)
+    security = {key: value for key, value in now["spec"]["securityContext"].items() if key != "seccompProfile"}
+    assert security == was["spec"].get("securityContext", {})
+    for kind in ("labels", "annotations"):
+        kept = {key: value for key, value in was.get("metadata", {}).get(kind, {}).items() if not key.startswith("app.kubernetes.io/")}
+        assert kept.items() <= (now["metadata"].get(kind) or {}).items()
+
+
+def environment(container: Pod) -> dict[str, str]:
+    """Return what the kubelet makes of `env`; a value that it looks up is written as where from."""
+    values: dict[str, str] = {}
+    for entry in container.get("env", []):
+        if "valueFrom" in entry:
+            assert not entry.get("value")
+            values[entry["name"]] = f"<{json.dumps(entry['valueFrom'], sort_keys=True)}>"
+        else:
+            values[entry["name"]] = expanded([entry.get("value") or ""], values)[0]
+    if container["name"] == "tensorflow" or "TF_CONFIG" in values:
+        values["TF_CONFIG"] = "<TF_CONFIG>"
+    return values
+
+
+def expanded(words: list[str], values: dict[str, str]) -> list[str]:
+    """Return words with $(NAME) replaced, letter by letter as Kubernetes does it."""
+    return [_expanded(word, values) for word in words]
+
+
+def _expanded(word: str, values: dict[str, str]) -> str:
+    made, at = "", 0
+    while at < len(word):
+        if word.startswith("$$", at):
+            made, at = made + "$", at + 2
+        elif word.startswith("$(", at) and ")" in word[at:]:
+            end = word.index(")", at)
+            made, at = made + values.get(word[at + 2 : end], word[at : end + 1]), end + 1
+        else:
+            made, at = made + word[at], at + 1
+    return made
+
+
+def amounts(container: Pod) -> dict[str, dict[str, Decimal]]:
+    """Return requests and limits as numbers; what has a limit alone requests as much."""
+    given = container.get("resources", {})
+    limits = {key: amount(value) for key, value in given.get("limits", {}).items()}
+    requests = {key: amount(value) for key, value in given.get("requests", {}).items()}
+    return {"limits": limits, "requests": {**limits, **requests}}
+
+
+def amount(value: object) -> Decimal:
+    """Return a quantity as a number."""
+    match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", str(value))
+    assert match
+    return Decimal(match[1]) * UNITS.get(match[2], 1)
+
+
+def mounts(pod: Pod, container: Pod) -> dict[str, tuple[Any, Any]]:
+    """Return what is mounted where: path -> the volume's source, and how."""
+    sources = {volume["name"]: {key: value for key, value in volume.items() if key != "name"} for volume in pod.get("volumes", [])}
+    found: dict[str, tuple[Any, Any]] = {}
+    for mount in container.get("volumeMounts", []):
+        how = {key: value for key, value in mount.items() if key not in {"name", "mountPath"} and value is not False}
+        found[posixpath.normpath(mount["mountPath"])] = sources[mount["name"]], how
+    return found

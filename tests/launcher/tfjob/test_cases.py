@@ -1,0 +1,90 @@
+"""TFJobs, one a file: those in `accepted` with the spec and the report that they become, those in `refused` with the problems.
+
+`python tests/launcher/tfjob/test_cases.py --write` writes the expectations again: read the difference before you commit it.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import run
+from launcher.spec.loader import load
+from launcher.tfjob import container, job, pod, roles
+from tests.launcher.tfjob.pods import check
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+ACCEPTED = sorted(HERE.glob("accepted/*.yaml"))
+REFUSED = sorted(HERE.glob("refused/*.yaml"))
+
+
+def said(case: Path) -> tuple[int, str]:
+    """Return the exit code of an import, and what it writes: the spec and the report, or the problems."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(["import", f"{case.parent.name}/{case.name}"])
+    spec = re.sub(r"\$schema=\S+", "$schema=...", out.getvalue())
+    return code, spec + ("\n" if spec else "") + err.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE)
+
+
+@pytest.mark.parametrize("case", ACCEPTED + REFUSED, ids=lambda case: case.stem)
+def test_gives_exactly_the_expected(case: Path) -> None:
+    code, written = said(case)
+    assert code == (2 if case in REFUSED else 0), written
+    assert written == case.with_suffix(".expected").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.stem)
+def test_the_pods_are_the_tfjobs(case: Path, tmp_path: Path) -> None:
+    assert run(["import", str(case), "-o", str(tmp_path / "cluster.yaml"), "--json"]) == 0
+    check(case.read_bytes(), load(tmp_path / "cluster.yaml"))
+
+
+def test_each_case_has_its_expectation() -> None:
+    found = {path.with_suffix(".yaml") for path in HERE.glob("*/*.expected")}
+    assert found == {*ACCEPTED, *REFUSED}
+
+
+def test_each_problem_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    for case in REFUSED:
+        assert run(["import", str(case)]) == 2
+        written = capsys.readouterr()
+        assert written.out == ""
+        *problems, last = written.err.splitlines()
+        assert re.fullmatch(r"error: \d+ problems? in the TFJob", last)
+        starts = [line for line in problems if line.startswith(str(case))]
+        assert len([line for line in problems if line.startswith("    to fix: ")]) == len(starts) > 0, case.name
+
+
+TABLES: dict[str, Iterable[str]] = {
+    "metadata": job.METADATA,
+    "spec": job.SPEC,
+    "schedulingPolicy": job.SCHEDULING,
+    "replica": roles.REPLICA,
+    "template.metadata": pod.METADATA,
+    "template.spec": pod.POD,
+    "container": container.CONTAINER,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_is_in_the_guide(name: str) -> None:
+    guide = (ROOT / "docs" / "from-tfjob.md").read_text(encoding="utf-8")
+    assert [key for key in TABLES[name] if f"`{key}`" not in guide] == []
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    os.chdir(HERE)
+    for one in ACCEPTED + REFUSED:
+        one.with_suffix(".expected").write_text(said(one)[1], encoding="utf-8")
