@@ -83,11 +83,11 @@ def _check(output: Path, *, force: bool) -> None:
 
 
 def _as_json(made: Imported, title: str, output: Path | None) -> dict[str, object]:
-    told: dict[str, object] = {"from": title, "name": made.name, "strategy": made.strategy, "tasks": made.tasks}
-    told["remarks"] = [asdict(remark) for remark in made.remarks]
-    told["differences"] = {difference.about: difference.message for difference in made.differences}
-    told["others"] = [asdict(other) for other in made.others]
-    return told | ({"text": made.text} if output is None else {"file": str(output)})
+    fields: dict[str, object] = {"from": title, "name": made.name, "strategy": made.strategy, "tasks": made.tasks}
+    fields["remarks"] = [asdict(remark) for remark in made.remarks]
+    fields["differences"] = {difference.about: difference.message for difference in made.differences}
+    fields["others"] = [asdict(other) for other in made.others]
+    return fields | ({"text": made.text} if output is None else {"file": str(output)})
 
 
 def _summary(made: Imported, title: str, output: Path | None) -> str:

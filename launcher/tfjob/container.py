@@ -63,7 +63,7 @@ def _ports(role: RoleDraft, path: Path) -> None:
 def _security(role: RoleDraft, path: Path) -> None:
     given = dict(role.reading.mapping(path))
     added = role.reading.items((*path, "capabilities", "add")) if isinstance(given.get("capabilities"), dict) else []
-    if given.get("privileged") is True or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added)):
+    if True in {given.get("privileged"), given.get("allowPrivilegeEscalation")} or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added)):
         given.setdefault("allowPrivilegeEscalation", True)
         message = "kept; such a container may gain privileges, which the launcher forbids all others"
         role.reading.remark(path, message, "see that the namespace's Pod Security level admits it")
@@ -136,7 +136,7 @@ def _words(role: RoleDraft, path: Path, known: variables.Known) -> None:
             message = f"{shown(word)} names the program by a variable whose value only the cluster knows"
             role.reading.refuse(place, message, "a program", "write its name")
         first = first if command else 0  # an override replaces the args of an entrypoint as a whole
-        role.container["args"] = [text for _, text in words[first:]]
+        role.container["args"] = [known.for_later(text) for _, text in words[first:]]
         message = "Kubernetes completes it, as before: from here on the words stand in `kubernetes.overrides`, and are for Kubernetes alone"
         role.reading.remark(place, message, "have the program, or a shell, read the variable itself, if it is to run elsewhere, too")
     done = [known.expanded(text) for _, text in words[:first]]

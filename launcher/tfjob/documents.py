@@ -31,7 +31,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds."""
+    """The objects of a file."""
 
     jobs: list[Document]
     others: list[Beside]

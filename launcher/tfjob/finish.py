@@ -1,4 +1,4 @@
-"""What concerns all roles together: what they share moves up, and what TFJob's pods did not have is taken away."""
+"""The last steps, for all roles together: shared settings move up, and extras of the launcher's pods are taken away."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from launcher.tfjob.draft import Draft, RoleDraft, Shared
 
 # Fields of roles that a spec may say once for all.
 _UP = ("image", "command")
-# What the launcher gives pods and TFJob did not: a group for the files of all volumes, and a /tmp in place of the image's.
+# The launcher gives pods these two, and TFJob did not: a group for the files of all volumes, and a /tmp in place of the image's.
 _NO_GROUP = {"securityContext": {"fsGroup": None, "fsGroupChangePolicy": None}}
 _NO_TMP = [{"name": TRAINER, "volumeMounts": [{"mountPath": "/tmp", "$patch": "delete"}]}]  # noqa: S108
 _NO_TF_CONFIG = {"name": "TF_CONFIG", "$patch": "delete"}

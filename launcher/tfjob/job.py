@@ -97,7 +97,7 @@ METADATA: dict[str, Handler[Draft] | LeftOut] = {
 
 def _clean_pod_policy(draft: Draft, path: Path) -> None:
     policy = draft.reading.text(path)
-    told = {
+    outcomes = {
         "All": "at the end all tasks end; finished Jobs and pods stay, so that their logs can be read",
         "Running": "at the end the tasks that still run end, as here; finished Jobs and pods stay",
         "None": "at the end the tasks that still run are ended; TFJob left them running",
@@ -106,12 +106,12 @@ def _clean_pod_policy(draft: Draft, path: Path) -> None:
     }
     if policy is None:
         return
-    if policy not in told:
+    if policy not in outcomes:
         draft.reading.refuse(path, f"{shown(policy)} is no cleanPodPolicy", "All, Running or None", "write one of them")
         return
     draft.clean_pod_policy = policy
     remedy = "`launcher down NAME` removes them; `kubernetes.ttl` does after a time" if policy in {"All", "Running"} else ""
-    draft.reading.remark(path, told[policy], remedy)
+    draft.reading.remark(path, outcomes[policy], remedy)
 
 
 def _ttl(draft: Draft, path: Path) -> None:
@@ -251,4 +251,4 @@ def read(draft: Draft) -> None:
     """Carry over what stands around the replicas."""
     walk(draft.reading, (), JOB, draft)
     if not any(draft.reading.has(("metadata", key)) for key in ("name", "generateName")):
-        draft.reading.refuse(("metadata",), "the TFJob has no name", "metadata.name", "add `name: my-job`, say")
+        draft.reading.refuse(("metadata",), "the TFJob has no name", "metadata.name", "add one, such as `name: my-job`")

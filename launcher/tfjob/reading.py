@@ -124,7 +124,7 @@ class LeftOut:
 
 
 Target = TypeVar("Target")
-# What becomes of the field at a path.
+# Deals with the field at a path.
 Handler = Callable[[Target, Path], None]
 
 

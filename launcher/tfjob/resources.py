@@ -1,4 +1,4 @@
-"""What the task's container asks for: as fields of the role where requests equal limits, else as an override."""
+"""Requests and limits of the task's container: fields of the role where they are equal, else an override."""
 
 import math
 from decimal import Decimal, InvalidOperation
@@ -25,7 +25,7 @@ def read(role: RoleDraft, path: Path) -> None:
         limits.pop(GPU, None)
         requests.pop(GPU, None)
     more = set(given) - {"limits", "requests"}
-    # What has a limit and no request is given a request of the limit.
+    # Kubernetes takes the limit as the request where there is none.
     if not more and {**limits, **requests} == limits and set(limits) <= set(_FIELDS) and _as_fields(limits):
         for key, value in limits.items():
             role.put(key, int(value) if key == "cpu" and value.isdigit() else value, (*path, "limits", key))

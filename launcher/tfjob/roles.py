@@ -11,7 +11,7 @@ ROLES = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "ps", "e
 _ORDER = ("chief", "worker", "ps", "evaluator")
 # restartPolicy -> the role's `restart`; the default is left out.
 _RESTARTS = {"OnFailure": "on_failure", "Never": "never", "ExitCode": "exit_code", "Always": "always"}
-# What TFJob takes where a role has no restartPolicy; it replaces the one in the pod template, whatever that is.
+# TFJob's default where a role has no restartPolicy; it replaces any policy in the pod template.
 _DEFAULT_POLICY = "Never"
 
 # Which of chief, worker and ps there are -> the strategy. It says here who waits for whom; how the program trains is its own affair.
@@ -145,12 +145,12 @@ def _effective_policy(role: RoleDraft) -> tuple[str, Path]:
 def _grace(draft: Draft) -> None:
     """Give all tasks the longest of their grace periods; a role with a shorter one says so itself."""
     given = [role.grace for role in draft.roles if role.grace is not None]
-    longest = max(given, default=None)
-    if longest is None or longest[0] < 1:
+    if not given:
         return
-    seconds, path = longest
-    draft.put(("limits", "grace_period"), f"{seconds}s", path)
+    seconds, path = max(given, key=lambda one: one[0])
+    if seconds >= 1:  # a spec takes no less
+        draft.put(("limits", "grace_period"), f"{seconds}s", path)
     for role in draft.roles:
         own = role.grace[0] if role.grace else 30  # Kubernetes' default
-        if own != seconds:
+        if own != seconds or seconds < 1:
             role.pod["terminationGracePeriodSeconds"] = own

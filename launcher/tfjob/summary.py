@@ -6,7 +6,7 @@ from launcher.spec.problems import all_of
 from launcher.tfjob.draft import Draft, RoleDraft
 
 _MAX_RESTARTS = 10  # the spec's default
-# A role's `restart` -> what is said of it.
+# A role's `restart` -> when its tasks start again.
 _RESTARTS = {
     "on_failure": "after a failure, at most {count} times",
     "always": "whenever it ends, after failures at most {count} times",
@@ -24,16 +24,17 @@ class Difference:
 
 
 def differences(draft: Draft) -> list[Difference]:
-    """Return what a person should know who ran the TFJob before."""
+    """Return the differences that somebody who ran the TFJob should know."""
     found = {
         "restarts": _restarts(draft),
         "exit codes": _exit_codes(draft),
         "end": _end(draft),
         "TF_CONFIG": _tf_config(draft),
+        "start": "" if draft.is_alone else _start(draft),
         "storage": "every task mounts a volume of the run at /runs, 10Gi that many nodes can write (ReadWriteMany); its program finds it in "
         "RUN_DIR, and need not use it. `kubernetes.claim` names one that is there, `storage` another size or class.",
         "image": _image(draft),
-        "elsewhere": "what stands in `kubernetes` holds there alone: on this machine and in Compose tasks lack its volumes, Secrets and overrides.",
+        "other backends": "the section `kubernetes` holds there alone: on this machine and in Compose tasks lack its volumes, Secrets and overrides.",
         "rights": "no new privileges, seccomp RuntimeDefault, and no token of the namespace's default service account.",
     }
     return [Difference(about, message) for about, message in found.items() if message]
@@ -49,7 +50,7 @@ def _restarts(draft: Draft) -> str:
     limit = ""
     if set(by_way) != {"never"}:
         limit = " (`limits.max_restarts`)" if "max_restarts" in limits else " (`limits.max_restarts`; TFJob had no limit of its own)"
-    return f"a task starts again: {'; '.join(ways)}{limit}. What was evicted, or lost with its node, is replaced in any case."
+    return f"a task starts again: {'; '.join(ways)}{limit}. A pod that was evicted, or lost with its node, is always replaced."
 
 
 def _exit_codes(draft: Draft) -> str:
@@ -58,7 +59,7 @@ def _exit_codes(draft: Draft) -> str:
 
 
 def _end(draft: Draft) -> str:
-    first = "chief" if draft.leading == "chief" else "worker-0"
+    first = "the chief" if draft.leading == "chief" else "worker-0"
     workers = " and of all workers" if draft.success == "all_workers" else ""
     others = [
         words
@@ -81,7 +82,14 @@ def _tf_config(draft: Draft) -> str:
     if draft.is_alone:
         return "none on Kubernetes, as before for a job of one replica."
     evaluator = " The evaluator stands outside of `cluster`, as in older versions of TFJob." if _has(draft, "evaluator") else ""
-    return f"the same roles and indices in the same order, at port 2222; hosts are called otherwise.{evaluator}"
+    return (
+        f"the same roles and indices in the same order, at port 2222; hosts are called otherwise, and `environment` is not set.{evaluator}"
+    )
+
+
+def _start(draft: Draft) -> str:
+    timeout = draft.spec.get("limits", {}).get("start_timeout", "10m")
+    return f"tasks wait {timeout} for each other (`limits.start_timeout`), then the run fails; TFJob's waited as long as it took."
 
 
 def _image(draft: Draft) -> str:

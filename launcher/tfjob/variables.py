@@ -5,13 +5,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from launcher.render.kubernetes.objects import literal
 from launcher.spec import names
 from launcher.spec.kubernetes import EnvSource
 from launcher.spec.problems import FieldError, Path
 from launcher.tfjob.draft import RoleDraft, Shared
-from launcher.tfjob.expansion import expand, references
+from launcher.tfjob.expansion import completed, expand, references
 
 _TF_CONFIG = "TF_CONFIG"
+# Variables that tasks get unless the job has them: launcher.plan.planner.
+_OURS = frozenset(
+    {"GRPC_FAIL_FAST", "PYTHONUNBUFFERED", "PYTHONPATH", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
+)
 # How Kubernetes names a Secret's or ConfigMap's value, or all of them -> the key of an EnvSource.
 _ONE = {"secretKeyRef": "secret", "configMapKeyRef": "config_map"}
 _ALL = {"secretRef": "secret", "configMapRef": "config_map"}
@@ -19,16 +24,23 @@ _ALL = {"secretRef": "secret", "configMapRef": "config_map"}
 
 @dataclass
 class Known:
-    """What is known of a container's variables before it starts."""
+    """The variables of a container, as far as they are known before it starts."""
 
     values: dict[str, str] = field(default_factory=dict)
-    late: set[str] = field(default_factory=lambda: {_TF_CONFIG})  # whose values the cluster alone knows
+    late: set[str] = field(default_factory=set)  # whose values the cluster alone knows
     has_more: bool = False  # whether there are others whose names it alone knows
 
     def is_late(self, word: str) -> bool:
         """Return whether a word of a command refers to what only the cluster knows."""
-        found = references(word) - set(self.values)
-        return bool(found & self.late) or (self.has_more and any(name.replace("_", "a").isalnum() for name in found))
+        return any(map(self._is_for_later, references(word)))
+
+    def _is_for_later(self, name: str) -> bool:
+        # Another name may be of `envFrom`; those of the launcher's own are none there.
+        return name in self.late or (self.has_more and name not in self.values and name not in _OURS and _is_plain(name))
+
+    def for_later(self, word: str) -> str:
+        """Return a word for the cluster to complete."""
+        return completed(word, self.values, kept=self._is_for_later)
 
     def names(self, word: str) -> set[str]:
         """Return the variables with known values that a word refers to."""
@@ -54,13 +66,16 @@ def read(role: RoleDraft, path: Path) -> Known:
             continue
         if not _is_usable(role, (*below, "name"), name):
             continue
-        if name in plain or name in late:
+        if name in late:
+            message = f"{name} stands a second time, and the first has its value from the cluster"
+            reading.refuse((*below, "name"), message, "each variable once", "remove one of the two")
+        if name in plain:
             reading.remark(below, f"{name} stands a second time: this one holds, as in Kubernetes")
         plain.pop(name, None)
         late.pop(name, None)
         value = reading.text((*below, "value")) or ""
-        if reading.value((*below, "valueFrom")) is not None or references(value) & known.late:
-            late[name] = reading.mapping(below)
+        if reading.value((*below, "valueFrom")) is not None or known.is_late(value):
+            late[name] = _for_later(role, below, name, known)
             known.values.pop(name, None)
             known.late.add(name)
             continue
@@ -69,13 +84,27 @@ def read(role: RoleDraft, path: Path) -> Known:
         if _is_plain(name):
             plain[name] = known.values[name]
         else:
-            late[name] = reading.mapping(below)
+            late[name] = {"name": name, "value": literal(known.values[name])}
     if plain:
         role.put("env", plain, (*path, "env"))
     whole = [reading.mapping((*path, "envFrom", index)) for index in range(len(reading.items((*path, "envFrom"))))]
+    # Words may refer to these, values of other variables not: TFJob put TF_CONFIG last.
+    known.late.add(_TF_CONFIG)
     known.has_more = bool(whole)
     _share(role, path, list(late.values()), whole)
     return known
+
+
+def _for_later(role: RoleDraft, path: Path, name: str, known: Known) -> dict[str, Any]:
+    """Return a variable whose value the cluster finds, as an override has it."""
+    given = role.reading.mapping(path)
+    if given.get("valueFrom") is not None:
+        # A value of ours would stand beside it.
+        return {**given, "value": None} if name in _OURS else given
+    if name in _OURS:
+        message = f"{name} has a value of the launcher's own unless the job says one, and this one only the cluster knows"
+        role.reading.refuse((*path, "value"), message, "a value without $(...)", "have a shell set it before the program")
+    return {**given, "value": known.for_later(str(given.get("value")))}
 
 
 def _is_usable(role: RoleDraft, path: Path, name: str) -> bool:

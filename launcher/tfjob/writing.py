@@ -31,13 +31,13 @@ _WIDTH = 118
 
 # A field of the spec -> the comment above it.
 _COMMENTS: dict[tuple[str, ...], str] = {
-    ("strategy",): "Who waits for whom, and who starts again with whom; how the program trains is its own affair.",
+    ("strategy",): "Decides which tasks wait for each other and restart together; the program chooses its own tf.distribute strategy.",
     ("security",): "User, capabilities and file system as the image has them. `hardened` is safer, where the image can run so.",
     ("kubernetes", "tensorboard"): "TFJob ran none; true runs it from the image, on what is in RUN_DIR/logs.",
     (
         "kubernetes",
         "overrides",
-    ): "What no field of the spec says, merged into the pods as `kubectl patch` does; the task's container is `trainer`. "
+    ): "Settings that no field of the spec has, merged into the pods as `kubectl patch` does; the task's container is `trainer`. "
     "`all` takes away what a TFJob's pods did not have: a group of all volumes' files, and a /tmp of their own.",
 }
 

@@ -45,3 +45,11 @@ def test_what_no_table_words_still_says_where_and_what_to_do() -> None:
     found = problem(b"%YAML 3.0\n---\na: 1\n")
     assert found.message.startswith("not valid YAML: found incompatible YAML document")
     assert found.remedy
+
+
+def test_a_file_may_hold_several_documents_where_that_is_asked_for() -> None:
+    text = b"---\na: 1\n---\n---\n# nothing\n---\n- b\n"
+    assert [type(node) for node in syntax.parse_all(text, "x.yaml")] == [yaml.MappingNode, yaml.SequenceNode]
+    with pytest.raises(SpecError) as caught:
+        syntax.parse_all(b"a: 1\n---\n\tb: 1\n", "x.yaml")
+    assert caught.value.problems[0].line == 3

@@ -18,6 +18,7 @@ from launcher.spec.models import ClusterSpec
 Pod = dict[str, Any]
 PARENT = ["python3", "-I", "-S", "/tf-launcher/parent.py", "--"]
 OURS = {"/runs", "/tf-launcher", "/dev/shm", "/tmp"}
+GPU_TAINT = "nvidia.com/gpu"  # tolerated by every task with GPUs
 UNITS: dict[str, Decimal | int] = {"m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -48,7 +49,7 @@ def check(data: bytes, spec: ClusterSpec) -> None:
         assert jobs[role]["completions"] == replica.get("replicas", 1)
         was, now = replica["template"]["spec"], jobs[role]["template"]["spec"]
         mains = [one for one in was["containers"] if one["name"] == "tensorflow"]
-        check_main(was, mains[0], now, now["containers"][0])
+        check_main(was, mains[0], now, now["containers"][0], alone=alone)
         assert now["containers"][0]["name"] == "trainer"
         check_beside(was, [one for one in was["containers"] if one["name"] != "tensorflow"], now, now["containers"][1:])
         check_beside(was, was.get("initContainers", []), now, now.get("initContainers", []))
@@ -57,10 +58,11 @@ def check(data: bytes, spec: ClusterSpec) -> None:
         assert has_tf_config is not alone
 
 
-def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod) -> None:
+def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod, *, alone: bool) -> None:
     """Compare the task's container."""
     assert now["image"] == was["image"]
-    before, after = environment(was), environment(now)
+    before = environment(was) | ({} if alone else {"TF_CONFIG": "<TF_CONFIG>"})
+    after = environment(now)
     command = now.get("command", [])
     if command[: len(PARENT)] == PARENT:
         command = command[len(PARENT) :]
@@ -93,7 +95,9 @@ def check_pod(was: Pod, now: Pod) -> None:
     """Compare what the template says around containers."""
     skipped = {"containers", "initContainers", "volumes", "restartPolicy", "hostname", "priority", "serviceAccount", "securityContext"}
     for key, value in was["spec"].items():
-        if key not in skipped:
+        if key == "tolerations":
+            assert [one for one in now["spec"][key] if one["key"] != GPU_TAINT] == value
+        elif key not in skipped:
             assert now["spec"].get(key) == value, key
     account = was["spec"].get("serviceAccountName") or was["spec"].get("serviceAccount")
     assert now["spec"].get("serviceAccountName") == account
@@ -109,13 +113,13 @@ def environment(container: Pod) -> dict[str, str]:
     """Return what the kubelet makes of `env`; a value that it looks up is written as where from."""
     values: dict[str, str] = {}
     for entry in container.get("env", []):
-        if "valueFrom" in entry:
+        if entry["name"] == "TF_CONFIG":
+            values["TF_CONFIG"] = "<TF_CONFIG>"
+        elif "valueFrom" in entry:
             assert not entry.get("value")
             values[entry["name"]] = f"<{json.dumps(entry['valueFrom'], sort_keys=True)}>"
         else:
             values[entry["name"]] = expanded([entry.get("value") or ""], values)[0]
-    if container["name"] == "tensorflow" or "TF_CONFIG" in values:
-        values["TF_CONFIG"] = "<TF_CONFIG>"
     return values
 
 

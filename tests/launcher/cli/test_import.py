@@ -1,0 +1,116 @@
+"""The verb `import`: where the spec goes, what is said beside it, and what is never overwritten."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli.main import run
+
+TFJOB = """\
+apiVersion: kubeflow.org/v1
+kind: TFJob
+metadata: {name: NAME}
+spec:
+  cleanPodPolicy: None
+  tfReplicaSpecs:
+    Worker:
+      replicas: 2
+      restartPolicy: OnFailure
+      template: {spec: {containers: [{name: tensorflow, image: "registry.example/m:1", command: [python, train.py]}]}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tfjob.yaml").write_text(TFJOB.replace("NAME", "mnist"))
+    (tmp_path / "two.yaml").write_text(TFJOB.replace("NAME", "first") + "---\n" + TFJOB.replace("NAME", "second"))
+    return tmp_path
+
+
+def test_the_spec_goes_to_stdout_and_the_report_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", "tfjob.yaml"]) == 0
+    written = capsys.readouterr()
+    assert yaml.safe_load(written.out)["name"] == "mnist"
+    assert written.err.startswith("imported: mnist, 2 tasks (2 workers), multi_worker_mirrored, from tfjob.yaml\n")
+    assert "tfjob.yaml:5: spec.cleanPodPolicy: " in written.err
+    for about in ("restarts", "exit codes", "end", "TF_CONFIG"):
+        assert f"\n  {about}: " in written.err
+
+
+def test_what_is_written_to_a_file_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 0
+    written = capsys.readouterr()
+    assert written.out.startswith("wrote cluster.yaml: mnist, 2 tasks")
+    assert written.err == ""
+    assert run(["validate", "cluster.yaml"]) == 0
+
+
+def test_nothing_is_overwritten_unless_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "cluster.yaml").write_text("mine")
+    assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (here / "cluster.yaml").read_text() == "mine"
+    assert run(["import", "two.yaml", "-o", "cluster.yaml", "--force"]) == 2  # what is refused writes nothing
+    assert (here / "cluster.yaml").read_text() == "mine"
+    assert run(["import", "tfjob.yaml", "-o", "cluster.yaml", "--force"]) == 0
+    assert "name: mnist" in (here / "cluster.yaml").read_text()
+
+
+def test_of_several_one_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", "two.yaml", "--name", "second"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["name"] == "second"
+    assert run(["import", "two.yaml", "--name", "third"]) == 2
+    told = capsys.readouterr().err
+    assert "no TFJob called third in the file: first and second" in told
+
+
+def test_stdin_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TFJOB.replace("NAME", "piped").encode())))
+    assert run(["import", "-"]) == 0
+    written = capsys.readouterr()
+    assert yaml.safe_load(written.out)["name"] == "piped"
+    assert "stdin:5: spec.cleanPodPolicy" in written.err
+
+
+def test_json_has_what_there_is_to_say(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", "tfjob.yaml", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"from", "name", "strategy", "tasks", "remarks", "differences", "others", "text"}
+    assert told["tasks"] == {"worker": 2}
+    assert [remark["path"] for remark in told["remarks"]] == ["spec.cleanPodPolicy"]
+    assert run(["import", "tfjob.yaml", "--json", "-o", "cluster.yaml"]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == "cluster.yaml"
+    assert (here / "cluster.yaml").read_text() == told["text"]
+
+
+def test_problems_are_json_with_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "tfjob.yaml").write_text(TFJOB.replace("replicas: 2", "replicas: ${N}"))
+    assert run(["import", "tfjob.yaml", "--json"]) == 2
+    [problem] = json.loads(capsys.readouterr().err)["problems"]
+    assert (problem["line"], problem["path"]) == (8, "spec.tfReplicaSpecs.Worker.replicas")
+    assert problem["expected"]
+    assert problem["remedy"]
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["nowhere.yaml"], "there is no such file"),
+        (["."], "this is a directory"),
+        (["tfjob.yaml", "-o", "."], ". is a directory"),
+        (["tfjob.yaml", "-o", "no/such/x.yaml"], "mkdir -p no/such"),
+    ],
+)
+def test_paths_that_cannot_be_are_told(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_variables_are_for_their_owner_alone(here: Path) -> None:
+    (here / "tfjob.yaml").write_text(TFJOB.replace("command:", "env: [{name: PASSWORD, value: hush}], command:"))
+    assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 0
+    assert (here / "cluster.yaml").stat().st_mode & 0o077 == 0

@@ -1,0 +1,177 @@
+"""Whatever a TFJob says, the pods of the spec that it becomes have its image, words, variables, resources and mounts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import Problem, SpecError
+from launcher.spec.loader import load
+from launcher.tfjob.convert import convert
+from tests.launcher.tfjob.pods import check
+
+Draw = st.DrawFn
+NAMES = ["A", "B", "FROM_SECRET", "lower_case", "dotted.name", "PYTHONPATH", "OMP_NUM_THREADS"]
+PIECES = st.sampled_from(
+    [
+        *(
+            "train.py",
+            "--steps=1",
+            "1e-3",
+            "010",
+            "yes",
+            "null",
+            "~",
+            "12:30",
+            "",
+            " ",
+            "\n",
+            "\t",
+            "# no comment",
+            ": ",
+            "- x",
+            "[",
+            "*",
+            "é",
+            "'",
+            '"',
+        ),
+        *("$", "$$", "$$$", "$(", "${HOME}", "$(date)", "$(TF_CONFIG)", "$(RUN_DIR)", "$()", *(f"$({name})" for name in NAMES)),
+    ]
+)
+WORDS = st.lists(PIECES, max_size=3).map("".join)
+SOURCES = st.sampled_from(
+    [
+        {"secretKeyRef": {"name": "account", "key": "token"}},
+        {"secretKeyRef": {"name": "account", "key": "token", "optional": True}},
+        {"configMapKeyRef": {"name": "settings", "key": "zone"}},
+        {"fieldRef": {"fieldPath": "spec.nodeName"}},
+        {"resourceFieldRef": {"resource": "limits.cpu"}},
+    ]
+)
+WHOLE = st.sampled_from([{"secretRef": {"name": "s3"}}, {"prefix": "P_", "configMapRef": {"name": "settings", "optional": True}}])
+AMOUNTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "cpu": st.sampled_from([1, "2", "500m", "0.5", "1.1", "100"]),
+        "memory": st.sampled_from(["1Gi", "512Mi", 1073741824]),
+        "ephemeral-storage": st.just("1Gi"),
+    },
+)
+VOLUMES = st.sampled_from(["run", "tmp", "shm", "code", "tf-launcher", "data", "sets"])
+VOLUME_SOURCES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {"emptyDir": {}},
+        {"persistentVolumeClaim": {"claimName": "data"}},
+        {"secret": {"secretName": "s", "defaultMode": 256}},
+        {"hostPath": {"path": "/mnt"}},
+    ]
+)
+PLACES = st.sampled_from(["/data", "/data/inner", "/tmp", "/dev/shm", "/code", "/sets/", "/tmp/deep"])
+SHAPES = [
+    {"Worker": 1}, {"Worker": 3}, {"Chief": 1}, {"MASTER": 1, "worker": 2}, {"PS": 1}, {"PS": 2, "Worker": 2}, {"Chief": 1, "Ps": 1, "Worker": 1},
+    {"Worker": 1, "Evaluator": 1}, {"Chief": 1, "Evaluator": 1}, {"PS": 1, "Worker": 2, "Evaluator": 1},
+]  # fmt: skip
+
+
+@st.composite
+def mounts(draw: Draw, names: list[str]) -> list[dict[str, Any]]:
+    places = draw(st.lists(PLACES, max_size=4 if names else 0, unique=True))
+    how: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+        [{}, {"readOnly": True}, {"readOnly": False}, {"subPath": "part"}, {"mountPropagation": "None"}]
+    )
+    return [{"name": draw(st.sampled_from(names)), "mountPath": place, **draw(how)} for place in places]
+
+
+@st.composite
+def containers(draw: Draw, volumes: list[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": "tensorflow", "image": draw(st.sampled_from(["registry.example/a:1", "registry.example/b:1"]))}
+    if draw(st.booleans()):
+        made["command"] = ["python", *draw(st.lists(WORDS, max_size=3))]
+    made["args"] = draw(st.lists(WORDS, max_size=3))
+    named = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
+    made["env"] = [
+        {"name": name, **draw(st.one_of(WORDS.map(lambda text: {"value": text}), SOURCES.map(lambda one: {"valueFrom": one})))}
+        for name in named
+    ]
+    made["envFrom"] = draw(st.lists(WHOLE, max_size=2, unique_by=str))
+    limits, requests = draw(AMOUNTS), draw(AMOUNTS)
+    gpus: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1"}, {"amd.com/gpu": 1}])
+    limits |= draw(gpus)
+    made["resources"] = {
+        "limits": limits,
+        "requests": draw(st.sampled_from([requests, {key: limits[key] for key in limits if "/" not in key}])),
+    }
+    made["volumeMounts"] = draw(mounts(volumes))
+    more: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+        [{}, {"workingDir": "/srv"}, {"workingDir": "srv"}, {"imagePullPolicy": "Always"}]
+    )
+    security: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {"runAsUser": 5}, {"readOnlyRootFilesystem": True}])
+    made |= {**draw(more), "securityContext": draw(security)}
+    return {key: value for key, value in made.items() if value != []}
+
+
+@st.composite
+def templates(draw: Draw) -> dict[str, Any]:
+    names = draw(st.lists(VOLUMES, max_size=4, unique=True))
+    spec: dict[str, Any] = {"containers": [draw(containers(names))], "volumes": [{"name": name, **draw(VOLUME_SOURCES)} for name in names]}
+    helper = {
+        "name": "helper",
+        "image": "registry.example/h:1",
+        "args": draw(st.lists(WORDS, max_size=1)),
+        "volumeMounts": draw(mounts(names)),
+    }
+    where = draw(st.sampled_from([None, None, "containers", "initContainers"]))
+    if where:
+        spec[where] = draw(st.permutations([*spec.get(where, []), helper]))
+    more: dict[str, list[Any]] = {
+        "nodeSelector": [{"pool": "gpu"}, {"pool": "010"}],
+        "tolerations": [[{"key": "pool", "operator": "Exists"}], [{"key": "pool", "effect": "Unknown"}]],
+        "imagePullSecrets": [[{"name": "registry"}]],
+        "priorityClassName": ["high", "low"],
+        "serviceAccountName": ["trainer"],
+        "terminationGracePeriodSeconds": [0, 10, 30, 60],
+        "hostNetwork": [True],
+        "securityContext": [{"runAsUser": 1001}, {"fsGroup": 5}],
+    }
+    for key in draw(st.lists(st.sampled_from(sorted(more)), max_size=3, unique=True)):
+        spec[key] = draw(st.sampled_from(more[key]))
+    return {"metadata": draw(st.sampled_from([{}, {"labels": {"team": "ml"}}, {"annotations": {"note": "yes"}}])), "spec": spec}
+
+
+@st.composite
+def tfjobs(draw: Draw) -> dict[str, Any]:
+    shape = draw(st.sampled_from(SHAPES))
+    policies = st.sampled_from([{}, {"restartPolicy": "OnFailure"}, {"restartPolicy": "ExitCode"}, {"restartPolicy": "Never"}])
+    shared = draw(templates())
+    replicas = {
+        kind: {"replicas": count, **draw(policies), "template": draw(st.sampled_from([shared, None])) or draw(templates())}
+        for kind, count in shape.items()
+    }
+    policy = draw(st.sampled_from([{}, {"backoffLimit": 0}, {"activeDeadlineSeconds": 60}, {"ttlSecondsAfterFinished": 5}]))
+    spec = {"tfReplicaSpecs": replicas, "runPolicy": policy, "successPolicy": draw(st.sampled_from(["", "AllWorkers"]))}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": "job"}, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("specs")
+
+
+@given(tfjob=tfjobs())
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_the_pods_are_the_tfjobs(tfjob: dict[str, Any], directory: Path) -> None:
+    data = json.dumps(tfjob, ensure_ascii=False).encode()
+    problems: list[Problem] = []
+    try:
+        made = convert(data, "tfjob.yaml", directory=directory, output="cluster.yaml")
+    except SpecError as error:
+        problems = error.problems
+    # What no spec can say, of all that stands here: values of the launcher's own that only the cluster would know.
+    assert [problem for problem in problems if not problem.message.startswith(("PYTHONPATH has a value", "OMP_NUM_THREADS has"))] == []
+    assume(not problems)
+    (directory / "cluster.yaml").write_text(made.text, encoding="utf-8")
+    check(data, load(directory / "cluster.yaml"))
