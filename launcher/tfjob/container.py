@@ -4,7 +4,7 @@ from typing import Any
 
 from launcher.plan.addresses import PORT
 from launcher.spec import names
-from launcher.spec.problems import FieldError, Path, all_of, shown
+from launcher.spec.problems import FieldError, Path, shown
 from launcher.tfjob import resources, variables, volumes
 from launcher.tfjob.draft import RoleDraft, Shared
 from launcher.tfjob.reading import Handler, LeftOut, walk
@@ -63,7 +63,11 @@ def _ports(role: RoleDraft, path: Path) -> None:
 def _security(role: RoleDraft, path: Path) -> None:
     given = dict(role.reading.mapping(path))
     added = role.reading.items((*path, "capabilities", "add")) if isinstance(given.get("capabilities"), dict) else []
-    if True in {given.get("privileged"), given.get("allowPrivilegeEscalation")} or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added)):
+    if (
+        given.get("privileged") is True
+        or given.get("allowPrivilegeEscalation") is True
+        or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added))
+    ):
         given.setdefault("allowPrivilegeEscalation", True)
         message = "kept; such a container may gain privileges, which the launcher forbids all others"
         role.reading.remark(path, message, "see that the namespace's Pod Security level admits it")
@@ -140,11 +144,8 @@ def _words(role: RoleDraft, path: Path, known: variables.Known) -> None:
         message = "Kubernetes completes it, as before: from here on the words stand in `kubernetes.overrides`, and are for Kubernetes alone"
         role.reading.remark(place, message, "have the program, or a shell, read the variable itself, if it is to run elsewhere, too")
     done = [known.expanded(text) for _, text in words[:first]]
-    for place, word in words[:first]:
-        if names_in := known.names(word):
-            remedy = "change both, if you change the variable; or have a shell read it: sh -c"
-            references = all_of(f"$({name})" for name in sorted(names_in))
-            role.reading.remark(place, f"{references} is replaced by the value that the variable has in the TFJob", remedy)
+    for place, word in words:
+        known.remark(role, place, word)
     role.is_entrypoint = not command
     if command:
         role.put("command", done[: len(command)], (*path, "command"))

@@ -81,8 +81,8 @@ def _chosen(jobs: list[Document], file: str, name: str | None) -> Document:
 
 
 def _raise_for(problems: list[Problem]) -> None:
-    """Raise SpecError where there are problems: each place once, with what was found out about it first."""
-    by_place = {(problem.line, problem.column): problem for problem in reversed(problems)}
+    """Raise SpecError where there are problems: each field once, with what was found out about it first."""
+    by_place = {(problem.line, problem.column, problem.path): problem for problem in reversed(problems)}
     if by_place:
         raise SpecError([by_place[place] for place in sorted(by_place)], documents.WHAT)
 

@@ -76,8 +76,8 @@ def _tolerations(role: RoleDraft, path: Path) -> None:
 
 
 def _pull_secrets(role: RoleDraft, path: Path) -> None:
-    found = [role.reading.text((*path, index, "name")) for index in range(len(role.reading.items(path)))]
-    secrets = [name for name in found if name]
+    found = [role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))]
+    secrets = [name for name in found if name is not None]
     if secrets:
         role.shared["image_pull_secrets"] = Shared(secrets, "imagePullSecrets", [{"name": name} for name in secrets], path)
 
@@ -94,7 +94,7 @@ def _init_containers(role: RoleDraft, path: Path) -> None:
 
 
 def _containers(role: RoleDraft, path: Path) -> None:
-    found = {index: role.reading.text((*path, index, "name")) for index in range(len(role.reading.items(path)))}
+    found = {index: role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))}
     mains = [index for index, name in found.items() if name == MAIN]
     if len(mains) != 1:
         there = ", ".join(str(name) for name in found.values()) or "none"
@@ -114,9 +114,10 @@ def _containers(role: RoleDraft, path: Path) -> None:
 def _beside(role: RoleDraft, path: Path) -> Any:
     """Return a container that is not the task's as it is, with the names of the volumes that it has in the run."""
     given = role.reading.mapping(path)
-    if given.get("name") in {TRAINER, MAIN} and path[-2] == "initContainers":
-        role.reading.refuse((*path, "name"), f"the name {given['name']} is taken by the task's container", "another name", "rename it")
-    elif given.get("name") == TRAINER:
+    name = role.reading.name(path)
+    if name in {TRAINER, MAIN} and path[-2] == "initContainers":
+        role.reading.refuse((*path, "name"), f"the name {name} is taken by the task's container", "another name", "rename it")
+    elif name == TRAINER:
         role.reading.refuse((*path, "name"), f"the task's own container is called {TRAINER} in a run", "another name", "rename it")
     return volumes.renamed(role, given)
 

@@ -78,6 +78,15 @@ class Reading:
         text: str | None = self._typed(path, str, "a text", remedy)
         return text
 
+    def name(self, path: Path) -> str | None:
+        """Return the name that an item of a list must have."""
+        if not self.mapping(path) and self.value(path) not in ({}, None):
+            return None  # no mapping, as has been said
+        name = self.text((*path, "name"))
+        if name is None and not self.has((*path, "name")):
+            self.refuse(path, f"an item of {path[-2]} has no name", "`name`", "add it")
+        return name
+
     def texts(self, path: Path) -> list[str]:
         """Return a list of texts."""
         found = [self.text((*path, index)) for index in range(len(self.items(path)))]

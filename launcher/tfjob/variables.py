@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from launcher.render.kubernetes.objects import literal
 from launcher.spec import names
 from launcher.spec.kubernetes import EnvSource
-from launcher.spec.problems import FieldError, Path
+from launcher.spec.problems import FieldError, Path, all_of
 from launcher.tfjob.draft import RoleDraft, Shared
 from launcher.tfjob.expansion import completed, expand, references
 
@@ -42,9 +42,12 @@ class Known:
         """Return a word for the cluster to complete."""
         return completed(word, self.values, kept=self._is_for_later)
 
-    def names(self, word: str) -> set[str]:
-        """Return the variables with known values that a word refers to."""
-        return references(word) & set(self.values)
+    def remark(self, role: RoleDraft, path: Path, word: str) -> None:
+        """Note that variables that a word refers to are replaced by their values, where they are."""
+        if found := references(word) & set(self.values):
+            words = all_of(f"$({name})" for name in sorted(found))
+            remedy = "change both, if you change the variable; or have a shell read it: sh -c"
+            role.reading.remark(path, f"{words} is replaced by the value that the variable has in the TFJob", remedy)
 
     def expanded(self, word: str) -> str:
         """Return a word as the program gets it."""
@@ -59,10 +62,8 @@ def read(role: RoleDraft, path: Path) -> Known:
     late: dict[str, dict[str, Any]] = {}
     for index in range(len(reading.items((*path, "env")))):
         below = (*path, "env", index)
-        name = reading.text((*below, "name"))
+        name = reading.name(below)
         if name is None:
-            if not reading.has((*below, "name")):
-                reading.refuse(below, "a variable has no name", "name and value", "add `name`")
             continue
         if not _is_usable(role, (*below, "name"), name):
             continue
@@ -80,6 +81,7 @@ def read(role: RoleDraft, path: Path) -> Known:
             known.late.add(name)
             continue
         known.late.discard(name)
+        known.remark(role, (*below, "value"), value)
         known.values[name] = known.expanded(value)
         if _is_plain(name):
             plain[name] = known.values[name]
@@ -104,13 +106,14 @@ def _for_later(role: RoleDraft, path: Path, name: str, known: Known) -> dict[str
     if name in _OURS:
         message = f"{name} has a value of the launcher's own unless the job says one, and this one only the cluster knows"
         role.reading.refuse((*path, "value"), message, "a value without $(...)", "have a shell set it before the program")
+    known.remark(role, (*path, "value"), str(given.get("value")))
     return {**given, "value": known.for_later(str(given.get("value")))}
 
 
 def _is_usable(role: RoleDraft, path: Path, name: str) -> bool:
     """Return whether a run may have a variable of that name."""
     if name == _TF_CONFIG:
-        role.reading.remark(path, "the launcher sets it, as TFJob did: left out")
+        role.reading.remark(path[:-1], "the launcher sets TF_CONFIG, as TFJob did: left out")
         return False
     try:
         names.check_env_name(name)

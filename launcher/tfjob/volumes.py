@@ -19,9 +19,9 @@ _OURS = (*_NEEDED, _TMP, "/dev/shm")  # noqa: S108
 def read(role: RoleDraft, path: Path) -> None:
     """Carry over the pod's volumes; those with a name of the run's own volumes get another one."""
     given = [role.reading.mapping((*path, index)) for index in range(len(role.reading.items(path)))]
-    taken = {volume.get("name") for volume in given}
+    taken = {str(volume.get("name")) for volume in given}
     for index, volume in enumerate(given):
-        name = role.reading.text((*path, index, "name"))
+        name = role.reading.name((*path, index))
         if name is None:
             continue
         if _is_ours(name):
@@ -45,7 +45,8 @@ def renamed(role: RoleDraft, container: dict[str, Any]) -> dict[str, Any]:
     for key in ("volumeMounts", "volumeDevices"):
         if isinstance(kept.get(key), list):
             kept[key] = [
-                {**one, "name": role.renamed.get(str(one.get("name")), one.get("name"))} for one in kept[key] if isinstance(one, dict)
+                {**one, "name": role.renamed[one["name"]]} if isinstance(one, dict) and str(one.get("name")) in role.renamed else one
+                for one in kept[key]
             ]
     return kept
 
