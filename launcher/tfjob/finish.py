@@ -22,7 +22,6 @@ def finish(draft: Draft) -> None:
     _share(draft)
     if draft.is_alone:
         draft.roles[0].container.setdefault("env", []).append(_NO_TF_CONFIG)
-    draft.put(("kubernetes", "tensorboard"), value=False, source=())
     draft.put(("kubernetes", "overrides"), _overrides(draft), ())
     _move_up(draft)
     for role in draft.roles:

@@ -31,10 +31,8 @@ def differences(draft: Draft) -> list[Difference]:
         "end": _end(draft),
         "TF_CONFIG": _tf_config(draft),
         "start": "" if draft.is_alone else _start(draft),
-        "storage": "every task mounts a volume of the run at /runs, 10Gi that many nodes can write (ReadWriteMany); its program finds it in "
-        "RUN_DIR, and need not use it. `kubernetes.claim` names one that is there, `storage` another size or class.",
         "image": _image(draft),
-        "other backends": "the section `kubernetes` holds there alone: on this machine and in Compose tasks lack its volumes, Secrets and overrides.",
+        "other backends": "the section `kubernetes` holds there alone: on this machine and in Compose tasks lack its volumes and overrides.",
         "rights": "no new privileges, seccomp RuntimeDefault, and no token of the namespace's default service account.",
     }
     return [Difference(about, message) for about, message in found.items() if message]

@@ -13,6 +13,7 @@ from launcher.tfjob.draft import RoleDraft, Shared
 from launcher.tfjob.expansion import completed, expand, references
 
 _TF_CONFIG = "TF_CONFIG"
+_RUN_DIR = "RUN_DIR"
 # Variables that tasks get unless the job has them: launcher.plan.planner.
 _OURS = frozenset(
     {"GRPC_FAIL_FAST", "PYTHONUNBUFFERED", "PYTHONPATH", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
@@ -58,7 +59,7 @@ def read(role: RoleDraft, path: Path) -> Known:
     """Carry over `env` and `envFrom`; return what words may refer to."""
     reading = role.reading
     known = Known()
-    plain: dict[str, str] = {}
+    plain: dict[str, str | dict[str, str]] = {}
     late: dict[str, dict[str, Any]] = {}
     for index in range(len(reading.items((*path, "env")))):
         below = (*path, "env", index)
@@ -67,7 +68,7 @@ def read(role: RoleDraft, path: Path) -> Known:
             continue
         if not _is_usable(role, (*below, "name"), name):
             continue
-        if name in late:
+        if name in known.late:
             message = f"{name} stands a second time, and the first has its value from the cluster"
             reading.refuse((*below, "name"), message, "each variable once", "remove one of the two")
         if name in plain:
@@ -75,6 +76,11 @@ def read(role: RoleDraft, path: Path) -> Known:
         plain.pop(name, None)
         late.pop(name, None)
         value = reading.text((*below, "value")) or ""
+        if (secret := _from_secret(name, reading.value((*below, "valueFrom")))) is not None:
+            plain[name] = secret
+            known.values.pop(name, None)
+            known.late.add(name)
+            continue
         if reading.value((*below, "valueFrom")) is not None or known.is_late(value):
             late[name] = _for_later(role, below, name, known)
             known.values.pop(name, None)
@@ -95,6 +101,15 @@ def read(role: RoleDraft, path: Path) -> Known:
     known.has_more = bool(whole)
     _share(role, path, list(late.values()), whole)
     return known
+
+
+def _from_secret(name: str, source: Any) -> dict[str, str] | None:
+    """Return a variable's source as `env` of a role has it, or None where that cannot say it."""
+    given = source.get("secretKeyRef") if isinstance(source, dict) and len(source) == 1 else None
+    if name in _OURS or not _is_plain(name) or not isinstance(given, dict) or given.get("optional"):
+        return None
+    secret, key = given.get("name"), given.get("key")
+    return {"secret": secret, "key": key} if isinstance(secret, str) and isinstance(key, str) and key else None
 
 
 def _for_later(role: RoleDraft, path: Path, name: str, known: Known) -> dict[str, Any]:
@@ -118,7 +133,8 @@ def _is_usable(role: RoleDraft, path: Path, name: str) -> bool:
     try:
         names.check_env_name(name)
     except FieldError as error:
-        if "set by the launcher" in error.message:
+        # A run has no RUN_DIR as long as its spec has no `storage`.
+        if "set by the launcher" in error.message and name != _RUN_DIR:
             role.reading.refuse_as(path, error)
             return False
     return True

@@ -5,15 +5,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from launcher.plan.places import CONTAINER_PARENT
 from launcher.spec import names
 from launcher.spec.kubernetes import Volume
 from launcher.spec.problems import FieldError, Path
 from launcher.tfjob.draft import Draft, RoleDraft
 
 _TMP = "/tmp"  # noqa: S108 - of the container
-# Where a run's own volumes are that its tasks cannot do without.
-_NEEDED = ("/runs", "/tf-launcher")
-_OURS = (*_NEEDED, _TMP, "/dev/shm")  # noqa: S108
+# Where the parent of a program is.
+_PARENT = posixpath.dirname(CONTAINER_PARENT)
+_OURS = (_PARENT, _TMP, "/dev/shm")  # noqa: S108
 
 
 def read(role: RoleDraft, path: Path) -> None:
@@ -62,9 +63,9 @@ def read_mounts(role: RoleDraft, path: Path) -> None:
             role.reading.refuse(below, "a mount lacks its volume or its place", expected, "add what is missing")
             continue
         plain = posixpath.normpath(where)
-        if plain in _NEEDED:
-            message = f"{plain} is where a volume of the run's own is"
-            role.reading.refuse((*below, "mountPath"), message, f"a path other than {' and '.join(_NEEDED)}", "mount it elsewhere")
+        if plain == _PARENT:
+            message = f"{plain} is where the parent of the task's program is"
+            role.reading.refuse((*below, "mountPath"), message, f"a path other than {_PARENT}", "mount it elsewhere")
         role.keeps_tmp |= plain == _TMP
         place = plain if plain in _OURS else where
         role.mounts.append({**given, "name": role.renamed.get(name, name), "mountPath": place})

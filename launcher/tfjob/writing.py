@@ -1,5 +1,6 @@
 """A spec as commented YAML."""
 
+import re
 import textwrap
 from typing import Any
 
@@ -22,18 +23,17 @@ _KUBERNETES_ORDER = (
     "env_from",
     "volumes",
     "ttl",
-    "tensorboard",
     "labels",
     "annotations",
     "overrides",
 )
+_PARTS = ("roles", "limits", "kubernetes")
 _WIDTH = 118
 
 # A field of the spec -> the comment above it.
 _COMMENTS: dict[tuple[str, ...], str] = {
     ("strategy",): "Decides which tasks wait for each other and restart together; the program chooses its own tf.distribute strategy.",
     ("security",): "User, capabilities and file system as the image has them. `hardened` is safer, where the image can run so.",
-    ("kubernetes", "tensorboard"): "TFJob ran none; true runs it from the image, on what is in RUN_DIR/logs.",
     (
         "kubernetes",
         "overrides",
@@ -48,12 +48,8 @@ def written(draft: Draft, file: str, differences: list[Difference]) -> str:
     spec["roles"] = {role.name: _ordered(spec["roles"][role.name], _ROLE_ORDER) for role in draft.roles}
     spec["kubernetes"] = _ordered(spec["kubernetes"], _KUBERNETES_ORDER)
     comments = _COMMENTS | {("roles", role.name): f"The TFJob's {role.kind}, line {draft.reading.line(role.path)}" for role in draft.roles}
-    parts = [f"# yaml-language-server: $schema={SCHEMA_FILE}\n{_head(draft, file, differences)}"]
-    for key, value in spec.items():
-        comment = _comment(comments[key,]) if (key,) in comments else ""
-        gap = "\n" if key in {"roles", "limits", "kubernetes"} or comment else ""
-        parts.append(gap + comment + _commented(text({key: value}, {}), key, comments))
-    return "".join(parts)
+    head = f"# yaml-language-server: $schema={SCHEMA_FILE}\n{_head(draft, file, differences)}"
+    return head + _commented(text(spec, {}), comments)
 
 
 def _ordered(mapping: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
@@ -80,16 +76,24 @@ def _printable(words: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
-def _commented(dumped: str, section: str, comments: dict[tuple[str, ...], str]) -> str:
-    """Return a section with the comments above its keys."""
+def _commented(dumped: str, comments: dict[tuple[str, ...], str]) -> str:
+    """Return a dumped spec with the comments above its keys, and a blank line above its parts."""
     lines: list[str] = []
-    for line in dumped.splitlines():
-        if line.startswith("  ") and line[2:3] not in {" ", "-"}:
-            comment = comments.get((section, line[2:].partition(":")[0]))
-            lines += [f"  {part}" for part in _comment(comment).splitlines()] if comment else []
+    section = ""
+    for line in dumped.split("\n"):
+        top, inner = re.match(r"([a-z_]+):", line), re.match(r"  ([a-z_]+):", line)
+        if top is not None:
+            section = top[1]
+            comment = comments.get((section,))
+            # Never below an empty line: that is the end of a text, to which another one would be added.
+            if lines and lines[-1].strip() and (comment or section in _PARTS):
+                lines.append("")
+            lines += _comment(comment or "")
+        elif inner is not None:
+            lines += [f"  {part}" for part in _comment(comments.get((section, inner[1]), ""))]
         lines.append(line)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def _comment(words: str) -> str:
-    return "".join(f"# {line}\n" for line in textwrap.wrap(words, _WIDTH, break_long_words=False))
+def _comment(words: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(words, _WIDTH, break_long_words=False)]

@@ -14,7 +14,7 @@ from launcher.tfjob.convert import convert
 from tests.launcher.tfjob.pods import check
 
 Draw = st.DrawFn
-NAMES = ["A", "B", "FROM_SECRET", "lower_case", "dotted.name", "PYTHONPATH", "OMP_NUM_THREADS"]
+NAMES = ["A", "B", "FROM_SECRET", "lower_case", "dotted.name", "PYTHONPATH", "OMP_NUM_THREADS", "RUN_DIR"]
 PIECES = st.sampled_from(
     [
         *(
@@ -39,7 +39,7 @@ PIECES = st.sampled_from(
             "'",
             '"',
         ),
-        *("$", "$$", "$$$", "$(", "${HOME}", "$(date)", "$(TF_CONFIG)", "$(RUN_DIR)", "$()", *(f"$({name})" for name in NAMES)),
+        *("$", "$$", "$$$", "$(", "${HOME}", "$(date)", "$(TF_CONFIG)", "$(RUN_NAME)", "$()", *(f"$({name})" for name in NAMES)),
     ]
 )
 WORDS = st.lists(PIECES, max_size=3).map("".join)
@@ -70,7 +70,7 @@ VOLUME_SOURCES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"hostPath": {"path": "/mnt"}},
     ]
 )
-PLACES = st.sampled_from(["/data", "/data/inner", "/tmp", "/dev/shm", "/code", "/sets/", "/tmp/deep"])
+PLACES = st.sampled_from(["/runs", "/data", "/data/inner", "/tmp", "/dev/shm", "/code", "/sets/", "/tmp/deep"])
 SHAPES = [
     {"Worker": 1}, {"Worker": 3}, {"Chief": 1}, {"MASTER": 1, "worker": 2}, {"PS": 1}, {"PS": 2, "Worker": 2}, {"Chief": 1, "Ps": 1, "Worker": 1},
     {"Worker": 1, "Evaluator": 1}, {"Chief": 1, "Evaluator": 1}, {"PS": 1, "Worker": 2, "Evaluator": 1},
