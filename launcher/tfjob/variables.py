@@ -109,7 +109,14 @@ def _from_secret(name: str, source: Any) -> dict[str, str] | None:
     if name in _OURS or not _is_plain(name) or not isinstance(given, dict) or given.get("optional"):
         return None
     secret, key = given.get("name"), given.get("key")
-    return {"secret": secret, "key": key} if isinstance(secret, str) and isinstance(key, str) and key else None
+    if not isinstance(secret, str) or not isinstance(key, str):
+        return None
+    try:
+        names.check_secret(name)
+        names.check_secret_key(key)
+    except FieldError:
+        return None
+    return {"secret": secret, "key": key}
 
 
 def _for_later(role: RoleDraft, path: Path, name: str, known: Known) -> dict[str, Any]:

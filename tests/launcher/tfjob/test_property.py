@@ -14,7 +14,7 @@ from launcher.tfjob.convert import convert
 from tests.launcher.tfjob.pods import check
 
 Draw = st.DrawFn
-NAMES = ["A", "B", "FROM_SECRET", "lower_case", "dotted.name", "PYTHONPATH", "OMP_NUM_THREADS", "RUN_DIR"]
+NAMES = ["A", "B", "FROM_SECRET", "lower_case", "dotted.name", "PYTHONPATH", "OMP_NUM_THREADS", "RUN_DIR", "HOME"]
 PIECES = st.sampled_from(
     [
         *(
