@@ -84,13 +84,13 @@ def test_many_boards_follow_the_rules_for_whole_episodes() -> None:
     boards = gridworld.start(64, seed(4))
     for number in range(gridworld.EPISODE):
         actions = random.integers(ACTIONS, size=64).astype(np.int32)
-        after, rewards = gridworld.step(boards, tf.constant(actions), seed(100 + number))
+        after, gained = gridworld.step(boards, tf.constant(actions), seed(100 + number))
+        heroes, of_all, heroes_after, of_all_after, rewards = (part.numpy().tolist() for part in (*boards, *after, gained))
         for i in range(64):
-            hero, things = reference_cell(int(boards.hero[i]), actions[i]), boards.things[i].numpy().tolist()
-            moved = after.things[i].numpy().tolist()
+            hero, things, moved = reference_cell(heroes[i], actions[i]), of_all[i], of_all_after[i]
             touched = [place for place, cell in enumerate(things) if cell == hero]
-            assert int(after.hero[i]) == hero
-            assert float(rewards[i]) == sum(1.0 if place < GOALS else -1.0 for place in touched)
+            assert heroes_after[i] == hero
+            assert rewards[i] == sum(1.0 if place < GOALS else -1.0 for place in touched)
             assert [cell for place, cell in enumerate(moved) if place not in touched] == [cell for cell in things if cell != hero]
             assert len({hero, *moved}) == 1 + THINGS
         boards = after
