@@ -1,6 +1,6 @@
-"""Trains with a callback that changes weights and rate, as one of two tasks in step or on two devices; prints JSON of what each has in the end.
+"""Trains with a callback that changes weights and rate, as one of two tasks in step; prints JSON of what each has in the end.
 
-Usage: drive_callbacks.py INDEX ADDRESS ADDRESS, or drive_callbacks.py mirrored.
+Usage: drive_callbacks.py INDEX ADDRESS ADDRESS.
 """
 
 import json
@@ -13,28 +13,40 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 
-def main(which: str, addresses: list[str]) -> None:
-    if addresses:
-        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": int(which)}}
-        os.environ["TF_CONFIG"] = json.dumps(cluster)
+def main(index: int, addresses: list[str]) -> None:
+    cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    os.environ["TF_CONFIG"] = json.dumps(cluster)
     from trainer import quiet
 
     with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras
+        import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
+
+    from trainer.engine.local import LocalSession
+    from trainer.engine.ring import Ring
+
+    ring = Ring(len(addresses), index)
+    ring.meet([f"worker-{i}" for i in range(len(addresses))], addresses)
+    cases = {"epochs": False, "batches": True, "chief alone": True if index == 0 else None}
+    print(json.dumps(trained(lambda workload, job: LocalSession(workload, job, ring), cases)), flush=True)
+    os._exit(0)
+
+
+def trained(sessions: Any, cases: dict[str, bool | None]) -> dict[str, Any]:
+    """Return what comes of each case: whether there is a callback that wants every batch beside the one that changes, None without any."""
+    import keras
 
     from tests.trainer.engine.calling import Calling, Changing, calling_job, sum_of
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import loop
     from trainer.events import Reporter
 
-    sessions = with_ring(int(which), addresses) if addresses else on_devices()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for name, by_batch in (("epochs", False), ("batches", True), ("chief alone", True)):
+        for name, by_batch in cases.items():
             changing = Changing()
-            made: list[keras.callbacks.Callback] = [changing] if name != "chief alone" or which != "1" else []
-            made += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch and made else []
+            made: list[keras.callbacks.Callback] = [] if by_batch is None else [changing]
+            made += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
             workload = Calling(made.copy, optimizer="SGD", dropout=True)
             job = calling_job(workload, Path(directory, name), 2, epochs=10)
             session = sessions(workload, job)
@@ -49,24 +61,7 @@ def main(which: str, addresses: list[str]) -> None:
                 "seen": changing.seen,
                 "elements": sum(w.size for w in session.model.get_weights()),
             }
-    print(json.dumps(report), flush=True)
-    os._exit(0)
-
-
-def with_ring(index: int, addresses: list[str]) -> Any:
-    from trainer.engine.local import LocalSession
-    from trainer.engine.ring import Ring
-
-    ring = Ring(len(addresses), index)
-    ring.meet([f"worker-{i}" for i in range(len(addresses))], addresses)
-    return lambda workload, job: LocalSession(workload, job, ring)
-
-
-def on_devices() -> Any:
-    from trainer.engine.mirrored import MirroredSession, devices
-
-    names = devices(2)
-    return lambda workload, job: MirroredSession(workload, job, names)
+    return report
 
 
 def parts(variable: Any) -> list[Any]:
@@ -75,4 +70,4 @@ def parts(variable: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:])

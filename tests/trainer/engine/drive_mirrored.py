@@ -32,13 +32,14 @@ def main() -> None:
 
     import numpy as np
 
+    from tests.trainer.engine import drive_callbacks
     from tests.trainer.engine.small import Small, small_job
     from trainer.engine.local import LocalSession
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.ring import Ring
 
     names = devices(2)
-    report = {}
+    report: dict[str, Any] = {}
     for name, (params, train) in CASES.items():
         sessions: list[Any] = [
             MirroredSession(Small(params), small_job(steps=STEPS, batch_size=BATCH, **train), names),
@@ -50,6 +51,9 @@ def main() -> None:
         weights = [[np.asarray(v.value) for v in session.model.trainable_variables] for session in sessions]
         report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
     report["resumed"] = resumed(names)
+    report["callbacks"] = drive_callbacks.trained(
+        lambda workload, job: MirroredSession(workload, job, names), {"epochs": False, "batches": True}
+    )
     print(json.dumps(report), flush=True)
 
 

@@ -1,9 +1,6 @@
-"""What a callback changes on the chief holds on every task and device from the same step on."""
+"""What a callback changes on the chief holds on every task from the same step on; test_mirrored.py has devices."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +14,6 @@ DRIVER = "drive_callbacks.py"
 def tasks() -> list[dict[str, Any]]:
     with driven(DRIVER, 2) as started:
         return [json.loads(task.communicate(timeout=180)[0].splitlines()[-1]) for task in started]
-
-
-@pytest.fixture(scope="module")
-def devices() -> dict[str, Any]:
-    driver = Path(__file__).with_name(DRIVER)
-    done = subprocess.run([sys.executable, str(driver), "mirrored"], capture_output=True, text=True, timeout=110, check=False)
-    assert done.stdout, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def check_changes(told: dict[str, Any]) -> None:
@@ -42,10 +30,3 @@ def test_two_tasks_hold_the_same_weights_and_rate_and_end_with_the_same_step(tas
     assert {key: worker[key] for key in ("step", "finished", "rate", "sum")} == {
         key: chief[key] for key in ("step", "finished", "rate", "sum")
     }
-
-
-@pytest.mark.parametrize("hooks", ["epochs", "batches"])
-def test_two_devices_hold_the_same_weights(devices: dict[str, Any], hooks: str) -> None:
-    check_changes(devices[hooks])
-    one, other = devices[hooks]["replicas"]
-    assert one == other

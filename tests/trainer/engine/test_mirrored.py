@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.trainer.engine.drive_mirrored import CASES
+from tests.trainer.engine.test_callbacks_in_step import check_changes
 
 DRIVER = Path(__file__).with_name("drive_mirrored.py")
 # Half precision rounds at 1e-3, and the two add up in another order.
@@ -15,17 +17,25 @@ TOLERANCE = {"float16": 5e-3}
 
 
 @pytest.fixture(scope="module")
-def differences() -> dict[str, float]:
-    done = subprocess.run([sys.executable, str(DRIVER)], capture_output=True, text=True, timeout=110, check=False)
+def report() -> dict[str, Any]:
+    done = subprocess.run([sys.executable, str(DRIVER)], capture_output=True, text=True, timeout=180, check=False)
     assert done.stdout, done.stderr[-3000:]
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_two_devices_are_one_with_the_double_batch(differences: dict[str, float], case: str) -> None:
-    assert differences[case] < TOLERANCE.get(case, 2e-5)
+def test_two_devices_are_one_with_the_double_batch(report: dict[str, Any], case: str) -> None:
+    assert report[case] < TOLERANCE.get(case, 2e-5)
 
 
-def test_a_rate_that_fell_may_become_a_constant_on_resume(differences: dict[str, float]) -> None:
-    assert differences["resumed"] < 1e-6
+def test_a_rate_that_fell_may_become_a_constant_on_resume(report: dict[str, Any]) -> None:
+    assert report["resumed"] < 1e-6
+
+
+@pytest.mark.parametrize("hooks", ["epochs", "batches"])
+def test_two_devices_hold_the_same_weights_when_a_callback_has_changed_them(report: dict[str, Any], hooks: str) -> None:
+    told = report["callbacks"][hooks]
+    check_changes(told)
+    one, other = told["replicas"]
+    assert one == other
