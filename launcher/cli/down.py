@@ -45,15 +45,19 @@ def down(
     told = _stop(backend, run, say, now=now, keeps=not delete_data)
     if delete_data:
         backend.delete(run)
-        say(f"deleted {directory}")
+        say(f"deleted {directory or f'what was noted of {run}, which had no volume'}")
     if as_json:
         print(json.dumps({"name": run, **told, "run_dir": directory, "deleted": delete_data}))
 
 
 def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:
     if not may_prompt:
-        raise UsageError(f"--delete-data deletes {directory} for good", "say --yes as well, as there is no terminal to ask on")
-    if not typer.confirm(f"delete {run}: {directory} with its checkpoints and logs?", err=True):
+        raise UsageError(
+            f"--delete-data deletes {directory or f'what was noted of {run}'} for good",
+            "say --yes as well, as there is no terminal to ask on",
+        )
+    what = f"{directory} with its checkpoints and logs" if directory else "what was noted of it"
+    if not typer.confirm(f"delete {run}: {what}?", err=True):
         raise typer.Abort
 
 
