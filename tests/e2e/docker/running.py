@@ -18,7 +18,7 @@ import yaml
 
 from launcher.backend.local import locks
 from launcher.backend.local.layout import Layout
-from launcher.docker_cli import docker
+from launcher.docker_cli import DockerError, docker
 from launcher.render import labels
 from tests.e2e.busy import BUSY
 from tests.processes import free_port
@@ -35,6 +35,26 @@ def until(what: str, condition: Callable[[], Any], timeout: float = 60, *, told:
         assert time.monotonic() < deadline, f"waited {timeout * BUSY:g} s for {what}; seen last: {told()}"
         time.sleep(0.5)
     return result
+
+
+@contextlib.contextmanager
+def paused(*containers: str) -> Iterator[None]:
+    """Pause containers for a `with` block. On a busy machine runc may be "unable to freeze" one, and has to be asked again."""
+    refused: list[DockerError] = []
+
+    def pause(container: str) -> bool:
+        try:
+            docker("pause", container)
+        except DockerError as error:
+            refused.append(error)
+            return False
+        return True
+
+    with contextlib.ExitStack() as let_go:
+        for container in containers:
+            until(f"{container} to be paused", lambda: pause(container), told=lambda: refused[-1:])  # noqa: B023
+            let_go.callback(docker, "unpause", container)
+        yield
 
 
 def unique(name: str) -> str:

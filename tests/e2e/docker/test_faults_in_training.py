@@ -10,7 +10,7 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import LEADERS, ROOT, Run, two_clusters
+from tests.e2e.docker.running import LEADERS, ROOT, Run, paused, two_clusters
 
 # One after the other, on the same two clusters.
 pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(1500), pytest.mark.xdist_group("two clusters that train")]
@@ -55,17 +55,12 @@ def test_an_evaluator_measures_what_the_chief_has_saved(runs: dict[str, Run]) ->
 
 @pytest.mark.parametrize("group", PAUSED, ids=named)
 def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], group: Group) -> None:
-    began = time.monotonic()
-    for kind, task in group:
-        docker("pause", runs[kind].container(task))
-    try:
+    with paused(*(runs[kind].container(task) for kind, task in group)):
+        began = time.monotonic()
         for kind, task in group:
             run = runs[kind]
             run.until(f"{task} to be seen paused", lambda: "paused" in run.tasks_status()[task]["reason"], 60)  # noqa: B023
         time.sleep(max(0.0, began + 20 - time.monotonic()))  # the fault itself takes that long
-    finally:
-        for kind, task in group:
-            docker("unpause", runs[kind].container(task))
     for kind, task in group:
         runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
 

@@ -16,7 +16,7 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import LEADERS, NOTHING, Run, launch, left, two_clusters
+from tests.e2e.docker.running import LEADERS, NOTHING, Run, launch, left, paused, two_clusters
 from tests.stand_in import stand_in
 
 # One after the other, on the same two clusters.
@@ -120,11 +120,8 @@ def test_an_evaluator_that_is_paused_or_cut_off_goes_on(runs: dict[str, Run]) ->
     run = runs["servers"]
     network, container = f"{run.name}_cluster", run.container("evaluator")
     docker("network", "disconnect", network, container)
-    docker("pause", container)
-    try:
+    with paused(container):
         run.until("it to be seen paused", lambda: "paused" in run.tasks_status()["evaluator"]["reason"], 60)
-    finally:
-        docker("unpause", container)
     docker("network", "connect", "--alias", "evaluator", network, container)
     run.goes_on("evaluator", "chief")
 
