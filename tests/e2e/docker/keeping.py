@@ -58,7 +58,7 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     layout.lock.touch()
     found = Prepared(Run(name, directory / "runs"), plan, layout, Engine(endpoint()))
     found.file.write_text(render(Source(read, plan, layout.directory, "a test")))
-    found.write(lambda document: document["services"].pop(TENSORBOARD))
+    found.write(lambda document: document["services"].pop(TENSORBOARD, None))
     try:
         yield found
     finally:

@@ -19,7 +19,7 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
     file = tmp_path / "twin.yaml"
     for one, word in zip(places, ("first", "second"), strict=True):
         file.write_text(
-            f"version: 1\nname: twin\nimage: {image}\ncommand: [python, -c, {json.dumps(f'print({word!r}, flush=True)')}]\n"
+            f"version: 1\nname: twin\nimage: {image}\nstorage: {{}}\ncommand: [python, -c, {json.dumps(f'print({word!r}, flush=True)')}]\n"
             "kubernetes: {tensorboard: false}\n"
         )
         assert "twin succeeded" in one("up", str(file), timeout=UP)
