@@ -36,16 +36,13 @@ def test_a_run_that_diverges_fails_with_step_and_task(case: str, tmp_path: Path)
         assert run.launcher("wait", "apart", check=False, timeout=120).returncode == 1
         status = run.status()
         assert status["state"] == "failed"
-        # In a synchronous round the bad gradient reaches the servers: the other worker's next loss may be heard of first.
-        named = [guilty, "worker-0"] if case == "synchronous" else [guilty]
-        told = [f"training has diverged: the loss of {one} is nan or infinite at step " for one in named]
-        assert any(words in status["reason"] for words in told), status["reason"]
+        assert f"training has diverged: the loss of {guilty} is nan or infinite at step " in status["reason"], status["reason"]
         assert "lower the learning rate" in status["reason"]
         assert all(not task["restarts"] for task in status["tasks"] if task["name"] in {"chief", guilty})
         step = int(status["reason"].partition("at step ")[2].split(";")[0])
         assert step >= 31  # mirrored: two of its batches are a step
         if case != "parameter_server":
-            assert step in {31, 61, *([62] if case == "synchronous" else [])}
+            assert step in {31, 61}
         saved = _finite_checkpoints(run.directory)
         assert saved
         assert saved[-1] < step

@@ -56,7 +56,7 @@ class AsynchronousSession(ServerSession):
                 self._step = max(self._step, result.global_step)
                 results.append(result)
         stop = stop or self._stopped()
-        if stop or finish or self._step >= min(self._target, self._held):
+        if stop or finish or self._step >= min(self._target, self._held) or self._first_spoilt(results):
             results += self._take_all()
         self._told = self._step
         loss, metrics, workers = self._workers.summarise(results)
@@ -98,9 +98,10 @@ class AsynchronousSession(ServerSession):
         return self._step // self._workers.count
 
     def _run(self, iterator: Any, steps: int, seat: Seat) -> Done:
-        *totals, finite, start, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
+        *totals, own, finite, start, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
         spoilt = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
-        return Done(totals=np.array(totals, np.float32), steps=round(done), global_step=round(global_step), spoilt=spoilt)
+        numbers = np.array(totals, np.float32)
+        return Done(totals=numbers, steps=round(done), global_step=round(global_step), spoilt=spoilt, inherited=not own)
 
     def _make_call(self) -> Any:
         state, replica, target, wire = self._state, self._replica, self._target, self._wire
@@ -119,13 +120,18 @@ class AsynchronousSession(ServerSession):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(joined, group.packs, strict=True)])
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
                     variable.assign_add(new - old)
-                return measured
+                own = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
+                return tf.concat([measured, [tf.cast(own, tf.float32)]], 0)
 
-            totals = compute.repeat(steps, step, replica.width)
+            totals = compute.repeat(steps, step, replica.width + 1)
             after = tf.stack([tf.cast(number, tf.float64) for number in (start, steps, state.step.read_value())])
             return tf.concat([tf.cast(totals, tf.float64), after], 0)
 
         return call
+
+
+def _all_finite(values: list[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values if value.dtype.is_floating])
 
 
 def _over_wire(gradient: tf.Tensor, wire: tf.DType, server: int) -> tf.Tensor:

@@ -1,7 +1,7 @@
 """What the chief's two sessions on parameter servers share: the model, its state on the servers, the workers and their data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.engine import compute, endless, schedules, user_step
 from trainer.engine.job import Job
 from trainer.engine.ps_state import ServerState
-from trainer.engine.ps_workers import CHIEF, Connection, Done, Seat, Workers, constant, watching
+from trainer.engine.ps_workers import CHIEF, Connection, Done, Result, Seat, Workers, constant, not_finite, watching
 from trainer.engine.replica import Replica
 from trainer.engine.session import NotFinite
 from trainer.workloads.errors import WorkloadError
@@ -41,6 +41,7 @@ class ServerSession(ABC):
             self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
         self._step = 0
         self._held = job.steps
+        self._spoilt = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
         endless.checked(first, job, among=1 if apart else connection.workers)  # in rounds each worker takes every step
         self._data = _worker_data(workload, job, connection.workers)
@@ -89,6 +90,15 @@ class ServerSession(ABC):
     def close(self) -> None:
         """End what is still under way; servers are told to stop by `servers.stop_all`."""
         self._workers.close()
+
+    def _first_spoilt(self, results: Iterable[Result]) -> bool:
+        """Return whether a loss was not finite here for the first time: whose was is known when every worker has told of its call.
+
+        The servers have given the others what came of it, and one of these may be the first to tell.
+        """
+        first = not self._spoilt and not_finite(results) is not None
+        self._spoilt |= first
+        return first
 
     @abstractmethod
     def _worker_step(self) -> int:

@@ -152,7 +152,8 @@ class Done:
     """What a call returned: `totals`, float32 [Measures.width], are sums over its `steps`.
 
     `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells; `spoilt` the
-    first global step whose loss was not finite, `brought` whatever else it has for the chief.
+    first global step whose loss was not finite, `inherited` whether weights that were not finite made each such loss, `brought` whatever
+    else it has for the chief.
     """
 
     totals: np.ndarray[Any, np.dtype[np.float32]]
@@ -160,6 +161,7 @@ class Done:
     global_step: int = 0
     waited: float | None = None
     spoilt: int | None = None
+    inherited: bool = False
     brought: Any = None
 
 
@@ -172,8 +174,9 @@ class Result(Done):
 
 
 def not_finite(results: Iterable[Result]) -> NotFinite | None:
-    """Tell of the worker whose loss was the first that was not finite, by the global step; None where all were."""
-    return min((NotFinite(result.spoilt, f"worker-{result.worker}") for result in results if result.spoilt is not None), default=None)
+    """Return the first loss that was not finite, by the global step, of those from finite weights if there are some; None where all were."""
+    found = [(result.inherited, NotFinite(result.spoilt, f"worker-{result.worker}")) for result in results if result.spoilt is not None]
+    return min(found)[1] if found else None
 
 
 @dataclass(frozen=True)

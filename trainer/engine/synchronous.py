@@ -67,9 +67,10 @@ class SynchronousSession(ServerSession):
         # A stop may come in the middle of a round, which is then lost; of several servers, some may have done it.
         self._step += steps - max(left)
         stop = stop or self._stopped()
-        if stop or finish or self._step >= min(self._target, self._held):
+        self._results += self._workers.take_there()
+        if stop or finish or self._step >= min(self._target, self._held) or self._first_spoilt(self._results):
             self._quiet()
-        results, self._results = self._results + self._workers.take_there(), []
+        results, self._results = self._results, []
         loss, metrics, workers = self._workers.summarise(results)
         return Progress(
             step=self._step,

@@ -18,7 +18,7 @@ TOLERANCE = {"float16": 5e-3}
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    done = subprocess.run([sys.executable, str(DRIVER)], capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run([sys.executable, str(DRIVER)], capture_output=True, text=True, timeout=110, check=False)
     assert done.stdout, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

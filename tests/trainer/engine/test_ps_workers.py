@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.engine.ps_workers import Connection, Result, Workers, tells_of_lost_worker
+from trainer.engine.ps_workers import Connection, Result, Workers, not_finite, tells_of_lost_worker
+from trainer.engine.session import NotFinite
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,15 @@ def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordin
     assert tells_of_lost_worker(
         tf.errors.InvalidArgumentError(None, None, "Unable to find the relevant tensor remote_handle: Op ID: 1"), []
     )
+
+
+def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
+    def spoilt(worker: int, step: int, *, inherited: bool = False) -> Result:
+        totals = np.zeros(2, np.float32)
+        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, spoilt=step, inherited=inherited)
+
+    assert not_finite([result(0, 4, 0.0, 0.0)]) is None
+    assert not_finite([spoilt(0, 122, inherited=True), spoilt(1, 130)]) == NotFinite(130, "worker-1")
+    assert not_finite([spoilt(1, 61), spoilt(0, 62)]) == NotFinite(61, "worker-1")
+    # Where that worker's call was lost with it.
+    assert not_finite([spoilt(0, 122, inherited=True), spoilt(2, 120, inherited=True)]) == NotFinite(120, "worker-2")
