@@ -52,11 +52,14 @@ def image_of(task: Task, spec: ClusterSpec) -> str:
     return task.image or image_for(spec)
 
 
-def all_for(spec: ClusterSpec) -> list[str]:
-    """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, if there is one."""
+def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
+    """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, if there is one.
+
+    `board` says whether there is; where it does not, there is one if the run has a volume.
+    """
     usual = image_for(spec)
-    boards = [usual] if programs.storage_of(spec) else []
-    return list(dict.fromkeys([*boards, *(role.image or usual for role in programs.roles_of(spec).values())]))
+    has_board = programs.storage_of(spec) is not None if board is None else board
+    return list(dict.fromkeys([*([usual] if has_board else []), *(role.image or usual for role in programs.roles_of(spec).values())]))
 
 
 def is_ours(name: str) -> bool:

@@ -11,7 +11,7 @@ import typer
 
 from launcher.cli.formats import count
 from launcher.cli.options import Json
-from launcher.errors import Problem, SpecError, UsageError
+from launcher.errors import SpecError, UsageError
 from launcher.files import write
 from launcher.tfjob.convert import Imported
 
@@ -54,21 +54,16 @@ def import_(
 
 
 def _read(file: Path) -> bytes:
-    from launcher.spec.syntax import MAX_BYTES
+    from launcher.spec.syntax import MAX_BYTES, unreadable
 
     if file == _STDIN:
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     try:
         with file.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        problem = Problem(str(file), 1, 1, "", "this is a directory", "the file of a TFJob", "name the file")
-    except FileNotFoundError:
-        problem = Problem(str(file), 1, 1, "", "there is no such file", "the file of a TFJob", "check the path, or give - for stdin")
-    except OSError as error:
-        message = f"the file cannot be read: {error.strerror}"
-        problem = Problem(str(file), 1, 1, "", message, "a readable file", "check its permissions")
-    raise SpecError([problem], "the TFJob")
+    except (OSError, ValueError) as error:
+        problem = unreadable(str(file), error, "the file of a TFJob", "check the path, or give - for stdin")
+        raise SpecError([problem], "the TFJob") from None
 
 
 def _check(output: Path, *, force: bool) -> None:

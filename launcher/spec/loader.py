@@ -121,18 +121,14 @@ def _read(path: Path) -> Document:
     try:
         with path.open("rb") as stream:
             data = stream.read(syntax.MAX_BYTES + 1)
-    except IsADirectoryError:
-        inside = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
-        remedy = f"name a file in it, {path / inside[0]} say" if inside else "name the file"
-        raise SpecError([Problem(file, 1, 1, "", "this is a directory", "the file of a spec", remedy)]) from None
-    except FileNotFoundError:
-        remedy = f"name {meant}" if (meant := _neighbour(path)) else f"write one with `launcher init`, or check the path {shown(file)}"
-        raise SpecError([Problem(file, 1, 1, "", "there is no such file", "the file of a spec", remedy)]) from None
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise SpecError(
-            [Problem(file, 1, 1, "", f"the file cannot be read: {reason}", "a readable file", "check its permissions")]
-        ) from None
+        remedy = ""
+        if isinstance(error, IsADirectoryError):
+            inside = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
+            remedy = f"name a file in it, {path / inside[0]} say" if inside else "name the file"
+        if isinstance(error, FileNotFoundError):
+            remedy = f"name {meant}" if (meant := _neighbour(path)) else f"write one with `launcher init`, or check the path {shown(file)}"
+        raise SpecError([syntax.unreadable(file, error, "the file of a spec", remedy)]) from None
     return Reader(file).read(syntax.parse(data, file))
 
 

@@ -27,9 +27,10 @@ _IMAGE = re.compile(
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?\Z"
 )
 
-# What the launcher itself sets for every task.
-_NO_SECRETS = frozenset({"PATH", "PYTHONPATH", "HOME"})
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}\Z")
+# What is used before a task starts.
+_NO_SECRETS = frozenset({"PATH", "PYTHONPATH", "HOME"})
+# What the launcher itself sets for every task.
 _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
 _RESERVED_PREFIX = "TRAINER_"
 # Labels and annotations of the run's own objects begin so.
@@ -37,6 +38,21 @@ _OWN_LABELS = ("app.kubernetes.io/", "tf-launcher/")
 # What every pod has.
 _RESERVED_VOLUMES = frozenset({"run", "tmp", "shm", "code", "tf-launcher"})
 _RESERVED_PATHS = ("/runs", "/tmp", "/dev", "/proc", "/sys", "/code", "/tf-launcher")  # noqa: S108 - paths of the container
+
+
+def is_own_variable(name: str) -> bool:
+    """Return whether the launcher sets this environment variable itself, for every task."""
+    return name in _RESERVED_ENV or name.startswith(_RESERVED_PREFIX)
+
+
+def is_own_label(key: str) -> bool:
+    """Return whether the launcher sets labels and annotations of this key itself."""
+    return key.startswith(_OWN_LABELS)
+
+
+def is_own_volume(name: str) -> bool:
+    """Return whether every pod has a volume of this name already."""
+    return name in _RESERVED_VOLUMES
 
 
 def check_name(name: str) -> str:
@@ -74,7 +90,7 @@ def check_env_name(name: str) -> None:
         remedy = f"write {meant if _ENV.match(meant) else f'_{meant}'}"
         message = f"{shown(name)} cannot be the name of an environment variable"
         raise FieldError(message, "letters, digits and underscores, no digit first", remedy)
-    if name in _RESERVED_ENV or name.startswith(_RESERVED_PREFIX):
+    if is_own_variable(name):
         raise FieldError(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
 
 
@@ -103,7 +119,7 @@ def check_label_key(key: str) -> None:
 def check_own_label_key(key: str) -> None:
     """Raise FieldError when a user cannot give objects a label or annotation of this key."""
     check_label_key(key)
-    if key.startswith(_OWN_LABELS):
+    if is_own_label(key):
         raise FieldError(f"`{key}` is set by the launcher", "another key", "leave it out, or choose another key")
 
 
@@ -135,7 +151,7 @@ def check_volume_name(name: str) -> str:
     if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
         expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
         raise FieldError(f"{shown(name)} is not the name of a volume", expected, f"write {as_label(name)}")
-    if name in _RESERVED_VOLUMES:
+    if is_own_volume(name):
         raise FieldError(f"{shown(name)} is one of the run's own volumes", "another name", f"write my-{name}, say")
     return name
 

@@ -58,6 +58,15 @@ def parse(data: bytes, file: str) -> yaml.MappingNode:
     return node
 
 
+def unreadable(file: str, error: OSError | ValueError, expected: str, remedy: str) -> Problem:
+    """Return the problem of a file that cannot be read; `remedy` is for one that is not there, or is a directory."""
+    for kind, words in ((IsADirectoryError, "this is a directory"), (FileNotFoundError, "there is no such file")):
+        if isinstance(error, kind):
+            return Problem(file, 1, 1, "", words, expected, remedy)
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return Problem(file, 1, 1, "", f"the file cannot be read: {reason}", "a readable file", "check its permissions")
+
+
 def parse_all(data: bytes, file: str) -> list[yaml.Node]:
     """Return the documents of a file that may hold several, the empty ones left out. Raises SpecError as `parse` does."""
     text = _decode(data, file)

@@ -2,12 +2,13 @@
 
 from launcher.render.kubernetes.jobs import QUEUE_LABEL
 from launcher.spec import names
-from launcher.spec.problems import FieldError, Path, shown
+from launcher.spec.models import Limits
+from launcher.spec.problems import Path, shown
+from launcher.spec.quantities import parse_duration
 from launcher.tfjob.draft import Draft
 from launcher.tfjob.reading import Handler, LeftOut, walk
 
 _LONGEST_TTL = 366 * 86400
-_START_TIMEOUT = 600  # seconds, the spec's default
 _MOST_RESTARTS = 1000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _CLUSTERS = LeftOut("added by the cluster, and left out")
@@ -37,42 +38,17 @@ def _namespace(draft: Draft, path: Path) -> None:
 
 
 def _labels(draft: Draft, path: Path) -> None:
-    for key in draft.reading.mapping(path):
-        below = (*path, key)
-        value = draft.reading.text(below)
-        if value is None:
-            continue
-        if key == QUEUE_LABEL:
-            draft.put(("kubernetes", "queue"), value, below)
-        elif is_ours(key):
-            draft.reading.remark(
-                below, "the launcher sets labels of this kind itself: left out", "give it another key, if you select by it"
-            )
-        else:
-            draft.put(("kubernetes", "labels", key), value, below)
+    for key, value in draft.reading.labels(path).items():
+        place = ("kubernetes", "queue") if key == QUEUE_LABEL else ("kubernetes", "labels", key)
+        draft.put(place, value, (*path, key))
 
 
 def _annotations(draft: Draft, path: Path) -> None:
-    for key in draft.reading.mapping(path):
-        below = (*path, key)
-        value = draft.reading.text(below)
+    for key, value in draft.reading.labels(path).items():
         if key == _LAST_APPLIED:
-            draft.reading.remark(below, _CLUSTERS.why)
-        elif is_ours(key):
-            draft.reading.remark(
-                below, "the launcher sets annotations of this kind itself: left out", "give it another key, if you read it"
-            )
-        elif value is not None:
-            draft.put(("kubernetes", "annotations", key), value, below)
-
-
-def is_ours(key: str) -> bool:
-    """Return whether labels and annotations of this key are the launcher's own."""
-    try:
-        names.check_own_label_key(key)
-    except FieldError as error:
-        return "is set by" in error.message
-    return False
+            draft.reading.remark((*path, key), _CLUSTERS.why)
+        else:
+            draft.put(("kubernetes", "annotations", key), value, (*path, key))
 
 
 METADATA: dict[str, Handler[Draft] | LeftOut] = {
@@ -132,7 +108,7 @@ def _deadline(draft: Draft, path: Path) -> None:
     draft.put(("limits", "deadline"), f"{kept}s", path)
     if kept != seconds:
         draft.reading.remark(path, f"{seconds} seconds become {kept}: a spec takes at most 366d", "remove `limits.deadline`, for no limit")
-    if kept < _START_TIMEOUT:
+    if kept < parse_duration(Limits().start_timeout):
         draft.put(("limits", "start_timeout"), f"{kept}s", path)
 
 

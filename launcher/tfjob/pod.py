@@ -9,7 +9,6 @@ from launcher.spec.kubernetes import Toleration
 from launcher.spec.problems import Path, shown
 from launcher.tfjob import container, volumes
 from launcher.tfjob.draft import RoleDraft, Shared
-from launcher.tfjob.job import is_ours
 from launcher.tfjob.reading import Handler, LeftOut, walk
 
 MAIN = "tensorflow"  # the name of the container that TFJob looks after
@@ -180,17 +179,11 @@ _GROUPS = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
 
 
 def _labels(role: RoleDraft, path: Path) -> None:
-    kept: dict[str, Any] = {}
-    for key in role.reading.mapping(path):
-        value = role.reading.text((*path, key))
-        if is_ours(key):
-            message = f"the launcher sets {path[-1]} of this kind itself: left out"
-            role.reading.remark((*path, key), message, "give it another key, if something selects by it")
-        elif value is not None:
-            kept[key] = value
-            if key.startswith(_GROUPS):
-                message = "kept; the group of pods that it names has to be there, and nobody makes it any more"
-                role.reading.remark((*path, key), message, "make the PodGroup, or remove this and schedulerName from the override")
+    kept = role.reading.labels(path)
+    for key in kept:
+        if key.startswith(_GROUPS):
+            message = "kept; the group of pods that it names has to be there, and nobody makes it any more"
+            role.reading.remark((*path, key), message, "make the PodGroup, or remove this and schedulerName from the override")
     if kept:
         role.metadata[str(path[-1])] = kept
 

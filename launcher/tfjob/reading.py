@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from launcher.errors import Problem
+from launcher.spec import names
 from launcher.spec.document import Document
 from launcher.spec.problems import FieldError, Finding, Path, nearest, path_text, shown
 
@@ -77,6 +78,17 @@ class Reading:
         remedy = f"write {shown(source.text)} in quotes" if source and source.text else "write a text"
         text: str | None = self._typed(path, str, "a text", remedy)
         return text
+
+    def labels(self, path: Path) -> dict[str, str]:
+        """Return labels or annotations without those that the launcher sets itself, which it notes."""
+        found: dict[str, str] = {}
+        for key in self.mapping(path):
+            if names.is_own_label(key):
+                remedy = "give it another key, if something selects by it or reads it"
+                self.remark((*path, key), f"the launcher sets {path[-1]} of this kind itself: left out", remedy)
+            elif (value := self.text((*path, key))) is not None:
+                found[key] = value
+        return found
 
     def name(self, path: Path) -> str | None:
         """Return the name that an item of a list must have."""

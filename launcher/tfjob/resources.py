@@ -5,10 +5,11 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from launcher.spec import quantities
+from launcher.spec.kubernetes import Kubernetes
 from launcher.spec.problems import FieldError, Path, shown
 from launcher.tfjob.draft import RoleDraft
 
-GPU = "nvidia.com/gpu"
+GPU = Kubernetes().gpu_resource
 _MOST_GPUS = 64
 _FIELDS = ("cpu", "memory")
 

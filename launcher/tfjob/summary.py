@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from launcher.spec.models import Limits
 from launcher.spec.problems import all_of
 from launcher.tfjob.draft import Draft, RoleDraft
 
-_MAX_RESTARTS = 10  # the spec's default
+_DEFAULT = Limits()
 # A role's `restart` -> when its tasks start again.
 _RESTARTS = {
     "on_failure": "after a failure, at most {count} times",
@@ -40,7 +41,7 @@ def differences(draft: Draft) -> list[Difference]:
 
 def _restarts(draft: Draft) -> str:
     limits = draft.spec.get("limits", {})
-    count = limits.get("max_restarts", _MAX_RESTARTS)
+    count = limits.get("max_restarts", _DEFAULT.max_restarts)
     by_way: dict[str, list[str]] = {}
     for role in draft.roles:
         by_way.setdefault(_restart(role), []).append(role.name)
@@ -63,8 +64,13 @@ def _end(draft: Draft) -> str:
         words
         for name, words in (
             ("ps", "a ps is ended at once"),
-            ("worker", "workers have `limits.worker_grace` (10s)" if _has(draft, "ps") else "workers have `limits.grace_period`"),
-            ("evaluator", "the evaluator has `limits.evaluator_grace` (10m)"),
+            (
+                "worker",
+                f"workers have `limits.worker_grace` ({_DEFAULT.worker_grace})"
+                if _has(draft, "ps")
+                else "workers have `limits.grace_period`",
+            ),
+            ("evaluator", f"the evaluator has `limits.evaluator_grace` ({_DEFAULT.evaluator_grace})"),
         )
         if _has(draft, name) and not (name == "worker" and workers)
     ]
@@ -86,7 +92,7 @@ def _tf_config(draft: Draft) -> str:
 
 
 def _start(draft: Draft) -> str:
-    timeout = draft.spec.get("limits", {}).get("start_timeout", "10m")
+    timeout = draft.spec.get("limits", {}).get("start_timeout", _DEFAULT.start_timeout)
     return f"tasks wait {timeout} for each other (`limits.start_timeout`), then the run fails; TFJob's waited as long as it took."
 
 

@@ -1,5 +1,12 @@
-"""Environment variables of the task's container, in their order, and what `$(NAME)` makes of them."""
+"""Environment variables of the task's container, in their order, and what `$(NAME)` makes of them.
 
+As Kubernetes has it in command, args and the values of env: `$(NAME)` of a defined variable becomes its value, that of another one stays as it
+is, and `$$` becomes one dollar.
+https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
+"""
+
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +17,6 @@ from launcher.spec import names
 from launcher.spec.kubernetes import EnvSource
 from launcher.spec.problems import FieldError, Path, all_of
 from launcher.tfjob.draft import RoleDraft, Shared
-from launcher.tfjob.expansion import completed, expand, references
 
 _TF_CONFIG = "TF_CONFIG"
 _RUN_DIR = "RUN_DIR"
@@ -21,6 +27,30 @@ _OURS = frozenset(
 # How Kubernetes names a Secret's or ConfigMap's value, or all of them -> the key of an EnvSource.
 _ONE = {"secretKeyRef": "secret", "configMapKeyRef": "config_map"}
 _ALL = {"secretRef": "secret", "configMapRef": "config_map"}
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Return the text that a program gets."""
+    return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else values.get(match[1], match[0]), text)
+
+
+def completed(text: str, values: Mapping[str, str], *, kept: Callable[[str], bool]) -> str:
+    """Return a text for Kubernetes to replace the names that are `kept`; the others are replaced now, or stay as they are then."""
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in values:
+            return values[name].replace("$", "$$")
+        return match[0] if match[0] == "$$" or kept(name) else f"${match[0]}"
+
+    return _REFERENCE.sub(replaced, text)
+
+
+def references(text: str) -> set[str]:
+    """Return the names that a text refers to, defined or not."""
+    return {match[1] for match in _REFERENCE.finditer(text) if match[1]}
 
 
 @dataclass
@@ -137,13 +167,9 @@ def _is_usable(role: RoleDraft, path: Path, name: str) -> bool:
     if name == _TF_CONFIG:
         role.reading.remark(path[:-1], "the launcher sets TF_CONFIG, as TFJob did: left out")
         return False
-    try:
-        names.check_env_name(name)
-    except FieldError as error:
-        # A run has no RUN_DIR as long as its spec has no `storage`.
-        if "set by the launcher" in error.message and name != _RUN_DIR:
-            role.reading.refuse_as(path, error)
-            return False
+    if names.is_own_variable(name) and name != _RUN_DIR:  # a run has none as long as its spec has no `storage`
+        role.reading.refuse(path, f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
+        return False
     return True
 
 

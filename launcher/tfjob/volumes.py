@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from launcher.plan.places import CONTAINER_PARENT
 from launcher.spec import names
 from launcher.spec.kubernetes import Volume
-from launcher.spec.problems import FieldError, Path
+from launcher.spec.problems import Path
 from launcher.tfjob.draft import Draft, RoleDraft
 
 _TMP = "/tmp"  # noqa: S108 - of the container
@@ -25,19 +25,11 @@ def read(role: RoleDraft, path: Path) -> None:
         name = role.reading.name((*path, index))
         if name is None:
             continue
-        if _is_ours(name):
+        if names.is_own_volume(name):
             free = next(other for other in (f"tfjob-{name}", f"tfjob-{name}-2") if other not in taken)
             role.renamed[name] = free
             role.reading.remark((*path, index, "name"), f"is called {free}: {name} is one of the run's own volumes")
         role.volumes.append({**volume, "name": role.renamed.get(name, name)})
-
-
-def _is_ours(name: str) -> bool:
-    try:
-        names.check_volume_name(name)
-    except FieldError as error:
-        return "the run's own" in error.message
-    return False
 
 
 def renamed(role: RoleDraft, container: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Keeper:
         self._ending: Ending | None = None
         self._requests = 0
         self._board = ""
-        self._place = f"volume {look.volume_of(plan.name)}" if any(task.mounts_run_dir for task in plan.tasks) else ""
+        self._place = f"volume {look.volume_of(plan.name)}" if plan.run_dir else ""
         self._started = time.time()
         self._ended: float | None = None
         began = time.monotonic()

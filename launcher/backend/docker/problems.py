@@ -58,7 +58,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "check `code` and `train.data`; an engine on another machine sees its own directories only",
     ),
     (
-        r"pull access denied|manifest unknown|manifest for .* not found|no such image|repository does not exist|failed to resolve reference|localhost/v2|localhost/tf-launcher",
+        r"pull access denied|manifest unknown|manifest for .* not found|no such image|repository does not exist|failed to resolve reference|localhost/v2",
         "the image is not there",
         "build it with `launcher image build`, or pull or push the one that the spec names",
     ),

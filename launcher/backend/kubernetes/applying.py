@@ -64,7 +64,7 @@ def dry_run(cluster: Cluster, made: Object) -> Object:
 
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
     """Raise UsageError where a claim has the name of the run's and was not made for it: applied over, it would be deleted with the run."""
-    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.storage and run.own_claim else None
+    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.own_claim else None
     if claim is not None and claim["metadata"].get("labels", {}).get(observe.INSTANCE) != run.name:
         raise UsageError(
             f"the claim {run.claim} in {cluster.words()} was not made for this run",

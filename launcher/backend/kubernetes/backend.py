@@ -257,12 +257,12 @@ class KubernetesBackend:
         cluster = self._cluster(name)
         applying.remove(cluster, name)
         run = self._of_record(name)
-        if run is not None and not run.own_claim:
+        if run is not None and run.options.claim is not None:
             volume.remove(cluster, run)
         else:
             claim = cluster.get("PersistentVolumeClaim", name)
             is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name
-            if is_other and (run is None or run.storage is not None):
+            if is_other and (run is None or run.own_claim):
                 raise LauncherError(
                     f"the claim {name} in {cluster.words()} was not made for this run; nothing was deleted",
                     f"delete what the run has stored there yourself: its directory is {name}/",

@@ -106,7 +106,7 @@ class Start:
     def _begin(self, spec: dict[str, Any]) -> None:
         self._record = record.write(self._cluster, self._run, self._mark, spec)
         applying.clear(self._cluster, self._run.name, self._go_on)
-        if self._run.storage and self._run.own_claim:
+        if self._run.own_claim:
             self._claim_is_new = applying.is_new_claim(self._cluster, self._run, self._go_on)
 
     def _go_on(self) -> None:

@@ -66,7 +66,7 @@ def beside(run: Run, own: Iterable[Object]) -> Object:
     Raises:
         UsageError: the volume is one pod's, and a pod of the run has it.
     """
-    access = run.storage.access if run.storage else "ReadWriteMany"
+    access = run.access
     if access == "ReadWriteMany":
         return {}
     for pod in own:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.images import all_for
 from launcher.plan.models import Plan
 from launcher.spec import programs
 from launcher.spec.kubernetes import DEFAULT_VERSION, Kubernetes, parse_version
@@ -62,8 +63,7 @@ class Run:
     @property
     def images(self) -> list[str]:
         """The images of its pods, each once."""
-        boards = [self.image] if self.has_tensorboard else []
-        return list(dict.fromkeys([*boards, *(task.image or self.image for task in self.plan.tasks)]))
+        return all_for(self.spec, board=self.has_tensorboard)
 
     @property
     def options(self) -> Kubernetes:
@@ -88,7 +88,12 @@ class Run:
     @property
     def own_claim(self) -> bool:
         """Whether the run has a claim of its own."""
-        return self.options.claim is None
+        return self.storage is not None and self.options.claim is None
+
+    @property
+    def access(self) -> str:
+        """Who may mount the run's volume at a time; everybody where there is none."""
+        return self.storage.access if self.storage else "ReadWriteMany"
 
     @property
     def claim(self) -> str:

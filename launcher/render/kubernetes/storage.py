@@ -35,7 +35,7 @@ def sharing(run: Run) -> Sharing:
     pods: dict[str, int] = {group.role: group.count for group in by_role if group.mounts_run_dir}
     if run.has_tensorboard:
         pods["tensorboard"] = 1
-    access = run.storage.access if run.storage else "ReadWriteMany"
+    access = run.access
     shared = Sharing(pods, one_node=access == "ReadWriteOnce" and sum(pods.values()) > 1)
     if access == "ReadWriteMany" or shared.total <= 1:
         return Sharing(pods, one_node=run.options.one_node)
@@ -57,7 +57,7 @@ def notice(run: Run) -> str | None:
     shared = sharing(run)
     if not shared.one_node or shared.total <= 1:
         return None
-    why = "as storage.access is ReadWriteOnce" if run.storage and run.storage.access == "ReadWriteOnce" else "as kubernetes.one_node says"
+    why = "as storage.access is ReadWriteOnce" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
     return f"{shared.words()} are put on one node, {why}"
 
 

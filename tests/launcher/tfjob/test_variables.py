@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.tfjob.expansion import completed, expand, references
+from launcher.tfjob.variables import completed, expand, references
 
 VALUES = {"A": "1", "B": "$(A)", "C": "cost $5"}
 
