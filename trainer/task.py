@@ -55,7 +55,7 @@ class Stop:
 
 
 # Set where the user has not said otherwise; each with its reason.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "KERAS_BACKEND": "tensorflow",
     # A peer that is not there yet is waited for, not an error.
     "GRPC_FAIL_FAST": "use_caller",
@@ -78,7 +78,7 @@ def main() -> NoReturn:
     lifeline.die_with_parent()
     began = time.time()
     stop = Stop()
-    for name, value in _ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests import forked_launcher
+from tests import forked
 from tests.integration import leftovers
 from trainer.events import Event, parse
 
@@ -37,7 +37,8 @@ class Run:
     def launcher(self, *arguments: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run the launcher on this runs directory."""
         command = [arguments[0], "--runs", str(self.runs), *arguments[1:]]
-        done = forked_launcher.run(*command, timeout=timeout)
+        trains = arguments[0] == "up" and "stand_in" not in Path(arguments[1]).read_text()
+        done = forked.launcher(*command, timeout=timeout, engine=forked.TENSORFLOW if trains else "")
         assert not check or done.returncode == 0, f"launcher {command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import forked_launcher
+from tests import forked
 from tests.integration import leftovers
 from tests.integration.running import EXAMPLES, Run
 from tests.integration.test_tensorboard import assert_written_by_servers
@@ -89,7 +89,7 @@ def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> Done:
     file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
     settings = [word for change in changes for word in ("--set", change)]
     try:
-        done = forked_launcher.run("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300)
+        done = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, engine=forked.TENSORFLOW)
     finally:
         leftovers.assert_none(runs / name)
     assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr}"

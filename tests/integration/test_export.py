@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import forked_launcher
+from tests import forked
 from tests.integration.running import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom-keras"
@@ -45,7 +45,7 @@ def test_a_chief_exports_what_it_found_best(strategy: str, roles: dict[str, Any]
     spec = {"version": 1, "name": "best", "strategy": strategy, "roles": roles, "code": str(EXAMPLE), "train": TRAIN}
     file = tmp_path / "best.yaml"
     file.write_text(yaml.safe_dump(spec))
-    done = forked_launcher.run("up", str(file), "--runs", str(tmp_path / "runs"), timeout=150)
+    done = forked.launcher("up", str(file), "--runs", str(tmp_path / "runs"), timeout=150, engine=forked.TENSORFLOW)
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run("best", tmp_path / "runs")
     assert re.search(rf"^  model +{re.escape(str(run.directory))}/export/best$", done.stdout, re.MULTILINE), done.stdout

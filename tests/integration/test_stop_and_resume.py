@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import forked_launcher
+from tests import forked
 from tests.integration import leftovers
 from tests.integration.running import ROOT, Run, checkpoints, kill_with_parent, paced, pid_of, started, stop
 from tests.stand_in import stand_in
@@ -192,7 +192,7 @@ def up(file: Path, *before: str, runs: Path | None = None, timeout: float = 120)
         command = [*before, sys.executable, "-m", "launcher", *words]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     else:
-        done = forked_launcher.run(*words, timeout=timeout)
+        done = forked.launcher(*words, timeout=timeout, engine=forked.TENSORFLOW)
     assert "Traceback" not in done.stderr, done.stderr
     leftovers.assert_none(runs / "own")
     lines = done.stdout.splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked_launcher
+from tests import forked
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -29,7 +29,7 @@ def cli(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cli]:
     """Run a command line in an empty directory; whatever still runs at the end of the test is killed."""
 
     def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        return forked_launcher.run(*arguments, cwd=tmp_path, env=environment | (env or {}), stdin=stdin, timeout=timeout)
+        return forked.launcher(*arguments, cwd=tmp_path, env=environment | (env or {}), stdin=stdin, timeout=timeout)
 
     yield run
     for left in (tmp_path / "runs").glob("*/launcher/state.json"):

@@ -15,7 +15,7 @@ import launcher
 from launcher.cli.errors import report
 from launcher.cli.main import load, run
 from launcher.cli.verbs import VERBS
-from tests import forked_launcher
+from tests import forked
 from tests.launcher.cli.conftest import LAUNCHER, ROOT
 
 SPEC = "version: 1\nname: toy\nstrategy: single\ncommand: [python, -c, pass]\n"
@@ -161,7 +161,7 @@ def test_nothing_slow_is_imported_for_help_and_validate(arguments: list[str], tm
 def complete(words: str, cwd: Path, environment: dict[str, str]) -> list[str]:
     """Return what bash would offer for the last word."""
     asked = {"_LAUNCHER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    return forked_launcher.run(cwd=cwd, env=environment | asked).stdout.split()
+    return forked.launcher(cwd=cwd, env=environment | asked).stdout.split()
 
 
 def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:

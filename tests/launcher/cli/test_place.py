@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked_launcher
+from tests import forked
 from tests.launcher.cli.conftest import Spec
 
 In = Callable[..., subprocess.CompletedProcess[str]]
@@ -16,7 +16,7 @@ In = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def run_in(environment: dict[str, str]) -> In:
     def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return forked_launcher.run(*arguments, cwd=directory, env=environment)
+        return forked.launcher(*arguments, cwd=directory, env=environment)
 
     return run
 

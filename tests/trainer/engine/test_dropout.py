@@ -1,12 +1,12 @@
 """Random layers on parameter servers: what one worker drops is nothing to another, nor to itself started again."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.trainer.engine.drive_dropout import STEPS
 
 DRIVER = Path(__file__).with_name("drive_dropout.py")
@@ -16,7 +16,7 @@ Losses = dict[str, dict[str, float]]  # of who by the number of the step
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Losses]:
     scratch = tmp_path_factory.mktemp("servers")
-    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=110, check=False)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

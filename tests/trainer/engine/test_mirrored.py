@@ -1,13 +1,13 @@
 """Two devices learn what one process learns with the double batch, whatever is set about gradients and precision."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.trainer.engine.drive_mirrored import CASES
 from tests.trainer.engine.test_callbacks_in_step import check_changes
 
@@ -18,7 +18,7 @@ TOLERANCE = {"float16": 5e-3}
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    done = subprocess.run([sys.executable, str(DRIVER)], capture_output=True, text=True, timeout=110, check=False)
+    done = forked.run([sys.executable, str(DRIVER)], timeout=110, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

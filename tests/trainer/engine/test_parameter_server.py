@@ -1,13 +1,13 @@
 """Parameter servers compute what one process computes: with one worker, the very same weights."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.trainer.engine.drive_parameter_server import CASES, STEPS
 
 DRIVER = Path(__file__).with_name("drive_parameter_server.py")
@@ -16,7 +16,7 @@ DRIVER = Path(__file__).with_name("drive_parameter_server.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("servers")
-    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=110, check=False)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

@@ -1,13 +1,13 @@
 """Callbacks on parameter servers: they see current weights, may change the rate, and not the weights before training is over."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.trainer.engine.drive_served_callbacks import KINDS
 
 DRIVER = Path(__file__).with_name("drive_served_callbacks.py")
@@ -16,7 +16,7 @@ DRIVER = Path(__file__).with_name("drive_served_callbacks.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("servers")
-    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=180, check=False)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=180, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

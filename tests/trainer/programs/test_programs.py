@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import forked
 from tests.trainer.programs.drive_programs import PATTERNS, STRIP_GENERATIONS, WORKERS
 from trainer.programs import rle
 from trainer.programs.map_reduce import cut
@@ -33,7 +33,7 @@ def report(scratch: Path) -> Report:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(example.splitlines()) <= 15
     (scratch / "example.txt").write_text(example)
-    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=280, check=False)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=280, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

@@ -1,12 +1,13 @@
 """cifar10 over two devices learns what one process learns from a batch as large as both: weights, averages, learning rate."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import forked
 
 DRIVER = Path(__file__).with_name("drive_mirrored.py")
 
@@ -14,7 +15,7 @@ DRIVER = Path(__file__).with_name("drive_mirrored.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("mirrored")
-    done = subprocess.run([sys.executable, str(DRIVER), str(scratch)], capture_output=True, text=True, timeout=110, check=False)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, engine=forked.TENSORFLOW)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

@@ -2,13 +2,13 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.trainer.workloads.drive_fit import REFUSED, SAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,7 +28,7 @@ WORDS = {
 
 @pytest.fixture(scope="module", params=SAME)
 def reported(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    done = subprocess.run([sys.executable, str(DRIVER), request.param], capture_output=True, text=True, timeout=580, check=False)
+    done = forked.run([sys.executable, str(DRIVER), request.param], timeout=580, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-4000:]
     return request.param, json.loads(done.stdout.splitlines()[-1])
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import forked
 from tests.trainer.workloads.drive_forms import EXACT, STEPS, SYNC, forms
 from trainer.strategies import TRAINING
 
@@ -39,9 +39,7 @@ class Reports:
         if strategy not in self._known:
             scratch = self._directory / strategy
             scratch.mkdir(exist_ok=True)
-            done = subprocess.run(
-                [sys.executable, str(DRIVER), strategy, str(scratch)], capture_output=True, text=True, timeout=280, check=False
-            )
+            done = forked.run([sys.executable, str(DRIVER), strategy, str(scratch)], timeout=280, engine=forked.TENSORFLOW)
             assert done.stdout, f"{strategy}: {done.stderr[-4000:]}"
             self._known[strategy] = json.loads(done.stdout.splitlines()[-1])
         return self._known[strategy]

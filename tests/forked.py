@@ -1,0 +1,238 @@
+"""Processes of Python that are forked from one that has imported what they use: the launcher's command line, or TensorFlow.
+
+Each is a process of its own, with the directory, environment, input and output it is given. A command of the launcher costs what it does,
+a twentieth of a second, and not also Python's start and the imports, seven times as much; a process that trains costs four seconds of a
+core less, and so does each task that a launcher starts (`forked_python.py`). What Python itself does at a start is not tested so:
+tests/launcher/cli starts the real command for that, and wherever signals or terminals are the subject; tests/trainer starts real tasks.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests import forked_python
+
+ROOT = Path(__file__).resolve().parents[1]
+TENSORFLOW = "tensorflow"
+# What tasks import of others; the rest of TensorFlow and Keras comes with it.
+_BY_TASKS = (TENSORFLOW, "keras", "numpy", "pydantic")
+_SERVER = "import sys; sys.path[0] = sys.argv[1]; from tests import forked; forked.serve(*sys.argv[2:4])"
+_LAUNCHER = [sys.executable, "-m", "launcher"]
+
+
+class _Server:
+    """The process that forks. It ends with the one that made this, whose end of its input is closed then."""
+
+    def __init__(self, engine: str) -> None:
+        directory = tempfile.mkdtemp(prefix="launcher-")
+        self.path = str(Path(directory, "socket"))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
+        command, environment = forked_python.padded([sys.executable, "-c", _SERVER, str(ROOT), self.path, engine], environment)
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        atexit.register(self._process.communicate)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n", f"the process that forks others did not start: {command}"
+
+
+_servers: dict[str, _Server] = {}
+
+
+class Process:
+    """A process that was forked for a command, `python FILE` or `python -m MODULE` of this repository; named as in subprocess.Popen."""
+
+    def __init__(self, words: list[str], *, cwd: Path, env: Mapping[str, str], fds: tuple[int, int, int], engine: str) -> None:
+        if engine not in _servers:
+            _servers[engine] = _Server(engine)
+        self.args, self.returncode = words, None
+        self._answer = b""
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(_servers[engine].path)
+        socket.send_fds(self._connection, [json.dumps({"words": words, "cwd": str(cwd), "environment": dict(env)}).encode()], fds)
+        self._connection.shutdown(socket.SHUT_WR)
+        self.pid = self._number(60)
+        assert self.pid is not None, "the process that forks others does not answer"
+
+    args: list[str]
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._number(0)
+        return self.returncode
+
+    def close(self) -> None:
+        """Listen to its end no more."""
+        self._connection.close()
+
+    def wait(self, timeout: float = 600) -> int:
+        """Return the exit code, a signal's number negative. Raises TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None:
+            select.select([self._connection], [], [], max(0, timeout))
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return code
+
+    def kill(self) -> None:
+        """Kill it, where it has not ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it may just have ended
+                os.kill(self.pid or 0, signal.SIGKILL)
+
+    def _number(self, timeout: float) -> int | None:
+        """Return the next number that is told; None where it is not within `timeout` seconds."""
+        while b"\n" not in self._answer:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                return None
+            part = self._connection.recv(64)
+            assert part, f"the process that forks others has died; {self.args}"
+            self._answer += part
+        number, _, self._answer = self._answer.partition(b"\n")
+        return int(number)
+
+
+def launcher(
+    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 60, engine: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command line of the launcher to its end; `engine=TENSORFLOW` has its tasks find TensorFlow imported."""
+    return run([*_LAUNCHER, *arguments], cwd=cwd, env=env, stdin=stdin, timeout=timeout, engine=engine)
+
+
+def run(
+    words: list[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 60, engine: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, as subprocess.run does.
+
+    Raises TimeoutExpired, with what it wrote, after `timeout` seconds, also where it has ended and somebody keeps its output open.
+    """
+    end = time.monotonic() + timeout
+    given, output, errors = (os.pipe() for _ in range(3))
+    theirs = (given[0], output[1], errors[1])
+    process = Process(words, cwd=cwd, env=os.environ if env is None else env, fds=theirs, engine=engine)
+    for fd in theirs:
+        os.close(fd)
+    readers = [_Reader(fd) for fd in (output[0], errors[0])]
+    threading.Thread(target=_write, args=(given[1], stdin), daemon=True).start()
+    try:
+        code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        ended = False
+    else:
+        ended = all(reader.ends(end - time.monotonic()) for reader in readers)
+    finally:
+        process.close()
+    if not ended:
+        raise subprocess.TimeoutExpired(words, timeout, *(reader.text(1) for reader in readers))
+    return subprocess.CompletedProcess(words, code, *(reader.text(0) for reader in readers))
+
+
+def _write(fd: int, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(fd, "w") as file:
+        file.write(text)
+
+
+class _Reader:
+    """Reads a pipe to its end on a thread of its own, which closes it then."""
+
+    def __init__(self, fd: int) -> None:
+        self._parts: list[bytes] = []
+        self._thread = threading.Thread(target=self._read, args=(fd,), daemon=True)
+        self._thread.start()
+
+    def _read(self, fd: int) -> None:
+        while part := os.read(fd, 1 << 16):
+            self._parts.append(part)
+        os.close(fd)
+
+    def ends(self, timeout: float) -> bool:
+        """Return whether the other end is closed within `timeout` seconds."""
+        self._thread.join(max(0, timeout))
+        return not self._thread.is_alive()
+
+    def text(self, timeout: float) -> str:
+        """Return all of it; what is there already when nobody has closed the other end after `timeout` seconds."""
+        self.ends(timeout)
+        return b"".join(self._parts).decode()
+
+
+def serve(path: str, engine: str) -> None:
+    """Fork a process for each connection to `path` until our input ends; return in none of them."""
+    if engine == TENSORFLOW:
+        from trainer.task import ENVIRONMENT
+
+        os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | {n: os.environ.get(n, v) for n, v in ENVIRONMENT.items()}
+        for used in _BY_TASKS:
+            importlib.import_module(used)
+    forked_python.take_over(os.environ)
+    from launcher.cli.main import run as run_launcher
+    from launcher.cli.verbs import VERBS
+
+    for verb in VERBS.values():
+        importlib.import_module(verb.module)
+    for used_late in ("launcher.backend.local.backend", "launcher.cli.live", "launcher.cli.results", "launcher.plan.planner", "yaml"):
+        importlib.import_module(used_late)
+    gc.collect()
+    gc.freeze()
+    request = _next_request(path)
+    if request is not None:
+        words = request["words"]
+        forked_python.become(words, request["environment"], Path(request["cwd"]))
+        if words[:3] == _LAUNCHER:  # all of it is here
+            sys.argv = [str(ROOT / "launcher" / "__main__.py"), *words[3:]]
+            forked_python.end_by(lambda: sys.exit(run_launcher(words[3:])))
+        forked_python.run(words)
+
+
+def _next_request(path: str) -> dict[str, Any] | None:
+    """Return, in a process of its own, what each connection asks for; None once our input has ended."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+    os.write(1, b"ready\n")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
+    while True:
+        ready, _, _ = select.select([listening.fileno(), 0], [], [])
+        if 0 in ready:
+            return None
+        connection, _ = listening.accept()
+        if os.fork():
+            connection.close()
+            continue
+        listening.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        text, fds, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        while more := connection.recv(1 << 16):
+            text += more
+        if pid := os.fork():
+            for fd in fds:
+                os.close(fd)
+            connection.sendall(f"{pid}\n".encode())
+            _, status = os.waitpid(pid, 0)
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            os._exit(0)
+        connection.close()
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+            os.close(fd)
+        request = json.loads(text)
+        assert isinstance(request, dict)
+        return request
