@@ -32,13 +32,15 @@ RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "events", ("list",)),
     ("", "resourcequotas", ("list",)),
     ("", "pods/portforward", ("get", "create")),
-    ("jobset.x-k8s.io", "jobsets", ("get",)),
+    ("jobset.x-k8s.io", "jobsets", ("get", "list", "create", "delete")),
+    ("kueue.x-k8s.io", "workloads", ("list",)),
     ("", "pods/status", ("patch",)),
 )
 # Without these a run still trains: what is lost then.
 _OPTIONAL = {
     "pods/portforward": "`launcher tensorboard` does not work",
-    "jobsets": "a run of a JobSet is told to have failed while the JobSet starts it again",
+    "jobsets": "no run with kubernetes.gang starts, and one that does is told to have failed while its JobSet starts it again",
+    "workloads": "why a queue does not admit a run is not told",
     "pods/status": "tasks of a lost node wait until somebody else gives their pods up",
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "the reasons of pods that wait are not told",

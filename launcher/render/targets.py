@@ -41,7 +41,7 @@ class RenderTarget:
 TARGETS: dict[str, RenderTarget] = {
     "compose": RenderTarget("docker", "launcher.render.compose"),
     "kubernetes": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True),
-    "jobset": RenderTarget("kubernetes", "launcher.render.kubernetes.jobset", directory=True),
+    "jobset": RenderTarget("kubernetes", "launcher.render.kubernetes.as_jobset", directory=True),
 }
 
 

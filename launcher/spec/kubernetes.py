@@ -121,8 +121,12 @@ class Kubernetes(Section):
         None, description="The namespace; the context's own when left out."
     )
     queue: ObjectName | None = Field(None, description="The Kueue queue that admits the run.")
+    gang: Literal["jobset"] | None = Field(
+        None,
+        description="What makes the tasks one workload, which Kueue admits as a whole: `jobset`. Each role's Job is one when left out.",
+    )
     exclusive_topology: Annotated[str, AfterValidator(names.check_topology_key)] | None = Field(
-        None, description="For `--to jobset`: the node label of a part of the cluster, such as a rack, that each role has for itself."
+        None, description="For a JobSet: the node label of a part of the cluster, such as a rack, that each role has for itself."
     )
     priority_class: ObjectName | None = Field(None, description="The pods' priority class.")
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels a node must have.")

@@ -154,7 +154,7 @@ def _scheduling_priority(draft: Draft, path: Path) -> None:
 
 
 _GANG = "pods are not started as a group by the scheduler: left out"
-_KUEUE = "with Kueue and JobSet in the cluster: `kubernetes.queue`, and `launcher render --to jobset`, which is admitted as a whole"
+_KUEUE = "with Kueue and JobSet in the cluster: `kubernetes: {queue: ..., gang: jobset}`, which is admitted as a whole"
 SCHEDULING: dict[str, Handler[Draft] | LeftOut] = {
     "queue": _scheduling_queue,
     "priorityClass": _scheduling_priority,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher import images
 from launcher.backend.kubernetes import look, observe, record, volume
-from launcher.backend.kubernetes.api import KINDS, Cluster, Object
+from launcher.backend.kubernetes.api import KINDS, Cluster, Object, status_of
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.tending import lost
 from launcher.errors import LauncherError, UsageError
@@ -15,11 +15,14 @@ from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
-OWNED = ("Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
+OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
+# Those of them that start tasks. They are made, never changed: one that is there is another launcher's.
+WORKLOADS = frozenset({"JobSet", "Job"})
 GONE_WITHIN = 120.0  # seconds in which deleted pods have ended by themselves or been killed
 _FORGOTTEN_WITHIN = 10.0  # seconds in which the API forgets a pod
 _LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
 _LOOK_EVERY = 0.5
+_OTHER_NAME = "x-of-nobody"
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,20 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
 
 def dry_run(cluster: Cluster, made: Object) -> Object:
     """Return an object as the API server would have it after it was applied. Raises LauncherError with what it refuses."""
-    if made["kind"] != "Job":
+    if made["kind"] not in WORKLOADS:
         return cluster.apply(made, dry_run=True)
-    # By another name: one of an earlier start may be there, and cannot be changed.
-    named = {key: value for key, value in made["metadata"].items() if key != "name"}
-    return cluster.create({**made, "metadata": {**named, "generateName": f"{made['metadata']['name']}-"}}, dry_run=True)
+    # By another name: one of an earlier start may be there, and cannot be changed. A set's must leave room for those of its pods.
+    head = {key: value for key, value in made["metadata"].items() if key != "name"}
+    head |= {"name": _OTHER_NAME} if made["kind"] == "JobSet" else {"generateName": f"{made['metadata']['name']}-"}
+    try:
+        return cluster.create({**made, "metadata": head}, dry_run=True)
+    except LauncherError as error:
+        if made["kind"] != "JobSet" or status_of(error) != 404:
+            raise
+        raise UsageError(
+            f"{cluster.words()} knows no JobSet, which kubernetes.gang asks for",
+            "have JobSet installed (https://jobset.sigs.k8s.io), or leave out kubernetes.gang",
+        ) from error
 
 
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
@@ -87,9 +99,12 @@ def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) ->
 
 
 def belongings(cluster: Cluster, run: str) -> list[Thing]:
-    """Return what the cluster has of a run but its record, its pods and its data, in the order to delete it."""
+    """Return what the cluster has of a run but its record, its pods and its data, in the order to delete it; a JobSet, not the Jobs it has made."""
     found = [
-        Thing(kind, one["metadata"]["name"], one["metadata"]["uid"]) for kind in OWNED for one in cluster.listed(kind, look.labels_of(run))
+        Thing(kind, one["metadata"]["name"], one["metadata"]["uid"])
+        for kind in OWNED
+        for one in (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, look.labels_of(run))
+        if observe.maker([one]) is None
     ]
     return [one for one in found if one.name != record.name_of(run)]
 
@@ -158,12 +173,14 @@ def await_deleted(cluster: Cluster, kind: str, name: str, meanwhile: Callable[[]
 
 def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
     """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `meanwhile`."""
-    jobs = [one for one in belongings(cluster, run) if one.kind == "Job"]
-    for job in jobs:
-        delete(cluster, job)
-    if jobs:
+    workloads = [one for one in belongings(cluster, run) if one.kind in WORKLOADS]
+    for one in workloads:
+        delete(cluster, one)
+    if workloads:
         await_ended(cluster, run, GONE_WITHIN, meanwhile)
         _await_no_jobs(cluster, run, meanwhile)
+    if any(one.kind == "JobSet" for one in workloads):
+        _await_no_service(cluster, run, meanwhile)
 
 
 def _await_no_jobs(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
@@ -173,5 +190,18 @@ def _await_no_jobs(cluster: Cluster, run: str, meanwhile: Callable[[], object]) 
         if time.monotonic() > deadline:
             raise LauncherError(
                 f"the Jobs of {run} are still there {GONE_WITHIN:.0f} s after they were deleted", "see kubectl get jobs -o yaml"
+            )
+        time.sleep(_LOOK_EVERY)
+
+
+def _await_no_service(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
+    """Wait until the Service that a JobSet has made for its pods' names is gone with it: the next start needs one of that name."""
+    deadline = time.monotonic() + GONE_WITHIN
+    while (there := cluster.get("Service", run)) is not None and (observe.maker([there]) or "").startswith("jobset/"):
+        meanwhile()
+        if time.monotonic() > deadline:
+            raise LauncherError(
+                f"the Service {run} is still there {GONE_WITHIN:.0f} s after its JobSet was deleted",
+                f"delete it: kubectl delete service {run} -n {cluster.namespace}",
             )
         time.sleep(_LOOK_EVERY)

@@ -20,7 +20,6 @@ from launcher.backend.kubernetes import (
     kept,
     lines,
     look,
-    observe,
     record,
     starting,
     tending,
@@ -186,7 +185,7 @@ class KubernetesBackend:
             known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.news)
         said.extend(known.tender.tend(seen, status))
         patience = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = "" if observe.maker(seen.jobs) else known.tender.late(seen, status, patience)
+        late = known.tender.late(seen, status, patience)
         if late:
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)

@@ -20,13 +20,14 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
 
     Returns how it has ended, and how many objects of each kind were deleted. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
     """
-    if maker := observe.maker(cluster.listed("Job", look.labels_of(run))):
+    # Nothing that another launcher makes once this is done is to go with it.
+    there, pods = applying.belongings(cluster, run), look.pods_of(cluster, run)
+    maker = observe.maker(cluster.listed("Job", look.labels_of(run)))
+    if maker and maker not in {f"{one.kind.lower()}/{one.name}" for one in there}:
         raise UsageError(
             f"the Jobs of {run} in {cluster.words()} are those of {maker}, which makes them again when they are deleted",
             f"delete that, and they go with it: kubectl delete {maker} -n {cluster.namespace}",
         )
-    # Nothing that another launcher makes once this is done is to go with it.
-    there, pods = applying.belongings(cluster, run), look.pods_of(cluster, run)
     story = Story(before.tasks[0].name if before and before.tasks else "")
     story.take(logs.news(pods))  # what has ended is gone in a moment
     if before is not None:
@@ -34,7 +35,7 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
         (record.note if before.state in ENDED else record.announce)(cluster, _ended(before, story))
     with logs.to_the_end(sorted(pods, key=lambda pod: not story.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
-            if one.kind == "Job":
+            if one.kind in applying.WORKLOADS:
                 applying.delete(cluster, one)
         grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
         for pod in pods:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from launcher.backend.kubernetes import gone, observe, record
 from launcher.backend.kubernetes.api import Cluster, Object
@@ -42,14 +42,17 @@ def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) ->
     Events are asked for only where a pod does not run, or where other pods are there than `before`, their names.
     """
     jobs = [job for job in cluster.listed("Job", labels_of(run)) if observe.is_role(job)]
-    whole = _jobset(cluster, jobs)
+    whole = jobset_of(cluster, run, jobs)
     pods = telling(cluster.listed("Pod", labels_of(run)))
     wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
+    waits = any(observe.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([whole] if whole else [])])
+    queued = tuple(cluster.listed_if_any("Workload")) if waits else ()
     at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} and _has(pod, CLUSTER_LABEL) for pod in pods)
     same = before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
     if at_work >= wanted:
-        return Seen(run, jobs, pods, events=() if same else _events(cluster), whole=whole)
-    return Seen(run, jobs, pods, cluster.listed("PersistentVolumeClaim", labels_of(run)), _events(cluster), whole=whole)
+        return Seen(run, jobs, pods, events=() if same else _events(cluster), whole=whole, queued=queued)
+    claims = cluster.listed("PersistentVolumeClaim", labels_of(run))
+    return Seen(run, jobs, pods, claims, _events(cluster), whole=whole, queued=queued)
 
 
 def telling(pods: Iterable[Object]) -> list[Object]:
@@ -69,9 +72,11 @@ def _has(thing: Object, label: str) -> bool:
     return label in (thing["metadata"].get("labels") or {})
 
 
-def _jobset(cluster: Cluster, jobs: Iterable[Object]) -> Object | None:
-    """Return the JobSet that has made a run's Jobs: it alone knows whether one that has failed is made again."""
+def jobset_of(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
+    """Return the JobSet that has made a run's Jobs, or is to make them: it alone knows whether one that has failed is made again."""
     kind, _, name = (observe.maker(jobs) or "").partition("/")
+    if not jobs:
+        return next(iter(cluster.listed_if_any("JobSet", labels_of(run))), None)
     try:
         return cluster.get("JobSet", name) if kind == "jobset" else None
     except ForbiddenError:  # without that right the Jobs are all there is to tell

@@ -42,7 +42,8 @@ class Seen:
     """What a cluster tells of one run, as the API has it: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
     `gone` are, by the names of the tasks, the attempts whose pods are there no more. `whole` is what has made the Jobs and knows whether they
-    have ended for good, a JobSet; None where nothing has, or it may not be read.
+    have ended for good, a JobSet; None where nothing has, or it may not be read. `queued` are Kueue's Workloads of the namespace, where the run
+    waits for a queue.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Seen:
     events: Sequence[Object] = field(default=())
     gone: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
     whole: Object | None = None
+    queued: Sequence[Object] = ()
 
     def about(self, thing: Object) -> list[Object]:
         """Return the events about one object."""
@@ -66,7 +68,8 @@ def status(seen: Seen, now: float) -> RunStatus:
     state, reason = _run_state(seen, roles, tasks)
     started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in seen.jobs]
-    annotations = roles[0]["metadata"].get("annotations", {}) if roles else {}
+    made = [*roles[:1], *([seen.whole] if seen.whole else [])]
+    annotations = {key: value for one in made for key, value in (one["metadata"].get("annotations") or {}).items()}
     return RunStatus(
         name=seen.name,
         backend="kubernetes",
@@ -244,10 +247,9 @@ def _without_pod(seen: Seen, job: Object, name: str) -> TaskStatus:
     if condition(job, "Failed"):
         return TaskStatus(name, State.STOPPED, "ended with its Job")
     if job.get("spec", {}).get("suspend"):
-        queue = _label(job, _QUEUE) or (_label(seen.whole, _QUEUE) if seen.whole else "")  # a JobSet is admitted as a whole
         return (
-            TaskStatus(name, State.PENDING, f"waits for its queue {queue}")
-            if queue
+            TaskStatus(name, State.PENDING, words)
+            if (words := waits(seen, job))
             else TaskStatus(name, State.STOPPED, "its Job is suspended")
         )
     found = trouble.of_events(seen.about(job))
@@ -271,6 +273,29 @@ def maker(jobs: Iterable[Object]) -> str | None:
     """Return what has made a run's Jobs, and would make them again, as kubectl names it: `jobset/digits`; None where nothing has."""
     owners = (owner for job in jobs for owner in job["metadata"].get("ownerReferences") or ())
     return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
+
+
+def is_own_set(seen: Seen) -> bool:
+    """Return whether the run's JobSet is the launcher's: it goes with the run."""
+    return seen.whole is not None and seen.whole.get("kind") == "JobSet" and _label(seen.whole, INSTANCE) == seen.name
+
+
+def queue_of(thing: Object) -> str:
+    """Return the queue of Kueue's that admits a Job or JobSet, empty where none does."""
+    return _label(thing, _QUEUE)
+
+
+def waits(seen: Seen, job: Object | None = None) -> str:
+    """Return for which queue a suspended Job waits, or the JobSet that is to make it, and why it is not admitted; empty where none would let it go."""
+    found = [one for one in (job, seen.whole) if one and queue_of(one)]  # a JobSet is admitted as a whole
+    if not found:
+        return ""
+    uids = {one["metadata"].get("uid") for one in found}
+    owned = (one for one in seen.queued if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
+    conditions = [said for one in owned for said in one.get("status", {}).get("conditions") or ()]
+    kinds = ("QuotaReserved", "Admitted")
+    refused = next((said["message"] for kind in kinds for said in conditions if said["type"] == kind and said["status"] == "False"), "")
+    return f"waits for its queue {queue_of(found[0])}" + (f": {refused}" if refused else "")
 
 
 def role_of(job: Object) -> str:

@@ -44,6 +44,9 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
     Raises UsageError when they are at work, or wait for a node or a queue.
     """
     seen = look.gather(cluster, run)
+    if not seen.jobs and seen.whole is not None:
+        whole = f"jobset/{seen.whole['metadata']['name']}"
+        raise UsageError(f"{run} waits already in {cluster.words()}: {whole}", f"stop it first: launcher down {run} --on kubernetes")
     if seen.jobs and look.judged(observe.status(seen, time.time()), ready=False).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
         raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
@@ -129,13 +132,12 @@ class Start:
             # Before each: whoever stops the run takes the mark away first, and deletes what is there only then.
             record.hold(self._cluster, self._mark)
             try:
-                # A Job is never changed: one that is there is another launcher's.
-                return self._cluster.create(one) if kind == "Job" else self._cluster.apply(one)
+                return self._cluster.create(one) if kind in applying.WORKLOADS else self._cluster.apply(one)
             except UnreachableError as error:
                 unanswered.append(error)
                 raise
             except LauncherError as error:
-                if kind != "Job" or status_of(error) != 409:
+                if kind not in applying.WORKLOADS or status_of(error) != 409:
                     raise
                 record.hold(self._cluster, self._mark)
                 there = self._cluster.get(kind, name) if unanswered else None
@@ -167,7 +169,7 @@ class Start:
         remove = functools.partial(applying.remove, self._cluster, self._run.name)
         steps: list[Callable[[], None]] = []
         if others:
-            steps += [functools.partial(applying.delete, self._cluster, one) for one in self._made if one.kind == "Job"]
+            steps += [functools.partial(applying.delete, self._cluster, one) for one in self._made if one.kind in applying.WORKLOADS]
         elif not held:
             steps.append(functools.partial(remove, self._made))
         else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered

@@ -103,6 +103,9 @@ class Tender:
     def late(self, seen: Seen, status: RunStatus, start_timeout: float) -> str:
         """Return why the run is to be ended because it has not started, once it was seen to wait for `start_timeout` seconds."""
         now = time.monotonic()
+        again = seen.whole and seen.whole.get("status", {}).get("restarts")
+        if observe.maker(seen.jobs) and (again or not observe.is_own_set(seen)):
+            return ""  # it ran before, or nobody but its maker ends it
         self._ran = self._ran or status.state is State.RUNNING
         if self._ran or status.state is not State.PENDING:
             self._pending_since = None

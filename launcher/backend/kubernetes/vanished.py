@@ -10,6 +10,7 @@ from launcher.backend.model import RunStatus, State, TaskStatus
 from launcher.plan import rules
 
 BACKEND = "kubernetes"
+_OF_SETS = ("Completed", "Failed")  # conditions of a JobSet that has ended
 
 
 def status(cluster: Cluster, run: str, kept: Path, ended: RunStatus | None) -> RunStatus | None:
@@ -27,6 +28,15 @@ def status(cluster: Cluster, run: str, kept: Path, ended: RunStatus | None) -> R
 
     if pods := look.pods_of(cluster, run):
         return told(State.RUNNING, "it is being stopped", _leaving(known, pods))
+    whole = look.jobset_of(cluster, run, ())
+    ended_by = {kind: found for kind in _OF_SETS if (found := whole and observe.condition(whole, kind))}
+    if whole and not ended_by:
+        queue = observe.waits(observe.Seen(run, (), whole=whole, queued=cluster.listed_if_any("Workload")))
+        return told(
+            State.PENDING,
+            queue or f"its JobSet {whole['metadata']['name']} has no Jobs yet",
+            (TaskStatus(task, State.PENDING) for task in known),
+        )
     if words := record.being_started(noted):
         return told(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
     if final := record.final(noted) or record.announced(noted):

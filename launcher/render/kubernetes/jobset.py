@@ -6,9 +6,8 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The J
 from launcher.plan import rules
 from launcher.plan.addresses import PORT, readdress
 from launcher.plan.groups import Group, groups
-from launcher.render.kubernetes import jobs, manifests, tensorboard
+from launcher.render.kubernetes import jobs
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
-from launcher.render.targets import Source
 
 # Rules of the failure policy are there since then.
 MINIMUM = "0.6"
@@ -16,23 +15,6 @@ _EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _RANDOM = "xxxxx"  # what Kubernetes ends the names of pods with
 # Reasons why a Job has failed that no further attempt can mend: exit code 2, and limits.deadline.
 _FINAL = ["PodFailurePolicy", "DeadlineExceeded"]
-
-
-def render(source: Source) -> str:
-    """Return the manifests of a plan for kubernetes as a JobSet. Raises UsageError for what cannot run there."""
-    run, made = _run(source), objects(_run(source))
-    return manifests.document(_header(source, run, made), made)
-
-
-def files(source: Source) -> dict[str, str]:
-    """Return the same as a directory: file name -> text, one file a kind and a kustomization."""
-    run, made = _run(source), objects(_run(source))
-    return manifests.directory(source, _header(source, run, made), made)
-
-
-def objects(run: Run) -> list[Object]:
-    """Return the objects of a run, its tasks as one JobSet."""
-    return [*manifests.surroundings(run), jobset(run), *tensorboard.tensorboard(run)]
 
 
 def jobset(run: Run) -> Object:
@@ -59,23 +41,23 @@ def host(run_name: str, role: str, index: int) -> str:
     return checked(f"{run_name}-{role}-0-{index}")
 
 
-def _run(source: Source) -> Run:
-    name = source.plan.name
-    held = {task.name: f"{host(name, task.role, task.index)}.{name}:{PORT}" for task in source.plan.tasks if task.address}
-    last = [host(name, group.role, group.count - 1) for group in groups(source.plan)]  # the evaluator's too, which has no address
+def readdressed(run: Run) -> Run:
+    """Return a run whose tasks have the names that a JobSet gives them. Raises UsageError where one is too long."""
+    held = {task.name: f"{host(run.name, task.role, task.index)}.{run.name}:{PORT}" for task in run.plan.tasks if task.address}
+    last = [host(run.name, group.role, group.count - 1) for group in groups(run.plan)]  # the evaluator's too, which has no address
     for one in last:
         checked(f"{one}-{_RANDOM}")  # its pod, whose name JobSet wants to be a label as well
-    run = manifests.run_of(source)
-    return Run(run.spec, readdress(source.plan, held), run.image)
+    return Run(run.spec, readdress(run.plan, held), run.image)
 
 
-def _header(source: Source, run: Run, made: list[Object]) -> str:
-    remarks = [f"the cluster needs JobSet {MINIMUM} or newer", *manifests.notes(run, made)]
+def notes(run: Run) -> list[str]:
+    """Return what a person should know about the JobSet."""
+    found = [f"the cluster needs JobSet {MINIMUM} or newer"]
     if any(group.decisive and jobs.ends_late(run, group) for group in groups(run.plan)):
-        remarks.append(
+        found.append(
             "the workers that are not supervised do not end with the first: set kubernetes.version to 1.31 or newer, or delete the set"
         )
-    return manifests.header(source, remarks)
+    return found
 
 
 def _replicated(run: Run, group: Group) -> Object:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from launcher.errors import UsageError
 from launcher.images import REPOSITORY, image_for, is_ours
-from launcher.render.kubernetes import configmaps, jobs, network, storage, tensorboard
+from launcher.render.kubernetes import configmaps, jobs, jobset, network, storage, tensorboard
 from launcher.render.kubernetes.objects import ENDS_AFTER, Object, Run
 from launcher.render.targets import Source
 from launcher.render.yaml_text import text
@@ -27,7 +27,8 @@ def files(source: Source) -> dict[str, str]:
 
 def objects(run: Run) -> list[Object]:
     """Return the objects of a run: what others need comes first."""
-    return [*surroundings(run), network.headless(run), *jobs.jobs(run), *tensorboard.tensorboard(run)]
+    tasks = [jobset.jobset(run)] if run.options.gang == "jobset" else [network.headless(run), *jobs.jobs(run)]
+    return [*surroundings(run), *tasks, *tensorboard.tensorboard(run)]
 
 
 def surroundings(run: Run) -> list[Object]:
@@ -38,7 +39,8 @@ def surroundings(run: Run) -> list[Object]:
 def run_of(source: Source) -> Run:
     """Return what is rendered. Raises UsageError for data of this machine, which no pod can see."""
     _check_data(source.spec)
-    return Run(source.spec, source.plan, image_for(source.spec))
+    run = Run(source.spec, source.plan, image_for(source.spec))
+    return jobset.readdressed(run) if run.options.gang == "jobset" else run
 
 
 def notes(run: Run, made: list[Object]) -> list[str]:
@@ -92,12 +94,14 @@ def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, st
 def _notes(source: Source) -> list[str]:
     run = run_of(source)
     found = notes(run, objects(run))
+    if run.options.gang == "jobset":
+        return [*jobset.notes(run), *found]
     if any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
         found.append(
             "what is not supervised does not end with the run by itself: `launcher up` or `launcher wait` ends it, or delete its Jobs"
         )
     if run.options.queue:
-        found.append("Kueue admits the Job of each role by itself; rendered with `--to jobset` it admits all or none")
+        found.append("Kueue admits the Job of each role by itself; with `kubernetes: {gang: jobset}` it admits all or none")
     return found
 
 

@@ -1,5 +1,7 @@
 """The status of a run, from objects such as the API server gives."""
 
+from typing import Any
+
 import pytest
 
 from launcher.backend.kubernetes.observe import Seen, age, status
@@ -160,6 +162,23 @@ def test_the_jobs_of_a_jobset_wait_for_its_queue() -> None:
     queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
     found = status(Seen("digits", [job("chief", suspend=True), job("worker", suspend=True)], [], whole=queued), NOW)
     assert (found.state, {task.reason for task in found.tasks}) == (State.PENDING, {"waits for its queue team"})
+
+
+def test_what_waits_for_its_queue_says_why_it_is_not_admitted() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    queued = {"metadata": {"labels": labels, "uid": "s"}, "spec": {"suspend": True}}
+
+    def workload(owner: str, message: str) -> dict[str, Any]:
+        said = {"type": "QuotaReserved", "status": "False", "message": message}
+        return {"metadata": {"ownerReferences": [{"uid": owner}]}, "status": {"conditions": [said]}}
+
+    workloads = [workload("x", "another's"), workload("s", "couldn't assign flavors to pod set chief: insufficient quota for cpu")]
+    found = status(Seen("digits", [job("chief", suspend=True)], [], whole=queued, queued=workloads), NOW)
+    assert found.reason == f"chief: waits for its queue team: {workloads[1]['status']['conditions'][0]['message']}"
+    # Each Job by itself, where none is the whole.
+    alone = job("chief", suspend=True, labels=labels)
+    alone["metadata"]["uid"] = "x"
+    assert status(Seen("digits", [alone], [], queued=workloads), NOW).reason == "chief: waits for its queue team: another's"
 
 
 @pytest.mark.parametrize("seconds, words", [(0.4, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (200_000, "2d"), (-5, "0s")])

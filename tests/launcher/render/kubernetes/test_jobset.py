@@ -27,6 +27,12 @@ def test_one_jobset_takes_the_place_of_jobs_and_headless_service(rendered: Rende
     assert all("subdomain" not in one["template"]["spec"]["template"]["spec"] for one in replicated)
 
 
+def test_a_spec_can_ask_for_it(rendered: Rendered) -> None:
+    spec = CLUSTER + "kubernetes: {gang: jobset}\n"
+    assert rendered(spec) == rendered(spec, to="jobset")
+    assert ("JobSet", "digits") in rendered(spec)
+
+
 def test_addresses_are_the_names_that_a_jobset_gives_its_pods(rendered: Rendered) -> None:
     members = json.loads(rendered(CLUSTER, to="jobset")["ConfigMap", "digits-cluster"]["data"]["TF_CLUSTER"])
     assert members["worker"] == ["digits-worker-0-0.digits:2222", "digits-worker-0-1.digits:2222"]
