@@ -1,6 +1,5 @@
 """Whether the nodes of a cluster have what a spec asks for."""
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.programs import roles_of
+from launcher.spec.quantities import millicores
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
@@ -127,7 +127,7 @@ def _wanted(spec: ClusterSpec, role: Role) -> Wanted:
     options = spec.kubernetes
     wanted = {"pods": 1.0}
     if role.cpu is not None:
-        wanted["cpu"] = math.ceil(role.cpu * 1000) / 1000
+        wanted["cpu"] = millicores(role.cpu) / 1000
     if role.memory is not None:
         wanted["memory"] = amount(role.memory)
     if role.gpus:

@@ -52,6 +52,11 @@ def parse_cpu(value: object) -> float:
     return cores
 
 
+def millicores(cores: float) -> int:
+    """Return cores in thousandths, which is what Kubernetes counts them in: 1.1 is 1100, and what is finer is rounded up."""
+    return math.ceil(round(cores * 1000, 6))  # 1.1 * 1000 is a little more than 1100
+
+
 def parse_memory(value: object) -> int:
     """Return bytes from `"4Gi"`, `"512M"`, `"1.5Gi"`. Raises FieldError (a ValueError) for anything else."""
     if isinstance(value, str) and (match := _MEASURE.match(value)):

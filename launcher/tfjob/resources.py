@@ -1,6 +1,5 @@
 """Requests and limits of the task's container: fields of the role where they are equal, else an override."""
 
-import math
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -63,7 +62,7 @@ def _as_fields(limits: dict[str, str]) -> bool:
             cores = quantities.parse_cpu(limits["cpu"])
             thousandths = Decimal(limits["cpu"][:-1]) if limits["cpu"].endswith("m") else Decimal(limits["cpu"]) * 1000
             # As the pod gets it.
-            return cores <= 1024 and math.ceil(cores * 1000) == thousandths
+            return cores <= 1024 and quantities.millicores(cores) == thousandths
     except (FieldError, InvalidOperation):
         return False
     return True

@@ -16,6 +16,7 @@ from launcher.render.kubernetes.objects import CLUSTER_LABEL, TRAINER, Object, R
 from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
 from launcher.spec.models import Role
 from launcher.spec.programs import roles_of
+from launcher.spec.quantities import millicores
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TMP = "/tmp"  # noqa: S108 - the pod's own
@@ -158,7 +159,7 @@ def _resources(run: Run, group: Group) -> Object:
     role = _role(run, group)
     amounts: Object = {}
     if role.cpu is not None:
-        amounts["cpu"] = str(int(role.cpu)) if float(role.cpu).is_integer() else f"{math.ceil(role.cpu * 1000)}m"
+        amounts["cpu"] = str(int(role.cpu)) if float(role.cpu).is_integer() else f"{millicores(role.cpu)}m"
     if role.memory is not None:
         amounts["memory"] = role.memory
     gpus = {run.options.gpu_resource: str(role.gpus)} if role.gpus else {}

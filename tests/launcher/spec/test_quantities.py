@@ -3,12 +3,17 @@
 import pytest
 
 from launcher.spec.problems import FieldError
-from launcher.spec.quantities import parse_cpu, parse_duration, parse_memory
+from launcher.spec.quantities import millicores, parse_cpu, parse_duration, parse_memory
 
 
 @pytest.mark.parametrize("written, cores", [(2, 2.0), (0.25, 0.25), ("500m", 0.5), ("4", 4.0), ("1.5", 1.5), ("1m", 0.001)])
 def test_cpu(written: object, cores: float) -> None:
     assert parse_cpu(written) == cores
+
+
+@pytest.mark.parametrize("cores, thousandths", [(1.1, 1100), (2.2, 2200), (0.001, 1), (0.0015, 2), (4.35, 4350), (1024.0, 1024000)])
+def test_cores_are_counted_in_thousandths(cores: float, thousandths: int) -> None:
+    assert millicores(cores) == thousandths
 
 
 @pytest.mark.parametrize(
