@@ -52,14 +52,21 @@ def image_of(task: Task, spec: ClusterSpec) -> str:
     return task.image or image_for(spec)
 
 
+def board_image(spec: ClusterSpec) -> str:
+    """Return the image that TensorBoard's container starts from: its own, else the spec's or ours."""
+    return (spec.tensorboard and spec.tensorboard.image) or image_for(spec)
+
+
 def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
     """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, if there is one.
 
-    `board` says whether there is; where it does not, there is one if the run has a volume.
+    `board` says whether there is; where it does not, there is one if the spec wants one and the run has a volume.
     """
     usual = image_for(spec)
-    has_board = programs.storage_of(spec) is not None if board is None else board
-    return list(dict.fromkeys([*([usual] if has_board else []), *(role.image or usual for role in programs.roles_of(spec).values())]))
+    has_board = programs.has_tensorboard(spec) if board is None else board
+    return list(
+        dict.fromkeys([*([board_image(spec)] if has_board else []), *(role.image or usual for role in programs.roles_of(spec).values())])
+    )
 
 
 def is_ours(name: str) -> bool:

@@ -12,6 +12,7 @@ def command(spec: ClusterSpec, plan: Plan) -> list[str]:
 
     It listens on every interface of its container: what publishes the port, and policies, say who reaches it.
     """
-    ours = spec.image is None or spec.train is not None
+    own = spec.tensorboard.image if spec.tensorboard else None
+    ours = own is None and (spec.image is None or spec.train is not None)
     start = (*rules.TRAINER[:-1], "trainer.tensorboard") if ours else ("python", "-m", "tensorboard.main")
     return [*start, "--logdir", f"{plan.run_dir}/logs", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104

@@ -19,8 +19,9 @@ from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.render import board, labels, parent_file
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
-from launcher.spec.models import ClusterSpec
-from launcher.spec.programs import storage_of
+from launcher.spec.models import ClusterSpec, TensorBoard
+from launcher.spec.programs import has_tensorboard, storage_of
+from launcher.spec.quantities import parse_memory
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
 
@@ -86,8 +87,8 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             **_storage(source, member),
         }
     has_volume = storage_of(spec) is not None
-    if has_volume:
-        services[TENSORBOARD] = _tensorboard(spec, plan, hardened, common)
+    if spec.tensorboard is not None and has_volume:
+        services[TENSORBOARD] = _tensorboard(spec, spec.tensorboard, plan, hardened, common)
     document = {
         "name": plan.name,
         "x-labels": common,
@@ -107,13 +108,13 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def _header(source: Source) -> str:
     plan = source.plan
-    published = source.spec.tensorboard
+    published = source.spec.tensorboard if storage_of(source.spec) else None
     needed = all_for(source.spec)
     trains = plan.strategy in TRAINING
     has_volume = storage_of(source.spec) is not None
     does = "trains;" if trains else "runs;  "
     again = "goes on from the last checkpoint" if trains and has_volume else "runs it again from its beginning"
-    serves = f", TensorBoard goes on serving\n  {'':<33}on http://{_host(published.host)}:{published.port}" if has_volume else ""
+    serves = f", TensorBoard goes on serving\n  {'':<33}on http://{_host(published.host)}:{published.port}" if published else ""
     removes = f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too"
     lines = [
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
@@ -253,14 +254,15 @@ def _own_environment(task: Task, shared: dict[str, str | None]) -> dict[str, str
 
 def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
     size = task.resources
-    limits: dict[str, Any] = {}
-    if size.cpu is not None:
-        limits["cpus"] = size.cpu
-    if size.memory is not None:
-        limits |= {"mem_limit": _size(size.memory), "memswap_limit": _size(size.memory)}
+    limits = _amounts(size.cpu, size.memory)
     if devices:
         limits["deploy"] = {"resources": {"reservations": {"devices": [devices]}}}
     return limits
+
+
+def _amounts(cpu: float | None, memory: int | None) -> dict[str, Any]:
+    limits: dict[str, Any] = {} if cpu is None else {"cpus": cpu}
+    return limits | ({} if memory is None else {"mem_limit": _size(memory), "memswap_limit": _size(memory)})
 
 
 def _prepares(plan: Plan) -> bool:
@@ -310,10 +312,10 @@ def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
 # What is beside the tasks
 
 
-def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
-    published = spec.tensorboard
+def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
     return {
         MERGE: base,
+        **({"image": _image(wanted.image)} if wanted.image else {}),
         "hostname": TENSORBOARD,
         "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
         "entrypoint": [],
@@ -329,7 +331,8 @@ def _tensorboard(spec: ClusterSpec, plan: Plan, base: dict[str, Any], common: di
             "start_period": "60s",
         },
         "networks": [TENSORBOARD],
-        "ports": [{"host_ip": _host(published.host), "published": str(published.port), "target": board.PORT, "protocol": "tcp"}],
+        "ports": [{"host_ip": _host(wanted.host), "published": str(wanted.port), "target": board.PORT, "protocol": "tcp"}],
+        **_amounts(wanted.cpu, None if wanted.memory is None else parse_memory(wanted.memory)),
         "volumes": [{"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
     }
 
@@ -356,7 +359,7 @@ def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
     networks: dict[str, Any] = {
         # TensorFlow runs what anybody sends to its port: nobody but the run's own tasks reaches it.
         "cluster": {"internal": True, "driver_opts": _NO_HOST, "labels": common},
-        **({TENSORBOARD: {"labels": common}} if storage_of(spec) else {}),
+        **({TENSORBOARD: {"labels": common}} if has_tensorboard(spec) else {}),
     }
     if _downloads(spec):
         networks["egress"] = {"labels": common}

@@ -87,6 +87,8 @@ def dump(spec: ClusterSpec) -> dict[str, Any]:
         dumped["train"] = train
     if storage is None:
         del dumped["storage"]
+    if spec.tensorboard is None:
+        dumped["tensorboard"] = False
     return dumped
 
 

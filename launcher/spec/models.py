@@ -32,6 +32,12 @@ def _storage(value: object) -> object:
     return value
 
 
+def _tensorboard(value: object) -> object:
+    if value is None:
+        raise FieldError("`tensorboard` has no value", "a mapping, or false", "write `tensorboard: false` for none, or leave the key out")
+    return None if value is False else value
+
+
 Env = dict[str, Annotated[Annotated[str, Tag(TEXT)] | Annotated[FromSecret, Tag(SECRET)], Discriminator(kind_of_value)]]
 Image = Annotated[str, AfterValidator(names.check_image)]
 Command = Annotated[list[str], Field(min_length=1)]
@@ -89,11 +95,19 @@ class Storage(Section):
 
 
 class TensorBoard(Section):
-    """TensorBoard beside the run."""
+    """TensorBoard beside the run; `false` in place of the section for none. This machine starts none: `launcher tensorboard` does."""
 
     port: int = Field(6006, ge=1, le=65535, description="The port it answers on.")
     host: Annotated[str, AfterValidator(names.check_host)] = Field(
         "127.0.0.1", description="The address it listens on; loopback unless you open it."
+    )
+    image: Image | None = Field(
+        None,
+        description="Its container's image, with `python` and TensorBoard in it; that of the tasks without one of their role's when left out.",
+    )
+    cpu: Cpu | None = Field(None, description="CPU cores it gets. On Kubernetes it asks for 100m, without a limit, when left out.")
+    memory: Memory | None = Field(
+        None, description="Memory it gets. On Kubernetes it asks for 512Mi, and 2Gi are the limit, when left out. No limit in Compose."
     )
 
 
@@ -161,6 +175,8 @@ class ClusterSpec(Section):
         description="The volume of the run directory. When left out there is one with the defaults, except where all tasks are a `command` in images "
         "of your own: those have no volume, no RUN_DIR and no TensorBoard in containers. With `storage: {}` they have.",
     )
-    tensorboard: TensorBoard = Field(default_factory=TensorBoard, description="TensorBoard beside the run.")
+    tensorboard: Annotated[TensorBoard | None, BeforeValidator(_tensorboard, json_schema_input_type=TensorBoard | Literal[False])] = Field(
+        default_factory=TensorBoard, description="TensorBoard beside the run; `false` for none."
+    )
     limits: Limits = Field(default_factory=Limits, description="When to give up.")
     kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="What only Kubernetes needs to know.")

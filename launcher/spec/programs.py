@@ -63,6 +63,11 @@ def storage_of(spec: ClusterSpec) -> Storage | None:
     return spec.storage or (None if brings_images and spec.kubernetes.claim is None else Storage())
 
 
+def has_tensorboard(spec: ClusterSpec) -> bool:
+    """Return whether TensorBoard runs beside the containers of a run: it reads the run's volume."""
+    return spec.tensorboard is not None and storage_of(spec) is not None
+
+
 def sets_variables(dumped: Mapping[str, Any]) -> bool:
     """Return whether a spec, as `loader.dump` has it, sets environment variables, which may be passwords."""
     roles = (dumped.get("roles") or {}).values()

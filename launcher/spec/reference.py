@@ -149,7 +149,7 @@ def _type(field: dict[str, Any]) -> str:
     if "$ref" in field:
         return "section"
     if "const" in field:
-        return f"`{field['const']}`"
+        return f"`{json.dumps(field['const'])}`"
     if "enum" in field:
         return ", ".join(f"`{choice}`" for choice in field["enum"])
     if field.get("type") == "array":

@@ -28,7 +28,10 @@ _SHORTHANDS = {
 }
 
 # What people mean who switch a section on or off -> what to write.
-_SWITCHES = {"export": {False: "write `export: {formats: []}`, which exports nothing", True: "write `export: {}`"}}
+_SWITCHES = {
+    "export": {False: "write `export: {formats: []}`, which exports nothing", True: "write `export: {}`"},
+    "tensorboard": {True: "write `tensorboard: {}`, or leave the key out"},
+}
 
 # Keys that people bring from Keras and from other launchers -> what to do instead.
 _IN_THE_MODEL = "give it to the model's `compile`, in the code that `train.workload` names"

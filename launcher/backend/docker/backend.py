@@ -243,6 +243,9 @@ class DockerBackend:
         with asking(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
         spec = state.read_json(layout.spec)
+        if spec is not None and spec.get("tensorboard") is False:
+            remedy = f"remove `tensorboard: false`, and start it again; or copy the logs here: launcher get {name} logs --on docker"
+            raise UsageError(f"the spec of the run {name} wants no TensorBoard", remedy)
         if spec is not None and not spec.get("storage"):
             raise UsageError(f"the run {name} has no volume, and so no TensorBoard", "write `storage: {}` in its spec, and start it again")
         if spec is None or not has_logs:

@@ -83,7 +83,7 @@ class Run:
     @property
     def has_tensorboard(self) -> bool:
         """Whether TensorBoard runs beside the tasks: it reads the run's volume."""
-        return self.options.tensorboard and self.storage is not None
+        return self.options.tensorboard and programs.has_tensorboard(self.spec)
 
     @property
     def own_claim(self) -> bool:

@@ -157,18 +157,15 @@ def _role(run: Run, group: Group) -> Role:
 def _resources(run: Run, group: Group) -> Object:
     """Return requests that equal limits: what a task is given is its own, and it is the last to be evicted."""
     role = _role(run, group)
-    amounts: Object = {}
-    if role.cpu is not None:
-        amounts["cpu"] = str(int(role.cpu)) if float(role.cpu).is_integer() else f"{millicores(role.cpu)}m"
-    if role.memory is not None:
-        amounts["memory"] = role.memory
+    given = amounts(role.cpu, role.memory)
     gpus = {run.options.gpu_resource: str(role.gpus)} if role.gpus else {}
-    found: Object = {}
-    if amounts:
-        found["requests"] = dict(amounts)
-    if amounts or gpus:
-        found["limits"] = amounts | gpus
-    return found
+    return ({"requests": dict(given)} if given else {}) | ({"limits": given | gpus} if given or gpus else {})
+
+
+def amounts(cpu: float | None, memory: str | None) -> Object:
+    """Return cores and memory as a container's requests and limits have them; nothing of what has no limit."""
+    cores = {} if cpu is None else {"cpu": str(int(cpu)) if float(cpu).is_integer() else f"{millicores(cpu)}m"}
+    return cores | ({} if memory is None else {"memory": memory})
 
 
 def _volumes(run: Run, group: Group) -> list[Object]:

@@ -1,16 +1,20 @@
 """TensorBoard beside a run: a Deployment that reads the run's volume, and the Service in front of it. Pure."""
 
+from launcher.images import board_image
 from launcher.render import board
 from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, checked, metadata, pod_metadata, selector
+from launcher.spec.models import TensorBoard
 
 # TensorBoard reads event files into memory; what it needs grows with a run, from 80 MiB (with TensorFlow in it 530) by some hundreds.
-_RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
+_LIMITS = {"memory": "2Gi"}
 
 
 def tensorboard(run: Run) -> list[Object]:
     """Return the objects of TensorBoard; none where the spec wants none."""
-    if not run.has_tensorboard:
+    wanted = run.spec.tensorboard
+    if wanted is None or not run.has_tensorboard:
         return []
     name = checked(f"{run.name}-tensorboard")
     deployment = {
@@ -18,11 +22,11 @@ def tensorboard(run: Run) -> list[Object]:
         # Never two of them: the volume may be one that one pod at a time can mount.
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector(run, TENSORBOARD)},
-        "template": _template(run),
+        "template": _template(run, wanted),
     }
     service = {
         "selector": selector(run, TENSORBOARD),
-        "ports": [{"name": "http", "port": run.spec.tensorboard.port, "targetPort": board.PORT}],
+        "ports": [{"name": "http", "port": wanted.port, "targetPort": board.PORT}],
     }
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, name, TENSORBOARD), "spec": service},
@@ -30,15 +34,17 @@ def tensorboard(run: Run) -> list[Object]:
     ]
 
 
-def _template(run: Run) -> Object:
+def _template(run: Run, wanted: TensorBoard) -> Object:
     head = pod_metadata(run, TENSORBOARD)
     head["labels"] |= storage.volume_labels(run)
     volume, mount = pods.tmp()
+    amounts = pods.amounts(wanted.cpu, wanted.memory)
     container = pods.container(run, TENSORBOARD, board.command(run.spec, run.plan)) | {
+        "image": board_image(run.spec),
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
         "ports": [{"name": "http", "containerPort": board.PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
-        "resources": _RESOURCES,
+        "resources": {"requests": _REQUESTS | amounts, "limits": _LIMITS | amounts},
         "volumeMounts": [storage.mount(read_only=True), mount],
     }
     spec: Object = {

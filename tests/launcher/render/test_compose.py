@@ -247,6 +247,20 @@ def test_tensorboard_does_without_tensorflow_where_the_image_has_the_trainer(ren
         assert rendered(program)["services"]["tensorboard"]["command"][:4] == ["python", "-P", "-m", "trainer.tensorboard"]
 
 
+def test_tensorboard_has_an_image_and_limits_of_its_own_or_is_not_there(rendered: Render, text: Callable[[str], str]) -> None:
+    board = rendered(TRAIN + "tensorboard: {image: 'tensorflow/tensorflow:2.19.0', cpu: 0.5, memory: 1Gi, port: 7007}\n")["services"][
+        "tensorboard"
+    ]
+    assert (board["image"], board["command"][:3]) == ("tensorflow/tensorflow:2.19.0", ["python", "-m", "tensorboard.main"])
+    assert (board["cpus"], board["mem_limit"], board["memswap_limit"], board["ports"][0]["published"]) == (0.5, "1g", "1g", "7007")
+    off = TRAIN + "tensorboard: false\n"
+    document = rendered(off)
+    assert list(document["services"]) == ["chief"]
+    assert list(document["networks"]) == ["cluster"]
+    assert list(document["volumes"]) == ["run"]
+    assert "TensorBoard" not in text(off)
+
+
 def test_an_image_of_ones_own_gets_its_volume_made_writable_first(rendered: Render) -> None:
     services = rendered("image: mine:1\ncommand: [python, train.py]\nsupervise: false\nstorage: {}\n")["services"]
     assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/runs"]

@@ -360,8 +360,20 @@ def test_tensorboard_reads_the_logs_and_cannot_write(rendered: Rendered) -> None
     assert board["command"][board["command"].index("--logdir") + 1] == "/runs/digits/logs"
     assert [mount for mount in board["volumeMounts"] if mount["name"] == "run"] == [{"name": "run", "mountPath": "/runs", "readOnly": True}]
     assert objects["Service", "digits-tensorboard"]["spec"]["ports"] == [{"name": "http", "port": 7007, "targetPort": 6006}]
-    none = rendered(CLUSTER + "kubernetes: {tensorboard: false}\n")
-    assert not any("tensorboard" in name for _, name in none)
+    for off in ("tensorboard: false\n", "kubernetes: {tensorboard: false}\n"):
+        assert not any("tensorboard" in name for _, name in rendered(CLUSTER + off))
+
+
+def test_tensorboard_s_image_and_resources_are_its_own(rendered: Rendered) -> None:
+    def board(section: str) -> dict[str, Any]:
+        (made,) = rendered(CLUSTER + section)["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]
+        assert isinstance(made, dict)
+        return made
+
+    assert board("")["resources"] == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+    own = board("tensorboard: {image: 'tensorflow/tensorflow:2.19.0', memory: 8Gi, cpu: 1.1}\n")
+    assert own["resources"] == {"requests": {"cpu": "1100m", "memory": "8Gi"}, "limits": {"cpu": "1100m", "memory": "8Gi"}}
+    assert (own["image"], own["command"][:3]) == ("tensorflow/tensorflow:2.19.0", ["python", "-m", "tensorboard.main"])
 
 
 def test_a_namespace_stands_in_every_object_and_nowhere_else(rendered: Rendered) -> None:
