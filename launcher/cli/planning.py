@@ -47,6 +47,8 @@ def _anywhere(spec: ClusterSpec, written: ClusterSpec, directory: Path) -> Clust
     update: dict[str, Any] = {}
     if spec.code is not None and written.code is not None:
         update["code"] = _from_file(spec.code, written.code, directory)
+    if spec.env_file is not None and written.env_file is not None:
+        update["env_file"] = _from_file(spec.env_file, written.env_file, directory)
     if spec.train is not None and written.train is not None:
         update["train"] = spec.train.model_copy(update={"data": _from_file(spec.train.data, written.train.data, directory)})
     return spec.model_copy(update=update)

@@ -1,7 +1,6 @@
 """`launcher up`: run a spec, and follow it until it is done."""
 
 import json
-import os
 import signal
 import sys
 import time
@@ -46,6 +45,7 @@ def up(
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import planned_there
     from launcher.cli.rerun import Asked, alone, before, changed, check_place, decide, from_where, is_there, move_aside, other_spec
+    from launcher.cli.secrets import supply
     from launcher.spec.loader import dump
 
     if fresh and resume:
@@ -71,7 +71,7 @@ def up(
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         if on != "kubernetes":
-            _check_secrets(plan)
+            supply(plan, spec.env_file)
         if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(backend.reserve(plan, dump(spec)))
@@ -84,21 +84,6 @@ def up(
             backend.start(plan, dump(spec), detach=True)
             return _detached(plan, runs, as_json=as_json)
         return _foreground(backend, plan, dump(spec), runs, started_by, as_json=as_json, started=starting.close)
-
-
-def _check_secrets(plan: Plan) -> None:
-    """Raise UsageError where tasks take secrets from this environment, and it has none of a name, or one name is of two secrets."""
-    meant: dict[str, set[str]] = {}
-    for task in plan.tasks:
-        for name, value in task.secrets.items():
-            meant.setdefault(name, set()).add(f"{value.key} of {value.secret}")
-    if several := {name: sorted(values) for name, values in meant.items() if len(values) > 1}:
-        named = "; ".join(f"{name} ({', '.join(values)})" for name, values in several.items())
-        raise UsageError(f"outside Kubernetes one variable cannot be of two secrets: {named}", "give each its own name")
-    if missing := [name for name in meant if name not in os.environ]:
-        named = "; ".join(f"{name} ({min(meant[name])})" for name in missing)
-        remedy = f"set them first: export {' '.join(f'{name}=...' for name in missing)}"
-        raise UsageError(f"these secrets are not set in this environment, where tasks take them from: {named}", remedy)
 
 
 def _sayer(*, as_json: bool) -> Any:

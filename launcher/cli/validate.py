@@ -9,6 +9,7 @@ import typer
 from launcher.cli.formats import count
 from launcher.cli.options import Json, Set
 from launcher.errors import Problem, SpecError
+from launcher.plan.left_out import PLACES, left_out
 from launcher.spec.models import ClusterSpec
 from launcher.spec.programs import described, storage_of
 
@@ -52,6 +53,6 @@ def _ok(file: Path, spec: ClusterSpec) -> str:
 
 
 def _notices(spec: ClusterSpec) -> list[str]:
-    if storage_of(spec) is not None:
-        return []
-    return ["in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; with `storage: {}` it has"]
+    without = "in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; with `storage: {}` it has"
+    found = [without] if storage_of(spec) is None else []
+    return found + [f"{place}: {words}" for target, place in PLACES.items() for words in left_out(spec, target)]

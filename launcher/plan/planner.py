@@ -14,6 +14,7 @@ from launcher.plan import machine as machines
 from launcher.plan import rules, shares
 from launcher.plan.addresses import ENDING_PORT, check_size, cluster
 from launcher.plan.addresses import addresses as addresses_on
+from launcher.plan.left_out import left_out
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
@@ -106,7 +107,7 @@ def plan(
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
         decisive=rules.decisive((member.name for member in members), is_command=spec.train is None, success=spec.success),
         graces=_graces(spec),
-        notices=notices,
+        notices=(*notices, *left_out(spec, target)),
         spec_dir=str(common.spec_dir),
     )
 

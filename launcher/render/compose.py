@@ -127,13 +127,14 @@ def _header(source: Source) -> str:
         f"  docker compose -f FILE up        {does} every task ends by itself{serves}",
         f"  docker compose -f FILE down      removes the containers; up {again}",
         *([removes] if has_volume else []),
-        *(f"Note: {note}." for note in _notes(source.spec, plan)),
+        *(f"Note: {note}." for note in (*_notes(source), *plan.notices)),
     ]
     # What a line is to YAML is what ends a comment, whatever stood in a name or an option.
     return "".join(f"# {part}\n" for line in lines for part in line.splitlines()) + "\n"
 
 
-def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
+def _notes(source: Source) -> list[str]:
+    spec, plan = source.spec, source.plan
     notes = []
     if plan.deadline is not None:
         notes.append("limits.deadline is kept by `launcher up --on docker`; Compose knows no deadline")
@@ -152,7 +153,8 @@ def _notes(spec: ClusterSpec, plan: Plan) -> list[str]:
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
     if secrets := sorted({name for task in plan.tasks for name in task.secrets}):
-        notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(secrets)}")
+        file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
+        notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(secrets)}{file}")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
     if spec.storage is not None:

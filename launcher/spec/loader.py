@@ -186,6 +186,8 @@ def _with_absolute_paths(spec: ClusterSpec, directory: Callable[[SpecPath], Path
     update: dict[str, Any] = {}
     if spec.code is not None:
         update["code"] = str(resolved(directory(("code",)), spec.code))
+    if spec.env_file is not None:
+        update["env_file"] = str(resolved(directory(("env_file",)), spec.env_file))
     if spec.train is not None and rules.is_directory_name(spec.train):
         data = str(resolved(directory(("train", "data")), spec.train.data))
         train: Train = spec.train.model_copy(update={"data": data})

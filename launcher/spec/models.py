@@ -170,6 +170,11 @@ class ClusterSpec(Section):
         default_factory=dict,
         description="Environment variables of every task: a text, or `{secret: NAME, key: KEY}` for what no file is to have.",
     )
+    env_file: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="A file that has values for those variables of `env` that come from secrets, in lines of `NAME=value`; relative to the spec. It is "
+        "read on this machine and for Compose, for what is not set where `launcher up` is called. On Kubernetes the Secrets have the values.",
+    )
     storage: Annotated[Storage | None, BeforeValidator(_storage, json_schema_input_type=Storage)] = Field(
         None,
         description="The volume of the run directory. When left out there is one with the defaults, except where all tasks are a `command` in images "

@@ -121,6 +121,16 @@ def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
         yield Finding(("supervise",), message, expected, "remove `supervise`, or name the image without Python in `image`", on="key")
 
 
+def env_file_has_a_use(subject: Subject) -> Iterator[Finding]:
+    """A file with values of secrets is for variables that come from some."""
+    spec = subject.spec
+    given = [spec.env, *(role.env for role in roles_of(spec).values())]
+    if spec.env_file is not None and not any(isinstance(value, FromSecret) for variables in given for value in variables.values()):
+        message = "`env_file` has the values of variables that come from secrets, and no variable does"
+        remedy = "name what is to be taken from it: `env: {TOKEN: {secret: my-secret, key: token}}`; or remove `env_file`"
+        yield Finding(("env_file",), message, "`env` with a `{secret, key}` beside it", remedy, on="key")
+
+
 def env_names(subject: Subject) -> Iterator[Finding]:
     """Environment variables have usable names that are not the launcher's own."""
     given: dict[Path, Env] = {("env",): subject.spec.env}

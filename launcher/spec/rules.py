@@ -291,6 +291,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "export"),), best_is_known),
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
     ((), program_rules.env_names),
+    ((("env",), ("env_file",), ("roles",)), program_rules.env_file_has_a_use),
     ((), kubernetes_rules.labels),
     ((), kubernetes_rules.volumes_apart),
     ((("code",),), code_exists),

@@ -93,7 +93,7 @@ def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, st
 
 def _notes(source: Source) -> list[str]:
     run = run_of(source)
-    found = notes(run, objects(run))
+    found = [*notes(run, objects(run)), *run.plan.notices]
     if run.options.gang == "jobset":
         return [*jobset.notes(run), *found]
     if any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):

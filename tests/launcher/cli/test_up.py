@@ -109,6 +109,21 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     done = cli("up", "toy.yaml", env={"TOKEN": "hunter2"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "toy is complete" in cli("up", "toy.yaml").stdout
+    other = "# for the team\nexport OTHER=hunter3\nTOKEN='hunter2'  # quoted\n"
+    for text, said in (
+        (None, "cannot be read: No such file"),
+        (other.replace("TOKEN", "hunter2"), "nor in"),
+        ("TOKEN='hunter2", "env:1: "),
+    ):
+        if text is not None:
+            (tmp_path / "team.env").write_text(text)
+        (tmp_path / "file.yaml").write_text(json.dumps({**document, "name": "file", "env_file": "team.env"}))
+        refused = cli("up", "file.yaml")
+        assert (refused.returncode, said in refused.stderr, "hunter2" in refused.stderr) == (2, True, False), refused.stderr
+    (tmp_path / "team.env").write_text(other)
+    read = cli("up", "file.yaml")
+    assert read.returncode == 0, read.stdout + read.stderr
+    assert "on Kubernetes: env_file is not read" in cli("validate", "file.yaml").stdout
     two = {"chief": {}, "worker": {"env": {"TOKEN": {"secret": "other", "key": "token"}}}}
     (tmp_path / "two.yaml").write_text(json.dumps({**document, "name": "two", "strategy": "multi_worker_mirrored", "roles": two}))
     refused = cli("up", "two.yaml", env={"TOKEN": "hunter2"})
@@ -118,7 +133,9 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     assert '"secrets"' in plan
     files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     assert files
-    assert "hunter2" not in "".join([done.stdout, done.stderr, plan, *(file.read_text(errors="replace") for file in files)])
+    assert "hunter2" not in "".join(
+        [done.stdout, done.stderr, read.stdout, read.stderr, plan, *(file.read_text(errors="replace") for file in files)]
+    )
 
 
 def test_a_second_up_of_a_complete_run_says_so(cli: Cli, spec: Spec) -> None:

@@ -284,7 +284,9 @@ def test_a_program_in_an_image_of_ones_own_has_no_volume_unless_it_is_asked_for(
     assert rendered(own + "storage: {}\n")["services"]["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
 
 
-def test_a_secret_s_value_is_taken_from_where_compose_is_called(rendered: Render, text: Callable[[str], str], monkeypatch: Any) -> None:
+def test_a_secret_s_value_is_taken_from_where_compose_is_called(
+    rendered: Render, text: Callable[[str], str], monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TOKEN", "hunter2")
     one = "roles: {chief: {}, worker: {env: {TOKEN: {secret: team, key: token}}}}\nstrategy: multi_worker_mirrored\n" + TRAIN
     services = rendered(one)["services"]
@@ -293,7 +295,9 @@ def test_a_secret_s_value_is_taken_from_where_compose_is_called(rendered: Render
     every = "env: {TOKEN: {secret: team, key: token}}\n" + TRAIN
     assert rendered(every)["services"]["chief"]["environment"]["TOKEN"] is None
     assert "the environment that `docker compose up` is called in has to have TOKEN" in text(every)
-    assert "hunter2" not in text(one) + text(every)
+    (tmp_path / "team.env").write_text("TOKEN=hunter2\n")
+    assert "has to have TOKEN, or team.env as `docker compose --env-file` reads it" in text(every + "env_file: team.env\n")
+    assert "hunter2" not in text(one) + text(every) + text(every + "env_file: team.env\n")
 
 
 def test_dollars_reach_the_program_as_they_are(rendered: Render) -> None:

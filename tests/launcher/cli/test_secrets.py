@@ -1,0 +1,55 @@
+"""The file that has values of secrets outside Kubernetes: how its lines are read, and that none is shown."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.secrets import read, supply
+from launcher.errors import UsageError
+from launcher.plan.planner import plan
+from launcher.spec.models import ClusterSpec
+
+
+@pytest.mark.parametrize(
+    "line, value",
+    [
+        ("A=b", "b"),
+        ("  export A = b c \t", "b c"),
+        ("A=", ""),
+        ("A=b # a comment", "b"),
+        ("A=#b#c", "#b#c"),
+        ("A=$b=${c}", "$b=${c}"),
+        ("A='b # $c' # d", "b # $c"),
+        (r'A="b\n\"c\" \\ \$d"', 'b\n"c" \\ $d'),
+        ("A=b'c'", "b'c'"),
+    ],
+)
+def test_a_line_is_read_as_compose_reads_it(line: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "team.env").write_text(f"# A=no\nA=first\n\n{line}\n")
+    assert read(tmp_path / "team.env") == {"A": value}
+
+
+@pytest.mark.parametrize("line", ["hunter2", "1A=hunter2", "A-B=hunter2", "A='hunter2", 'A="hunter2" more', "=hunter2"])
+def test_what_is_no_line_of_it_is_refused_and_not_shown(line: str, tmp_path: Path) -> None:
+    (tmp_path / "team.env").write_text(f"B=c\n{line}\n")
+    with pytest.raises(UsageError, match=r"team\.env:2: ") as refused:
+        read(tmp_path / "team.env")
+    assert "hunter2" not in refused.value.message + refused.value.remedy
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "team.env").write_bytes(b"A=\xff")
+    with pytest.raises(UsageError, match="it is not UTF-8"):
+        read(tmp_path / "team.env")
+
+
+def test_what_the_environment_has_holds_before_the_file_which_gives_what_is_named_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "team.env").write_text("HERE=no\nTHERE=file\nOTHER=not asked for\n")
+    env = {name: {"secret": "team", "key": "token"} for name in ("HERE", "THERE")}
+    spec = ClusterSpec.model_validate({"version": 1, "name": "toy", "command": ["true"], "image": "mine:1", "env": env})
+    monkeypatch.setattr(os, "environ", {"HERE": "environment"})
+    supply(plan(spec, "docker", run_dir="/runs/toy"), str(tmp_path / "team.env"))
+    assert os.environ == {"HERE": "environment", "THERE": "file"}
