@@ -64,9 +64,9 @@ def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
     """
     usual = image_for(spec)
     has_board = programs.has_tensorboard(spec) if board is None else board
-    return list(
-        dict.fromkeys([*([board_image(spec)] if has_board else []), *(role.image or usual for role in programs.roles_of(spec).values())])
-    )
+    of_tasks = (role.image or usual for role in programs.roles_of(spec).values())
+    beside = (one.image for _, one in programs.containers_of(spec) if one.image)
+    return list(dict.fromkeys([*([board_image(spec)] if has_board else []), *of_tasks, *beside]))
 
 
 def is_ours(name: str) -> bool:

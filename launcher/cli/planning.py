@@ -47,6 +47,12 @@ def _anywhere(spec: ClusterSpec, written: ClusterSpec, directory: Path) -> Clust
     update: dict[str, Any] = {}
     if spec.code is not None and written.code is not None:
         update["code"] = _from_file(spec.code, written.code, directory)
+    update["volumes"] = [
+        volume
+        if volume.path is None or as_written.path is None
+        else volume.model_copy(update={"path": _from_file(volume.path, as_written.path, directory)})
+        for volume, as_written in zip(spec.volumes, written.volumes, strict=True)
+    ]
     if spec.env_file is not None and written.env_file is not None:
         update["env_file"] = _from_file(spec.env_file, written.env_file, directory)
     if spec.train is not None and written.train is not None:

@@ -24,7 +24,7 @@ _LOCK_WAIT = 3.0
 
 
 # Paths that are absolute once a spec is read. They are compared as from its file: a project may be copied or moved.
-_PATHS = frozenset({"code", "train.data"})
+_PATHS = frozenset({"code", "train.data", "env_file"})
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,9 @@ def before(backend: Backend, name: str) -> RunStatus | None:
 
 def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list[Change] | None:
     """Return what differs from the spec that the run was started with last, or None where that is not known."""
-    from launcher.spec import kubernetes_rules
+    from launcher.spec import container_rules
     from launcher.spec.loader import changes, dump, redumped
+    from launcher.spec.programs import volumes_of
 
     known = backend.spec(spec.name)
     if known is None:
@@ -104,7 +105,7 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
         new.pop("storage", None)
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
     paths = set(_PATHS)
-    if plan.target == "kubernetes" and spec.train is not None and kubernetes_rules.is_mounted(spec.kubernetes, spec.train.data):
+    if plan.target == "kubernetes" and spec.train is not None and container_rules.is_mounted(volumes_of(spec), spec.train.data):
         paths.remove("train.data")  # of a volume, not of the project
     return [change for change in changes(old, new) if change[0] not in paths or not _moved(change, directory, plan.spec_dir)]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
+from launcher.spec.models import ClusterSpec
+from launcher.spec.programs import secrets_beside
 
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*(.*?)\s*\Z")
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)\"""")
@@ -18,8 +20,8 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _EXPECTED = "lines of NAME=value, comments after #"
 
 
-def supply(plan: Plan, env_file: str | None) -> None:
-    """Set what tasks take from secrets in this environment, from the file where it is not set already.
+def supply(plan: Plan, spec: ClusterSpec) -> None:
+    """Set what tasks and containers beside them take from secrets in this environment, from the spec's file where it is not set already.
 
     Raises UsageError where a value is in neither, one name is of two secrets, or the file cannot be read.
     """
@@ -27,6 +29,10 @@ def supply(plan: Plan, env_file: str | None) -> None:
     for task in plan.tasks:
         for name, value in task.secrets.items():
             meant.setdefault(name, set()).add(f"{value.key} of {value.secret}")
+    if plan.target == "docker":
+        for name, secret in secrets_beside(spec):
+            meant.setdefault(name, set()).add(f"{secret.key} of {secret.secret}")
+    env_file = spec.env_file
     if several := {name: sorted(values) for name, values in meant.items() if len(values) > 1}:
         named = "; ".join(f"{name} ({', '.join(values)})" for name, values in several.items())
         raise UsageError(f"outside Kubernetes one variable cannot be of two secrets: {named}", "give each its own name")

@@ -71,7 +71,7 @@ def up(
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         if on != "kubernetes":
-            supply(plan, spec.env_file)
+            supply(plan, spec)
         if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(backend.reserve(plan, dump(spec)))

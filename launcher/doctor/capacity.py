@@ -9,8 +9,9 @@ from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
+from launcher.spec.containers import Container
 from launcher.spec.models import ClusterSpec, Role
-from launcher.spec.programs import roles_of
+from launcher.spec.programs import init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import millicores
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
@@ -126,14 +127,23 @@ def unplaced(nodes: Sequence[Node], spec: ClusterSpec) -> list[str]:
 def _wanted(spec: ClusterSpec, role: Role) -> Wanted:
     options = spec.kubernetes
     wanted = {"pods": 1.0}
-    if role.cpu is not None:
-        wanted["cpu"] = millicores(role.cpu) / 1000
-    if role.memory is not None:
-        wanted["memory"] = amount(role.memory)
+    before, beside = init_containers_of(spec, role), sidecars_of(spec, role)
+    # https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
+    for key, of in (("cpu", _cores), ("memory", _bytes)):
+        if most := max([of(role) + sum(map(of, beside)), *map(of, before)]):
+            wanted[key] = most
     if role.gpus:
         wanted[options.gpu_resource] = float(role.gpus)
     labels = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
     return Wanted(wanted, labels, pods.tolerations(options, role))
+
+
+def _cores(of: Role | Container) -> float:
+    return 0.0 if of.cpu is None else millicores(of.cpu) / 1000
+
+
+def _bytes(of: Role | Container) -> float:
+    return 0.0 if of.memory is None else amount(of.memory)
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 from launcher.plan.models import Target
+from launcher.spec.container_rules import is_in_compose
 from launcher.spec.models import ClusterSpec
+from launcher.spec.programs import containers_of
 
 # How messages call a target.
 PLACES: dict[Target, str] = {"local": "on this machine", "docker": "in Compose", "kubernetes": "on Kubernetes"}
@@ -18,8 +20,27 @@ def _env_file(spec: ClusterSpec) -> list[str]:
     return ["env_file is not read: the cluster's own Secrets have the values"] if spec.env_file else []
 
 
+def _beside(spec: ClusterSpec) -> list[str]:
+    given = containers_of(spec)
+    found = []
+    for kind, words in (("init_containers", "init containers"), ("sidecars", "sidecars")):
+        if names := dict.fromkeys(one.name for path, one in given if path[-2] == kind):
+            found.append(f"{words} left out: {', '.join(names)}; tasks are processes, without containers beside them")
+    return found
+
+
+def _volumes(spec: ClusterSpec) -> list[str]:
+    named = ", ".join(volume.name for volume in spec.volumes)
+    return [f"volumes left out: {named}; tasks see this machine's own directories"] if named else []
+
+
+def _volumes_of_kubernetes(spec: ClusterSpec) -> list[str]:
+    named = ", ".join(volume.name for volume in spec.volumes if not is_in_compose(volume))
+    return [f"volumes left out: {named}; a `path` beside `source` names the directory that stands in the place of one"] if named else []
+
+
 _OF: dict[Target, tuple[Callable[[ClusterSpec], list[str]], ...]] = {
-    "local": (),
-    "docker": (),
+    "local": (_beside, _volumes),
+    "docker": (_volumes_of_kubernetes,),
     "kubernetes": (_env_file,),
 }

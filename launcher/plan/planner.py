@@ -19,11 +19,12 @@ from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.spec import programs
-from launcher.spec.models import ClusterSpec, Env, FromSecret, Role
+from launcher.spec.container_rules import is_in_compose, is_mounted
+from launcher.spec.containers import Env, FromSecret
+from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.programs import Program
 from launcher.spec.quantities import parse_duration, parse_memory
 from trainer.settings import Ending, Restarts, Train, TrainerSettings
-from trainer.strategies import Strategy
 from trainer.workloads.catalog import with_defaults
 
 # Threads between operations of a task that trains, at the least: the trainer's own loop is fastest with one a core, but on
@@ -141,7 +142,7 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         orphan_timeout=parse_duration(limits.orphan_timeout),
         ending=_ending(spec, target),
         unsupervised=[name for name, role in programs.roles_of(spec).items() if not programs.is_supervised(spec, role)] or None,
-        train=_train(spec.train, spec.strategy, target) if spec.train else None,
+        train=_train(spec, spec.train, target) if spec.train else None,
     )
 
 
@@ -189,8 +190,10 @@ def _graces(spec: ClusterSpec) -> dict[RoleName, float]:
     return rules.graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
 
 
-def _train(train: Train, strategy: Strategy, target: Target) -> Train:
-    return with_defaults(train.model_copy(update={"data": data_dir(target, train.data)}), strategy)
+def _train(spec: ClusterSpec, train: Train, target: Target) -> Train:
+    is_on_a_volume = is_mounted(filter(is_in_compose, spec.volumes), train.data)
+    data = train.data if is_on_a_volume else data_dir(target, train.data)
+    return with_defaults(train.model_copy(update={"data": data}), spec.strategy)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ https://docs.docker.com/reference/compose-file/ has the format. docs/docker.md s
 import ipaddress
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
@@ -16,11 +15,17 @@ from launcher.plan.addresses import tf_config_text
 from launcher.plan.groups import groups
 from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
-from launcher.render import board, labels, parent_file
+from launcher.render import board, compose_beside, labels, parent_file
+from launcher.render.compose_values import IMAGE_VARIABLE
+from launcher.render.compose_values import amounts as _amounts
+from launcher.render.compose_values import bind as _bind
+from launcher.render.compose_values import escaped as _escaped
+from launcher.render.compose_values import image as _image
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
+from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
-from launcher.spec.programs import has_tensorboard, storage_of
+from launcher.spec.programs import has_tensorboard, secrets_beside, storage_of
 from launcher.spec.quantities import parse_memory
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
@@ -28,7 +33,6 @@ from trainer.strategies import SERVED, TRAINING
 TENSORBOARD = "tensorboard"
 VOLUME = "run"  # as Compose calls it: the volume is <project>_run
 PREPARE = "prepare-volume"
-IMAGE_VARIABLE = "TRAINER_IMAGE"
 
 # How often the engine starts a container again. It cannot tell exit codes apart, and what can be mended by trying again the
 # trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
@@ -43,7 +47,6 @@ _GIVE_UP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
 
 # Every task is asked to stop at once, and servers stay until a chief that saves is gone, and a while to leave after that.
 _SERVERS_LEAVE = 10.0
-_MEBI, _GIBI = 1024**2, 1024**3
 
 _TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{board.PORT}/', timeout=5)"
 
@@ -72,7 +75,8 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     anchors |= {"parent": parent} if some else {}
     anchors |= roles | ({"hardened": hardened} if hardened is not base else {})
     devices = _devices(plan)
-    services: dict[str, Any] = {PREPARE: _prepare(spec, hardened, common)} if _prepares(plan) else {}
+    scratch = compose_beside.scratch(source)
+    services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, scratch)} if scratch or _prepares(plan) else {}
     for member in plan.tasks:
         services[member.name] = {
             MERGE: roles.get(member.role, task),
@@ -84,11 +88,15 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
                 **_own_environment(member, environment),
             },
             **_limits(member, devices.get(member.name)),
-            **_storage(source, member),
+            **_storage(source, member, scratch),
         }
+        services |= compose_beside.services(source, member, base, common)
     has_volume = storage_of(spec) is not None
     if spec.tensorboard is not None and has_volume:
         services[TENSORBOARD] = _tensorboard(spec, spec.tensorboard, plan, hardened, common)
+    # Nothing that another spec may change: newer Compose offers to make a volume anew whose labels are others.
+    volumes: dict[str, Any] = {VOLUME: {"labels": {labels.RUN: plan.name}}} if has_volume else {}
+    volumes |= {name: {"labels": {labels.SCRATCH: plan.name}} for name in scratch}
     document = {
         "name": plan.name,
         "x-labels": common,
@@ -100,8 +108,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         **{f"x-{role}": of_role for role, of_role in roles.items()},
         "services": services,
         "networks": _networks(spec, common),
-        # Nothing that another spec may change: newer Compose offers to make a volume anew whose labels are others.
-        **({"volumes": {VOLUME: {"labels": {labels.RUN: plan.name}}}} if has_volume else {}),
+        **({"volumes": volumes} if volumes else {}),
     }
     return document, anchors
 
@@ -152,11 +159,14 @@ def _notes(source: Source) -> list[str]:
         notes.append(
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
-    if secrets := sorted({name for task in plan.tasks for name in task.secrets}):
+    secrets = {name for task in plan.tasks for name in task.secrets} | {name for name, _ in secrets_beside(spec)}
+    if secrets:
         file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
-        notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(secrets)}{file}")
+        notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
+    if compose_beside.has_sidecars(spec):
+        notes.append("sidecars go on after their tasks: `launcher up --on docker` ends them, or `down`")
     if spec.storage is not None:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
     return notes
@@ -262,35 +272,24 @@ def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
     return limits
 
 
-def _amounts(cpu: float | None, memory: int | None) -> dict[str, Any]:
-    limits: dict[str, Any] = {} if cpu is None else {"cpus": cpu}
-    return limits | ({} if memory is None else {"mem_limit": _size(memory), "memswap_limit": _size(memory)})
-
-
 def _prepares(plan: Plan) -> bool:
     """Return whether the run's volume may first be mounted to an image that does not give it to the user that tasks run as."""
     return any(task.image for task in plan.tasks if task.mounts_run_dir)
 
 
-def _storage(source: Source, task: Task) -> dict[str, Any]:
+def _storage(source: Source, task: Task, scratch: list[str]) -> dict[str, Any]:
     spec, directory = source.spec, source.directory
     volumes: list[dict[str, Any]] = []
-    found: dict[str, Any] = {}
     if task.mounts_run_dir:
         volumes.append({"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS})
-        if _prepares(source.plan):
-            found["depends_on"] = {PREPARE: {"condition": "service_completed_successfully"}}
     if spec.code is not None:
         volumes.append(_bind(spec.code, CONTAINER_CODE, directory))
-    if spec.train is not None and is_directory_name(spec.train):
+    if spec.train is not None and is_directory_name(spec.train) and not is_mounted(filter(is_in_compose, spec.volumes), spec.train.data):
         volumes.append(_bind(spec.train.data, CONTAINER_DATA, directory))
-    return found | ({"volumes": volumes} if volumes else {})
-
-
-def _bind(path: str, target: str, directory: Path) -> dict[str, Any]:
-    relative = os.path.relpath(path, directory)
-    source = relative if relative.startswith("..") else f"./{relative}"
-    return {"type": "bind", "source": _escaped(source), "target": target, "read_only": True, "bind": {"create_host_path": False}}
+    volumes += compose_beside.of_task(source, task)
+    needs_prepared = any(volume["source"] in scratch for volume in volumes) or (task.mounts_run_dir and _prepares(source.plan))
+    after = compose_beside.after(source, task) or (compose_beside.completed(PREPARE) if needs_prepared else {})
+    return ({"depends_on": after} if after else {}) | ({"volumes": volumes} if volumes else {})
 
 
 def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -339,21 +338,26 @@ def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[
     }
 
 
-def _prepare(spec: ClusterSpec, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
-    """Return the service that gives a new volume to the user that tasks run as: only our own image does that by itself.
+def _prepare(source: Source, base: dict[str, Any], common: dict[str, str], scratch: list[str]) -> dict[str, Any]:
+    """Return the service that gives new volumes to the user that tasks run as: only our own image does that by itself.
 
-    Where their images say who that is, everybody may write to it.
+    Where their images say who that is, everybody may write to them.
     """
+    spec, plan = source.spec, source.plan
     to_all = spec.security == "image"
+    mounted = {VOLUME: CONTAINER_RUNS} if _prepares(plan) else {}
+    mounted |= {name: f"/scratch/{name}" for name in scratch}
+    own = {"image": _image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # one that is needed in any case
     return {
         MERGE: base,
+        **own,
         "labels": {MERGE: common, labels.SERVICE: PREPARE},
         "user": "0:0",
         "cap_add": ["FOWNER" if to_all else "CHOWN"],
         "entrypoint": [],
-        "command": ["chmod", "1777", CONTAINER_RUNS] if to_all else ["chown", f"{USER}:{USER}", CONTAINER_RUNS],
+        "command": [*(["chmod", "1777"] if to_all else ["chown", f"{USER}:{USER}"]), *mounted.values()],
         "network_mode": "none",
-        "volumes": [{"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS}],
+        "volumes": [{"type": "volume", "source": name, "target": target} for name, target in mounted.items()],
     }
 
 
@@ -363,6 +367,8 @@ def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
         "cluster": {"internal": True, "driver_opts": _NO_HOST, "labels": common},
         **({TENSORBOARD: {"labels": common}} if has_tensorboard(spec) else {}),
     }
+    if compose_beside.has_init_containers(spec):
+        networks[compose_beside.INIT] = {"labels": common}
     if _downloads(spec):
         networks["egress"] = {"labels": common}
     return networks
@@ -373,22 +379,6 @@ def _downloads(spec: ClusterSpec) -> bool:
 
 
 # How Compose writes values
-
-
-def _image(name: str) -> str:
-    """Return an image's name; where it is ours one variable says what it is called elsewhere."""
-    return f"${{{IMAGE_VARIABLE}:-{name}}}" if is_ours(name) else _escaped(name)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("$", "$$")
-
-
-def _size(size: int) -> str:
-    for unit, letter in ((_GIBI, "g"), (_MEBI, "m"), (1024, "k")):
-        if size % unit == 0:
-            return f"{size // unit}{letter}"
-    return f"{size}b"
 
 
 def _seconds(seconds: float) -> str:

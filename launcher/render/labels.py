@@ -10,6 +10,8 @@ GRACE = f"{PREFIX}grace-period"
 TASK = f"{PREFIX}task"
 DECISIVE = f"{PREFIX}decisive"  # true where the run is done only with this task
 SERVICE = f"{PREFIX}service"  # what is no task: tensorboard
+SIDECAR_OF = f"{PREFIX}sidecar-of"  # the task that a sidecar is beside
+SCRATCH = f"{PREFIX}scratch-of"  # a volume that begins empty with each start of a run
 
 
 def of_run(plan: Plan) -> dict[str, str]:

@@ -11,6 +11,8 @@ from launcher.spec.problems import FieldError, shown
 VERSION_PATTERN = r"^1\.[0-9]{1,3}$"
 # podFailurePolicy, without which exit code 2 would be tried again, is on by default since then.
 OLDEST_VERSION = (1, 26)
+# Sidecars that end with their task are there without a feature gate that somebody has to open.
+SIDECARS_SINCE = (1, 29)
 # The oldest that has what a run uses when the spec does not say otherwise; every release that still gets fixes is newer.
 DEFAULT_VERSION = "1.29"
 
@@ -81,23 +83,44 @@ class EnvSource(Section):
 
 
 class Volume(Section):
-    """One more volume of the tasks. The source is in Kubernetes' own words, such as `persistentVolumeClaim: {claimName: data}`."""
+    """One more volume of the tasks. Kubernetes has it from `source`, in its own words; Compose from `path`, or an `emptyDir` or `hostPath`."""
 
     name: Annotated[str, AfterValidator(names.check_volume_name)] = Field(description="The volume's name.")
-    mount_path: Annotated[str, AfterValidator(names.check_mount_path)] = Field(description="Where the tasks find it.")
-    source: dict[str, Any] = Field(description="What it is, in Kubernetes' own words: one key, such as `secret`, `nfs` or `csi`.")
+    mount_path: Annotated[str, AfterValidator(names.check_mount_path)] | None = Field(
+        None,
+        description="Where the tasks find it; nowhere when left out, so that it is for `mounts` of init containers and sidecars alone.",
+    )
+    source: dict[str, Any] | None = Field(
+        None,
+        description="What it is, in Kubernetes' own words: one key, such as `persistentVolumeClaim`, `emptyDir`, `secret`, `nfs` or `csi`.",
+    )
+    path: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="In Compose: the directory of this machine that it is; relative to the spec."
+    )
     sub_path: str | None = Field(None, description="A directory of the volume, instead of all of it.")
-    read_only: bool = Field(True, description="Whether the tasks can only read it.")
+    read_only: bool | None = Field(None, description="Whether the tasks can only read it. When left out: yes, but for an `emptyDir`.")
     roles: list[Literal["chief", "worker", "ps", "evaluator"]] = Field(
         default_factory=list, description="The roles that mount it; every one when left out."
     )
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Volume":
-        if len(self.source) != 1:
+        if self.source is None and self.path is None:
+            expected = "`source` for Kubernetes, `path` for Compose, or both"
+            raise FieldError(f"the volume {self.name} has neither `source` nor `path`", expected, "write source: {emptyDir: {}}, say")
+        if self.source is not None and len(self.source) != 1:
             expected = "one key with its settings, such as `persistentVolumeClaim: {claimName: data}`"
             raise FieldError(f"`source` has {len(self.source)} keys", expected, "give one volume for each")
         return self
+
+    @property
+    def is_scratch(self) -> bool:
+        """Whether it begins empty for each task, and is gone with it."""
+        return self.source is not None and "emptyDir" in self.source
+
+    def can_only_be_read(self, said: bool | None) -> bool:
+        """Return whether a mount of it is read-only that says so, or says nothing."""
+        return not self.is_scratch if said is None else said
 
 
 class Overrides(Section):
@@ -153,7 +176,7 @@ class Kubernetes(Section):
     )
     image_pull_secrets: list[ObjectName] = Field(default_factory=list, description="Secrets with the registry's credentials.")
     env_from: list[EnvSource] = Field(default_factory=list, description="Environment variables from Secrets and ConfigMaps.")
-    volumes: list[Volume] = Field(default_factory=list, description="More volumes, such as one with data.")
+    volumes: list[Volume] = Field(default_factory=list, description="Deprecated: `volumes` at the top of the spec are for Compose, too.")
     claim: ObjectName | None = Field(
         None, description="A PersistentVolumeClaim that is there, to be used instead of one of the run's own; runs are directories in it."
     )

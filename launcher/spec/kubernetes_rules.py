@@ -1,11 +1,10 @@
 """The rules of the `kubernetes` section that no single field of it can tell."""
 
-import posixpath
 from collections.abc import Iterator
 
-from launcher.spec import names
-from launcher.spec.kubernetes import Kubernetes
-from launcher.spec.problems import FieldError, Finding
+from launcher.spec import names, programs
+from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
+from launcher.spec.problems import FieldError, Finding, path_text
 from launcher.spec.subject import Subject
 
 
@@ -31,18 +30,16 @@ def labels(subject: Subject) -> Iterator[Finding]:
                 yield Finding(path, wrong.message, wrong.expected, wrong.remedy)
 
 
-def volumes_apart(subject: Subject) -> Iterator[Finding]:
-    """No two volumes have one name, or one place."""
-    seen: dict[tuple[str, str], int] = {}
-    for index, volume in enumerate(subject.spec.kubernetes.volumes):
-        for field, value in (("name", volume.name), ("mount_path", posixpath.normpath(volume.mount_path))):
-            first = seen.setdefault((field, value), index)
-            if first != index:
-                message = f"`{value}` is the {field} of two volumes"
-                yield Finding(("kubernetes", "volumes", index, field), message, "one of its own for each", "change one of them")
-
-
-def is_mounted(section: Kubernetes, path: str) -> bool:
-    """Tell whether a path is on a volume that the tasks mount on Kubernetes; this machine then need not have it."""
-    plain = posixpath.normpath(path)
-    return any(f"{plain}/".startswith(f"{posixpath.normpath(volume.mount_path)}/") for volume in section.volumes)
+def sidecars_are_native(subject: Subject) -> Iterator[Finding]:
+    """The oldest Kubernetes that a run has to work on ends sidecars with their task."""
+    version = subject.spec.kubernetes.version
+    of_sidecars = [path for path, _ in programs.containers_of(subject.spec) if path[-2] == "sidecars"]
+    if version is not None and of_sidecars and parse_version(version) < SIDECARS_SINCE:
+        message = f"Kubernetes {version} does not end sidecars with their task, and there are `{path_text(of_sidecars[0][:-1])}`"
+        since = ".".join(map(str, SIDECARS_SINCE))
+        yield Finding(
+            ("kubernetes", "version"),
+            message,
+            f'"{since}" or newer',
+            f'write "{since}", on a cluster that is so new; or remove the sidecars',
+        )

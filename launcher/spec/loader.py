@@ -12,6 +12,7 @@ from launcher.errors import Problem, SpecError
 from launcher.spec import names, programs, rules, syntax, wording
 from launcher.spec import overrides as override
 from launcher.spec.document import Document, Reader, without
+from launcher.spec.kubernetes import Volume
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import FieldError, Finding, nearest, shown
 from launcher.spec.problems import Path as SpecPath
@@ -186,6 +187,8 @@ def _with_absolute_paths(spec: ClusterSpec, directory: Callable[[SpecPath], Path
     update: dict[str, Any] = {}
     if spec.code is not None:
         update["code"] = str(resolved(directory(("code",)), spec.code))
+    if spec.volumes:
+        update["volumes"] = [_with_absolute_path(volume, directory(("volumes", index))) for index, volume in enumerate(spec.volumes)]
     if spec.env_file is not None:
         update["env_file"] = str(resolved(directory(("env_file",)), spec.env_file))
     if spec.train is not None and rules.is_directory_name(spec.train):
@@ -193,3 +196,7 @@ def _with_absolute_paths(spec: ClusterSpec, directory: Callable[[SpecPath], Path
         train: Train = spec.train.model_copy(update={"data": data})
         update["train"] = train
     return spec.model_copy(update=update) if update else spec
+
+
+def _with_absolute_path(volume: Volume, directory: Path) -> Volume:
+    return volume.model_copy(update={"path": str(resolved(directory, volume.path))}) if volume.path is not None else volume

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from launcher.spec import names
-from launcher.spec.fields import SECRET, TEXT, Cpu, Duration, Memory, Name, ObjectName, Section, kind_of_value
-from launcher.spec.kubernetes import Kubernetes
+from launcher.spec.containers import Command, Container, Env, Image
+from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
+from launcher.spec.kubernetes import Kubernetes, Volume
 from launcher.spec.problems import FieldError, shown
 from trainer.settings import Train
 from trainer.strategies import Strategy
@@ -19,13 +20,6 @@ def _version(value: object) -> object:
     return value
 
 
-class FromSecret(Section):
-    """The value of an environment variable that no file has: on Kubernetes a Secret's, elsewhere that variable where `launcher` is called."""
-
-    secret: ObjectName = Field(description="The Secret.")
-    key: Annotated[str, AfterValidator(names.check_secret_key)] = Field(description="Which of its values.")
-
-
 def _storage(value: object) -> object:
     if value is None:
         raise FieldError("`storage` has no value", "a mapping", "write `storage: {}` for the defaults, or leave the key out")
@@ -36,11 +30,6 @@ def _tensorboard(value: object) -> object:
     if value is None:
         raise FieldError("`tensorboard` has no value", "a mapping, or false", "write `tensorboard: false` for none, or leave the key out")
     return None if value is False else value
-
-
-Env = dict[str, Annotated[Annotated[str, Tag(TEXT)] | Annotated[FromSecret, Tag(SECRET)], Discriminator(kind_of_value)]]
-Image = Annotated[str, AfterValidator(names.check_image)]
-Command = Annotated[list[str], Field(min_length=1)]
 
 
 class Role(Section):
@@ -61,6 +50,14 @@ class Role(Section):
         default_factory=list, description="Words that follow the `command`; where there is none, what the image's entrypoint is given."
     )
     env: Env = Field(default_factory=dict, description="Environment variables of the role's tasks, beside the spec's or in place of one.")
+    init_containers: list[Container] = Field(
+        default_factory=list,
+        description="Containers that end before each task of the role starts, after the spec's or in place of one of that name.",
+    )
+    sidecars: list[Container] = Field(
+        default_factory=list,
+        description="Containers that run beside each task of the role, after the spec's or in place of one of that name.",
+    )
     working_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="Where the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
@@ -174,6 +171,15 @@ class ClusterSpec(Section):
         None,
         description="A file that has values for those variables of `env` that come from secrets, in lines of `NAME=value`; relative to the spec. It is "
         "read on this machine and for Compose, for what is not set where `launcher up` is called. On Kubernetes the Secrets have the values.",
+    )
+    volumes: list[Volume] = Field(default_factory=list, description="More volumes of the tasks in containers, such as one with data.")
+    init_containers: list[Container] = Field(
+        default_factory=list,
+        description="Containers that end, one after the other, before each task starts. Left out on this machine.",
+    )
+    sidecars: list[Container] = Field(
+        default_factory=list,
+        description="Containers that run beside each task, on its network, and end with it. Left out on this machine; on Kubernetes from 1.29 on.",
     )
     storage: Annotated[Storage | None, BeforeValidator(_storage, json_schema_input_type=Storage)] = Field(
         None,

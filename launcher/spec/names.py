@@ -37,6 +37,7 @@ _RESERVED_PREFIX = "TRAINER_"
 _OWN_LABELS = ("app.kubernetes.io/", "tf-launcher/")
 # What every pod has.
 _RESERVED_VOLUMES = frozenset({"run", "tmp", "shm", "code", "tf-launcher"})
+_RESERVED_CONTAINERS = frozenset({"trainer"})
 _RESERVED_PATHS = ("/runs", "/tmp", "/dev", "/proc", "/sys", "/code", "/tf-launcher")  # noqa: S108 - paths of the container
 
 
@@ -83,13 +84,18 @@ def check_object_name(name: str) -> str:
     return name
 
 
-def check_env_name(name: str) -> None:
-    """Raise FieldError when this cannot be an environment variable of a task."""
+def check_name_of_variable(name: str) -> None:
+    """Raise FieldError when this cannot be the name of an environment variable."""
     if not _ENV.match(name):
         meant = re.sub(r"[^A-Za-z0-9_]", "_", name)
         remedy = f"write {meant if _ENV.match(meant) else f'_{meant}'}"
         message = f"{shown(name)} cannot be the name of an environment variable"
         raise FieldError(message, "letters, digits and underscores, no digit first", remedy)
+
+
+def check_env_name(name: str) -> None:
+    """Raise FieldError when this cannot be an environment variable of a task."""
+    check_name_of_variable(name)
     if is_own_variable(name):
         raise FieldError(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
 
@@ -167,6 +173,25 @@ def check_mount_path(path: str) -> str:
             f"{shown(path)} is where the run's own volumes are", f"a path outside {', '.join(_RESERVED_PATHS)}", "write /data, say"
         )
     return path
+
+
+def check_path(path: str) -> str:
+    """Return a path in a container, or raise FieldError."""
+    if not path.startswith("/") or ":" in path:
+        raise FieldError(
+            f"{shown(path)} is not a path in a container", "an absolute path without colons, such as /data", "write /data, say"
+        )
+    return path
+
+
+def check_container_name(name: str) -> str:
+    """Return the name of a container beside a task, or raise FieldError: a DNS-1123 label that is not the task's own container."""
+    if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
+        expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
+        raise FieldError(f"{shown(name)} is not the name of a container", expected, f"write {as_label(name)}")
+    if name in _RESERVED_CONTAINERS:
+        raise FieldError(f"{shown(name)} is what the task's own container is called", "another name", f"write my-{name}, say")
+    return name
 
 
 def check_host(host: str) -> str:

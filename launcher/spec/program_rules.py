@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.spec import names
-from launcher.spec.models import Env, FromSecret
+from launcher.spec.containers import Env, FromSecret
 from launcher.spec.problems import FieldError, Finding, Path
-from launcher.spec.programs import ROLES, deciding, roles_of
+from launcher.spec.programs import ROLES, containers_of, deciding, roles_of
 from launcher.spec.subject import Subject
 
 # Keys of a role that are for a program alone.
@@ -124,7 +124,7 @@ def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
 def env_file_has_a_use(subject: Subject) -> Iterator[Finding]:
     """A file with values of secrets is for variables that come from some."""
     spec = subject.spec
-    given = [spec.env, *(role.env for role in roles_of(spec).values())]
+    given = [spec.env, *(role.env for role in roles_of(spec).values()), *(one.env for _, one in containers_of(spec))]
     if spec.env_file is not None and not any(isinstance(value, FromSecret) for variables in given for value in variables.values()):
         message = "`env_file` has the values of variables that come from secrets, and no variable does"
         remedy = "name what is to be taken from it: `env: {TOKEN: {secret: my-secret, key: token}}`; or remove `env_file`"

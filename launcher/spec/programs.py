@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.spec.containers import Container, FromSecret
+from launcher.spec.kubernetes import Volume
 from launcher.spec.models import ClusterSpec, Role, Roles, Storage
+from launcher.spec.problems import Path
 from trainer.exit_codes import RestartWhen
 
 ROLES = tuple(Roles.model_fields)
@@ -57,6 +60,38 @@ def images_of(spec: ClusterSpec) -> set[str]:
     return {image for image in (spec.image, *(role.image for role in roles_of(spec).values())) if image is not None}
 
 
+def init_containers_of(spec: ClusterSpec, role: Role) -> list[Container]:
+    """Return what runs before each task of a role, in order: the spec's, then the role's, each name once."""
+    return list({one.name: one for one in (*spec.init_containers, *role.init_containers)}.values())
+
+
+def sidecars_of(spec: ClusterSpec, role: Role) -> list[Container]:
+    """Return what runs beside each task of a role, in order: the spec's, then the role's, each name once."""
+    return list({one.name: one for one in (*spec.sidecars, *role.sidecars)}.values())
+
+
+def containers_of(spec: ClusterSpec) -> list[tuple[Path, Container]]:
+    """Return every init container and sidecar of a spec with its path in it."""
+    sections: list[tuple[Path, ClusterSpec | Role]] = [((), spec), *((("roles", name), role) for name, role in roles_of(spec).items())]
+    return [
+        ((*path, key, index), one)
+        for path, section in sections
+        for key, listed in (("init_containers", section.init_containers), ("sidecars", section.sidecars))
+        for index, one in enumerate(listed)
+    ]
+
+
+def secrets_beside(spec: ClusterSpec) -> list[tuple[str, FromSecret]]:
+    """Return the variables of init containers and sidecars whose values no file has."""
+    given = (item for _, one in containers_of(spec) for item in one.env.items())
+    return [(name, value) for name, value in given if isinstance(value, FromSecret)]
+
+
+def volumes_of(spec: ClusterSpec) -> list[Volume]:
+    """Return the spec's further volumes, on Kubernetes those that are for it alone included."""
+    return [*spec.volumes, *spec.kubernetes.volumes]
+
+
 def storage_of(spec: ClusterSpec) -> Storage | None:
     """Return the volume of the run directory; None where programs run in images of the user's own alone and the spec asks for none."""
     brings_images = spec.train is None and all(program_of(spec, role).image for role in roles_of(spec).values())
@@ -70,8 +105,9 @@ def has_tensorboard(spec: ClusterSpec) -> bool:
 
 def sets_variables(dumped: Mapping[str, Any]) -> bool:
     """Return whether a spec, as `loader.dump` has it, sets environment variables, which may be passwords."""
-    roles = (dumped.get("roles") or {}).values()
-    return any(section.get("env") for section in (dumped, *roles) if section)
+    sections = [section for section in (dumped, *(dumped.get("roles") or {}).values()) if section]
+    beside = [one for section in sections for key in ("init_containers", "sidecars") for one in section.get(key) or ()]
+    return any(section.get("env") for section in (*sections, *beside))
 
 
 def described(spec: ClusterSpec) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.spec.models import ClusterSpec
+from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.quantities import CPU_PATTERN, DURATION_PATTERN, MEMORY_PATTERN
 from launcher.spec.rules import SHAPES
 from launcher.spec.sections import Model, field_name, section_of
@@ -92,16 +92,20 @@ def _code(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+_AT_THE_TOP = {section_of(field.annotation) for field in ClusterSpec.model_fields.values()} - {None}
+
+
 def _sections(model: Model, path: str, seen: tuple[Model, ...] = ()) -> Iterator[tuple[str, Model]]:
     """Yield every section below a model once; those of one model (the roles) under one heading."""
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
-        if section is None or section in seen:
+        if section is None or section in seen or (path and section in _AT_THE_TOP):
             continue
         seen = (*seen, section)
         same = [field_name(other, info) for other, info in model.model_fields.items() if section_of(info.annotation) is section]
         below = f"{path}.{field_name(name, field)}" if path else field_name(name, field)
-        yield (f"{path}.<role>" if len(same) > 1 else below), section
+        heading = f"{path}.<role>" if section is Role else "`, `".join(same) if len(same) > 1 else below
+        yield heading, section
         yield from _sections(section, below, seen)
 
 

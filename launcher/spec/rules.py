@@ -11,9 +11,9 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
-from launcher.spec import code_rules, kubernetes_rules, program_rules, quantities, wording
+from launcher.spec import code_rules, container_rules, kubernetes_rules, program_rules, quantities, wording
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
-from launcher.spec.programs import roles_of
+from launcher.spec.programs import roles_of, volumes_of
 from launcher.spec.subject import Subject, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import misfits
@@ -238,7 +238,7 @@ def working_dir_exists(subject: Subject) -> Iterator[Finding]:
 def data_exists(subject: Subject) -> Iterator[Finding]:
     """The data set is made, downloaded, or in a directory."""
     train = subject.spec.train
-    if train is not None and is_directory_name(train) and not kubernetes_rules.is_mounted(subject.spec.kubernetes, train.data):
+    if train is not None and is_directory_name(train) and not container_rules.is_mounted(volumes_of(subject.spec), train.data):
         yield from _directory(subject, ("train", "data"), train.data, "synthetic, download, or a directory with the data set", DATA_WORDS)
 
 
@@ -293,7 +293,11 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), program_rules.env_names),
     ((("env",), ("env_file",), ("roles",)), program_rules.env_file_has_a_use),
     ((), kubernetes_rules.labels),
-    ((), kubernetes_rules.volumes_apart),
+    ((), container_rules.volumes_apart),
+    ((), container_rules.volumes_of_kubernetes),
+    ((), container_rules.containers_apart),
+    ((("volumes",), ("kubernetes",)), container_rules.containers_run_something),
+    ((("kubernetes", "version"),), kubernetes_rules.sidecars_are_native),
     ((("code",),), code_exists),
     ((), working_dir_exists),
     ((("code",), ("train", "workload"), ("strategy",), ("env",)), code_rules.workload_is_there),

@@ -109,7 +109,14 @@ class Engine:
             if time.monotonic() >= deadline:
                 raise refused
             time.sleep(_REMOVE_AGAIN)
+        self._remove_scratch(run)
         return dict(removed)
+
+    def _remove_scratch(self, run: str) -> None:
+        """Remove the volumes that begin empty with each start of the run: its containers are gone."""
+        for volume in self.client.volumes.list(filters={"label": f"{labels.SCRATCH}={run}"}):
+            with contextlib.suppress(NotFound):
+                volume.remove()
 
     def _remove_copies(self, run: str) -> None:
         """Remove what was left of copying the run's volume when that was killed: with its container there, all still is in the old volume."""

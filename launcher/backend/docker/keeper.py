@@ -20,6 +20,7 @@ from launcher.backend.docker import look
 from launcher.backend.docker.begin import begin
 from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.backend.docker.kept import Ending, Kept
+from launcher.backend.docker.sidecars import Sidecars
 from launcher.backend.docker.task import OVER, is_final
 from launcher.backend.docker.watch import Asked, Ended, Heard, Inbox, Watch, Wrote
 from launcher.backend.local import endings, locks, processes, restarts
@@ -51,6 +52,7 @@ class Keeper:
         self._leader = plan.decisive[0]
         self._trains = any(endings.trains(task) for task in plan.tasks)
         self._tasks = {task.name: Kept(task, layout.log(task.name), engine, plan.name) for task in plan.tasks}
+        self._sidecars = Sidecars(plan.grace_period)
         self._progress = Progress()
         self._inbox: Inbox = queue.SimpleQueue()
         self._watch: Watch | None = None
@@ -183,6 +185,10 @@ class Keeper:
         for name, kept in self._tasks.items():
             if kept.look(found[name].attrs if name in found and kept.is_own(found[name]) else {}, asked):
                 self._record.changed()
+        self._sidecars.look(containers)
+        for member in found.values():
+            if member.status == "running":
+                self._sidecars.join_again(member)
         self._board = look.board(containers) or self._board
         self._place = look.place_of(containers, self._plan.name)
 
@@ -212,6 +218,8 @@ class Keeper:
                 kept.over_since = None
                 continue
             kept.over_since = kept.over_since or now
+            if kept.start_at is None and now - kept.over_since >= _ENGINE_RESTARTS_WITHIN:
+                self._sidecars.stop(kept.task.name)
             if not self._ending and kept.start_at is None and kept.view.settled is None:
                 self._ended_by_itself(kept, kept.view.code if kept.view.phase != "gone" else None, now - kept.over_since)
         if not self._ending and all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
@@ -326,6 +334,7 @@ class Keeper:
         for kept in self._tasks.values():
             kept.settle(ending)
             kept.log.close()
+        self._sidecars.end()
         self._ending, self._ended = ending, time.time()
         # A run that was started in the place of this one has removed what was left of it.
         if self._requests and not (self._lost and self._layout.lock.exists()):

@@ -4,6 +4,7 @@ import queue
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 from launcher import images
 from launcher.backend.docker.engine import Endpoint, check_compose
@@ -12,6 +13,7 @@ from launcher.docker_cli import DockerError, docker
 from launcher.errors import LauncherError, UsageError
 from launcher.image_build.context import sources
 from launcher.images import Image
+from launcher.spec.container_rules import is_mounted
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rules import is_directory_name
 
@@ -67,6 +69,8 @@ def _why(spec: ClusterSpec, found: Image) -> str:
 def check_directories(spec: ClusterSpec, place: Endpoint) -> None:
     """Raise UsageError where the engine is on another machine and the spec needs directories of this one."""
     if place.is_local:
+        if missing := next((volume for volume in spec.volumes if volume.path and not Path(volume.path).is_dir()), None):
+            raise UsageError(f"the volume {missing.name} is the directory {missing.path}, which is not there", "make it, or name another")
         return
     where = f"the Docker engine is on another machine ({place.host}), which cannot mount directories of this one"
     if spec.code is not None:
@@ -74,7 +78,11 @@ def check_directories(spec: ClusterSpec, place: Endpoint) -> None:
             f"{where}: code: {spec.code}",
             f"put it into an image: launcher image build --code {spec.code} --tag NAME, then image: NAME instead of code",
         )
-    if spec.train is not None and is_directory_name(spec.train):
+    if volume := next((volume for volume in spec.volumes if volume.path), None):
+        raise UsageError(
+            f"{where}: the volume {volume.name}: {volume.path}", "say by `source: {hostPath: {path: ...}}` where that machine has it"
+        )
+    if spec.train is not None and is_directory_name(spec.train) and not is_mounted(spec.volumes, spec.train.data):
         raise UsageError(f"{where}: train.data: {spec.train.data}", "use data: download or synthetic, or put the files into an image")
 
 

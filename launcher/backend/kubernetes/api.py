@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,11 @@ class Cluster:
         except LauncherError as error:
             if status_of(error) != 404 and (uid is None or status_of(error) != 409):
                 raise
+
+    def version(self) -> tuple[int, int]:
+        """Return the API server's major and minor version."""
+        told = self.request("get", "/version", doing="asking for the version")
+        return int(re.sub(r"\D.*", "", told["major"])), int(re.sub(r"\D.*", "", told["minor"]))
 
     def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
         """Return what a container of a pod wrote, as `query` asks for it."""

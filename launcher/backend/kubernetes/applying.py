@@ -13,6 +13,8 @@ from launcher.backend.kubernetes.tending import lost
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
+from launcher.spec.kubernetes import SIDECARS_SINCE
+from launcher.spec.programs import roles_of, sidecars_of
 
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
@@ -49,6 +51,8 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     """
     made = objects(run, cluster)
     refuse_claim_of_others(cluster, run)
+    if any(sidecars_of(run.spec, role) for role in roles_of(run.spec).values()):
+        refuse_sidecars(cluster.version(), cluster.words())
     needed = [f"{image} ({images.build_command(image)} makes it)" if images.is_ours(image) else image for image in run.images]
     yield f"{cluster.words()}; its nodes need the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}"
     yield from manifests.notes(run, [])
@@ -81,6 +85,16 @@ def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
         raise UsageError(
             f"the claim {run.claim} in {cluster.words()} was not made for this run",
             f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run keeps to a directory of its own on it; or name the run otherwise",
+        )
+
+
+def refuse_sidecars(version: tuple[int, int], where: str) -> None:
+    """Raise UsageError where a cluster of that version does not end sidecars with their task: its pods would never end."""
+    if version < SIDECARS_SINCE:
+        there, since = (".".join(map(str, one)) for one in (version, SIDECARS_SINCE))
+        raise UsageError(
+            f"{where} is Kubernetes {there}, which does not end sidecars with their task",
+            f"use a cluster of {since} or newer, or remove `sidecars`",
         )
 
 

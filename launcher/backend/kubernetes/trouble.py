@@ -146,7 +146,10 @@ def _in_own_image(pod: Object, container: str) -> bool:
 
 def _of_containers(pod: Object) -> Trouble | None:
     status = pod.get("status", {})
-    for one in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+    beside, own = status.get("initContainerStatuses", []), status.get("containerStatuses", [])
+    has_run = any(one.get("state", {}).keys() & {"running", "terminated"} for one in own)
+    # A sidecar is ended after the task, and may say so by any exit code.
+    for one in own if has_run else [*beside, *own]:
         state = one.get("state", {})
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
         never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
@@ -162,6 +165,10 @@ def _of_containers(pod: Object) -> Trouble | None:
         code = terminated.get("exitCode", 0)
         if code:
             last = _last_line(terminated.get("message"))
+            if one in beside:
+                name = one.get("name")
+                words = f"its init container {name} ended with exit code {code}" + (f": {last}" if last else "")
+                return Trouble("exit", words, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
             meaning = describe(code)
             meant = "" if meaning.endswith(str(code)) else f", {meaning}"
             words = f"exit code {code}{meant}" + (f": {last}" if last else "")

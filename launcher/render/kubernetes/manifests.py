@@ -8,8 +8,9 @@ from launcher.render.kubernetes import configmaps, jobs, jobset, network, storag
 from launcher.render.kubernetes.objects import ENDS_AFTER, Object, Run
 from launcher.render.targets import Source
 from launcher.render.yaml_text import text
-from launcher.spec.kubernetes_rules import is_mounted
+from launcher.spec.container_rules import is_mounted
 from launcher.spec.models import ClusterSpec
+from launcher.spec.programs import volumes_of
 from launcher.spec.rules import is_directory_name
 
 KUSTOMIZATION = "kustomization.yaml"
@@ -106,9 +107,15 @@ def _notes(source: Source) -> list[str]:
 
 
 def _check_data(spec: ClusterSpec) -> None:
-    if spec.train is None or not is_directory_name(spec.train) or is_mounted(spec.kubernetes, spec.train.data):
+    for volume in spec.volumes:
+        if volume.source is None:
+            raise UsageError(
+                f"the volume {volume.name} is {volume.path}, a directory of this machine; pods do not see it",
+                "say by `source` what it is on Kubernetes, such as {persistentVolumeClaim: {claimName: sets}}",
+            )
+    if spec.train is None or not is_directory_name(spec.train) or is_mounted(volumes_of(spec), spec.train.data):
         return
     raise UsageError(
         f"train.data is {spec.train.data}, a directory of this machine; pods do not see it",
-        "put the data on a volume, mount that by kubernetes.volumes, and name the directory below its mount_path",
+        "put the data on a volume, mount that by `volumes`, and name the directory below its mount_path",
     )

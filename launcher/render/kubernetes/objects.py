@@ -11,12 +11,16 @@ from launcher.spec import programs
 from launcher.spec.kubernetes import DEFAULT_VERSION, Kubernetes, parse_version
 from launcher.spec.models import ClusterSpec, Storage
 from launcher.spec.names import LONGEST_LABEL
+from launcher.spec.quantities import millicores
 
 Object = dict[str, Any]
 
 # Containers: what overrides and policies call them.
 TRAINER = "trainer"
 TENSORBOARD = "tensorboard"
+
+# What a hardened container's security context has beside that of every container.
+NO_RIGHTS: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
 _NAME = "app.kubernetes.io/name"
@@ -145,3 +149,9 @@ def checked(name: str) -> str:
 def literal(text: str) -> str:
     """Return a text as `command` and `env` take it: there `$(NAME)` is replaced, and `$$` is a dollar."""
     return text.replace("$", "$$")
+
+
+def amounts(cpu: float | None, memory: str | None) -> Object:
+    """Return cores and memory as a container's requests and limits have them; nothing of what has no limit."""
+    cores = {} if cpu is None else {"cpu": str(int(cpu)) if float(cpu).is_integer() else f"{millicores(cpu)}m"}
+    return cores | ({} if memory is None else {"memory": memory})

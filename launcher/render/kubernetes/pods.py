@@ -9,19 +9,17 @@ from launcher.plan import rules
 from launcher.plan.groups import Group
 from launcher.plan.models import Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_PARENT
-from launcher.render.kubernetes import storage
+from launcher.render.kubernetes import beside, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, TRAINER, Object, Run, literal, pod_metadata, selector
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, NO_RIGHTS, TRAINER, Object, Run, amounts, literal, pod_metadata, selector
 from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
 from launcher.spec.models import Role
-from launcher.spec.programs import roles_of
-from launcher.spec.quantities import millicores
+from launcher.spec.programs import roles_of, volumes_of
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _TMP = "/tmp"  # noqa: S108 - the pod's own
 _EXECUTABLE = 0o555
-_NO_RIGHTS: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 _PARENT = "tf-launcher"  # the volume with the parent of a command
 
 
@@ -37,6 +35,7 @@ def template(run: Run, group: Group) -> Object:
         "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
         **(hardened(run) if group.task.is_hardened else _unhardened(run)),
         **_scheduling(run, group),
+        **beside.init_containers(run, group),
         "containers": [_container(run, group)],
         "volumes": _volumes(run, group),
     }
@@ -89,7 +88,7 @@ def container(run: Run, name: str, command: Sequence[str], *, task: Task | None 
         "image": (task and task.image) or run.image,
         **policy,
         **({key: [literal(word) for word in command]} if command else {}),
-        "securityContext": {"allowPrivilegeEscalation": False, **(_NO_RIGHTS if task is None or task.is_hardened else {})},
+        "securityContext": {"allowPrivilegeEscalation": False, **(NO_RIGHTS if task is None or task.is_hardened else {})},
         # Without a message of its own, a failed pod's status tells the last lines that it wrote.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -162,12 +161,6 @@ def _resources(run: Run, group: Group) -> Object:
     return ({"requests": dict(given)} if given else {}) | ({"limits": given | gpus} if given or gpus else {})
 
 
-def amounts(cpu: float | None, memory: str | None) -> Object:
-    """Return cores and memory as a container's requests and limits have them; nothing of what has no limit."""
-    cores = {} if cpu is None else {"cpu": str(int(cpu)) if float(cpu).is_integer() else f"{millicores(cpu)}m"}
-    return cores | ({} if memory is None else {"memory": memory})
-
-
 def _volumes(run: Run, group: Group) -> list[Object]:
     own = [tmp()[0], {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.options.shm_size}}]
     if group.mounts_run_dir:
@@ -176,7 +169,12 @@ def _volumes(run: Run, group: Group) -> list[Object]:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
     if rules.brings_parent(group.task):
         own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
-    return own + [{"name": extra.name, **extra.source} for extra in _extra(run, group)]
+    beside_mount = beside.mounted(run, group.role)
+    return own + [
+        {"name": extra.name, **(extra.source or {})}
+        for extra in volumes_of(run.spec)
+        if extra.name in beside_mount or _is_mounted(extra, group)
+    ]
 
 
 def _places(run: Run) -> Object:
@@ -192,14 +190,15 @@ def _mounts(run: Run, group: Group) -> list[Object]:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
     if rules.brings_parent(group.task):
         own.append({"name": _PARENT, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
-    for extra in _extra(run, group):
-        options: Object = {"subPath": extra.sub_path} if extra.sub_path else {}
-        own.append({"name": extra.name, "mountPath": extra.mount_path, **options} | ({"readOnly": True} if extra.read_only else {}))
+    for extra in volumes_of(run.spec):
+        if _is_mounted(extra, group):
+            made: Object = {"name": extra.name, "mountPath": extra.mount_path} | ({"subPath": extra.sub_path} if extra.sub_path else {})
+            own.append(made | ({"readOnly": True} if extra.can_only_be_read(extra.read_only) else {}))
     return own
 
 
-def _extra(run: Run, group: Group) -> list[Volume]:
-    return [extra for extra in run.options.volumes if not extra.roles or group.role in extra.roles]
+def _is_mounted(extra: Volume, group: Group) -> bool:
+    return extra.mount_path is not None and (not extra.roles or group.role in extra.roles)
 
 
 def _scheduling(run: Run, group: Group) -> Object:

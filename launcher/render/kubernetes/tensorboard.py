@@ -3,7 +3,7 @@
 from launcher.images import board_image
 from launcher.render import board
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, checked, metadata, pod_metadata, selector
+from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, amounts, checked, metadata, pod_metadata, selector
 from launcher.spec.models import TensorBoard
 
 # TensorBoard reads event files into memory; what it needs grows with a run, from 80 MiB (with TensorFlow in it 530) by some hundreds.
@@ -38,13 +38,13 @@ def _template(run: Run, wanted: TensorBoard) -> Object:
     head = pod_metadata(run, TENSORBOARD)
     head["labels"] |= storage.volume_labels(run)
     volume, mount = pods.tmp()
-    amounts = pods.amounts(wanted.cpu, wanted.memory)
+    given = amounts(wanted.cpu, wanted.memory)
     container = pods.container(run, TENSORBOARD, board.command(run.spec, run.plan)) | {
         "image": board_image(run.spec),
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
         "ports": [{"name": "http", "containerPort": board.PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
-        "resources": {"requests": _REQUESTS | amounts, "limits": _LIMITS | amounts},
+        "resources": {"requests": _REQUESTS | given, "limits": _LIMITS | given},
         "volumeMounts": [storage.mount(read_only=True), mount],
     }
     spec: Object = {

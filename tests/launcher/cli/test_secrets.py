@@ -49,7 +49,8 @@ def test_what_the_environment_has_holds_before_the_file_which_gives_what_is_name
 ) -> None:
     (tmp_path / "team.env").write_text("HERE=no\nTHERE=file\nOTHER=not asked for\n")
     env = {name: {"secret": "team", "key": "token"} for name in ("HERE", "THERE")}
-    spec = ClusterSpec.model_validate({"version": 1, "name": "toy", "command": ["true"], "image": "mine:1", "env": env})
+    document = {"version": 1, "name": "toy", "command": ["true"], "image": "mine:1", "env": env, "env_file": str(tmp_path / "team.env")}
+    spec = ClusterSpec.model_validate(document)
     monkeypatch.setattr(os, "environ", {"HERE": "environment"})
-    supply(plan(spec, "docker", run_dir="/runs/toy"), str(tmp_path / "team.env"))
+    supply(plan(spec, "docker", run_dir="/runs/toy"), spec)
     assert os.environ == {"HERE": "environment", "THERE": "file"}

@@ -71,3 +71,9 @@ def test_a_gpu_of_another_type_does_not_do() -> None:
     asked = spec(chief={}, ps={}, worker={"gpus": 1, "gpu_type": "NVIDIA-H100-80GB-HBM3"})
     assert unplaced(nodes, asked) == ["1 worker"]
     assert unplaced([Node("none", {})], asked) == ["1 worker", "1 chief", "1 ps"]
+
+
+@pytest.mark.parametrize("beside, left", [("sidecars", ["1 chief"]), ("init_containers", [])])
+def test_sidecars_take_beside_their_task_and_init_containers_before_it(beside: str, left: list[str]) -> None:
+    one = [{"name": "one", "image": "one:1", "cpu": 5, "memory": "1Gi"}]
+    assert unplaced([node(a_node("a"))], spec(chief={"cpu": 4, beside: one}, ps={}, worker={})) == left

@@ -202,3 +202,18 @@ def test_an_image_that_is_root_s_own_is_told_of_the_field() -> None:
     assert found is not None
     assert found.words.startswith("CreateContainerConfigError: container has runAsNonRoot")
     assert "`security: image`" in found.remedy
+
+
+def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_after_its_task_is_not() -> None:
+    ended = {"reason": "Error", "exitCode": 2, "message": "no such host"}
+    beside = [{"name": "fetch", "image": "curl:1", "state": {"terminated": ended}}]
+    own = [{"name": "trainer", "image": "team/x:1", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": beside, "containerStatuses": own}
+    found = trouble.of_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
+    assert found is not None
+    assert found.words == "its init container fetch ended with exit code 2: no such host"
+    assert found.remedy == "see its log: kubectl logs digits-chief-0 -c fetch"
+    own[0]["state"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ValueError: x"}}
+    found = trouble.of_pod({"status": status})
+    assert found is not None
+    assert found.words == "exit code 1: ValueError: x"

@@ -1,0 +1,45 @@
+"""Values as a Compose file has them: images, texts, sizes, limits, and directories that are mounted. Pure."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.images import is_ours
+
+IMAGE_VARIABLE = "TRAINER_IMAGE"
+_MEBI, _GIBI = 1024**2, 1024**3
+
+
+def image(name: str) -> str:
+    """Return an image's name; where it is ours one variable says what it is called elsewhere."""
+    return f"${{{IMAGE_VARIABLE}:-{name}}}" if is_ours(name) else escaped(name)
+
+
+def escaped(value: str) -> str:
+    """Return a text that reaches a container as it is."""
+    return value.replace("$", "$$")
+
+
+def amounts(cpu: float | None, memory: int | None) -> dict[str, Any]:
+    """Return the limits of a service: cores, and memory in bytes, which is without swap."""
+    limits: dict[str, Any] = {} if cpu is None else {"cpus": cpu}
+    return limits | ({} if memory is None else {"mem_limit": _size(memory), "memswap_limit": _size(memory)})
+
+
+def bind(path: str, target: str, directory: Path, *, read_only: bool = True) -> dict[str, Any]:
+    """Return a directory of this machine, mounted at `target`; its path is relative to the file's `directory`."""
+    relative = os.path.relpath(path, directory)
+    return bound(relative if relative.startswith("..") else f"./{relative}", target, read_only=read_only)
+
+
+def bound(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
+    """Return a directory of the engine's machine, mounted at `target`."""
+    mode = {"read_only": True} if read_only else {}
+    return {"type": "bind", "source": escaped(source), "target": target, **mode, "bind": {"create_host_path": False}}
+
+
+def _size(size: int) -> str:
+    for unit, letter in ((_GIBI, "g"), (_MEBI, "m"), (1024, "k")):
+        if size % unit == 0:
+            return f"{size // unit}{letter}"
+    return f"{size}b"

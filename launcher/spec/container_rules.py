@@ -1,0 +1,85 @@
+"""The rules of init containers, sidecars and volumes, and which volumes Compose can have."""
+
+import posixpath
+from collections.abc import Iterable, Iterator
+
+from launcher.spec import names
+from launcher.spec.containers import FromSecret
+from launcher.spec.kubernetes import Volume
+from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, shown
+from launcher.spec.programs import containers_of, volumes_of
+from launcher.spec.subject import Subject
+
+_RUN = "run"  # the run's own volume, for mounts
+
+
+def _listed(subject: Subject) -> Iterator[tuple[Path, Volume]]:
+    yield from ((("volumes", index), volume) for index, volume in enumerate(subject.spec.volumes))
+    yield from ((("kubernetes", "volumes", index), volume) for index, volume in enumerate(subject.spec.kubernetes.volumes))
+
+
+def volumes_apart(subject: Subject) -> Iterator[Finding]:
+    """No two volumes have one name, or one place."""
+    seen: dict[tuple[str, str], Path] = {}
+    for path, volume in _listed(subject):
+        place = posixpath.normpath(volume.mount_path) if volume.mount_path else None
+        for field, value in (("name", volume.name), ("mount_path", place)):
+            if value is not None and seen.setdefault((field, value), path) != path:
+                message = f"`{value}` is the {field} of two volumes"
+                yield Finding((*path, field), message, "one of its own for each", "change one of them")
+
+
+def volumes_of_kubernetes(subject: Subject) -> Iterator[Finding]:
+    """What only Kubernetes mounts is what it knows."""
+    for index, volume in enumerate(subject.spec.kubernetes.volumes):
+        if volume.path is not None or volume.source is None:
+            message = "`path` is a directory for Compose, and these volumes are for Kubernetes alone"
+            yield Finding(("kubernetes", "volumes", index), message, "`source`", "move the volume to `volumes` at the top of the spec")
+
+
+def containers_apart(subject: Subject) -> Iterator[Finding]:
+    """No two containers of a task have one name; a role's may stand in place of the spec's of the same kind."""
+    seen: dict[tuple[Path, str], Path] = {}  # where it stands, and its name
+    for path, one in containers_of(subject.spec):
+        kind, section = path[-2], path[:-2]
+        other = "sidecars" if kind == "init_containers" else "init_containers"
+        taken = [(*section, kind), (*section, other), (other,)]
+        if any((place, one.name) in seen for place in taken):
+            message = f"two containers of a task are called {shown(one.name)}"
+            yield Finding((*path, "name"), message, "a name of its own for each", "rename one of them")
+        seen[path[:-1], one.name] = path
+
+
+def containers_run_something(subject: Subject) -> Iterator[Finding]:
+    """A container beside a task says what it runs, from usable variables and volumes that are there."""
+    there = [*(volume.name for volume in volumes_of(subject.spec)), _RUN]
+    for path, one in containers_of(subject.spec):
+        if one.image is None and one.command is None:
+            message = f"the container {one.name} has nothing to run: neither a `command` nor an `image`"
+            yield Finding(path, message, "a `command`, or an `image` whose entrypoint runs", "add `command: [sh, -c, ...]`, say", on="key")
+        for index, mount in enumerate(one.mounts):
+            if mount.volume not in there:
+                meant = nearest(mount.volume, there)
+                remedy = f"write {meant}" if meant else "add it to `volumes`"
+                yield Finding((*path, "mounts", index, "volume"), f"there is no volume {shown(mount.volume)}", any_of(there), remedy)
+        for variable, value in one.env.items():
+            try:
+                names.check_name_of_variable(variable)
+                if isinstance(value, FromSecret):
+                    names.check_secret(variable)
+            except FieldError as wrong:
+                yield Finding((*path, "env", variable), wrong.message, wrong.expected, wrong.remedy, on="key")
+
+
+def is_in_compose(volume: Volume) -> bool:
+    """Return whether Compose can have a volume: a directory, or what begins empty."""
+    if volume.is_scratch and volume.sub_path:
+        return False  # engines before 26 cannot mount a part of a volume
+    return volume.path is not None or volume.is_scratch or (volume.source is not None and "hostPath" in volume.source)
+
+
+def is_mounted(volumes: Iterable[Volume], path: str) -> bool:
+    """Return whether a path is on one of these volumes, where tasks mount it; this machine then need not have it."""
+    plain = posixpath.normpath(path)
+    places = (posixpath.normpath(volume.mount_path) for volume in volumes if volume.mount_path)
+    return any(f"{plain}/".startswith(f"{place}/") for place in places)

@@ -1,0 +1,159 @@
+"""Init containers, sidecars and further volumes, as Compose and Kubernetes get them."""
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli.planning import planned
+from launcher.errors import UsageError
+from launcher.images import all_for
+from launcher.plan.models import Target
+from launcher.render.kubernetes import manifests
+from launcher.render.targets import Source, renderer
+from launcher.spec.programs import sets_variables
+
+SPEC = """\
+    version: 1
+    name: digits
+    image: mine:1
+    command: [python, train.py]
+    strategy: multi_worker_mirrored
+    roles:
+      chief: {sidecars: [{name: log, image: "fluent:1", env: {TOKEN: {secret: team, key: token}}, mounts: [{volume: work, mount_path: /in, read_only: true}]}]}
+      worker: {init_containers: [{name: fetch, image: "curl:1", args: [$HOME]}]}
+    volumes:
+      - {name: work, mount_path: /work, source: {emptyDir: {}}}
+      - {name: sets, mount_path: /sets, path: sets, sub_path: mnist, source: {persistentVolumeClaim: {claimName: sets}}}
+      - {name: cache, source: {hostPath: {path: /var/cache}}}
+      - {name: keys, mount_path: /keys, source: {secret: {secretName: keys}}, roles: [chief]}
+    init_containers:
+      - {name: fetch, command: [sh, -c, 'echo $HOME > /out/x'], cpu: 0.5, memory: 1Gi, mounts: [{volume: work, mount_path: /out}]}
+      - {name: warm, image: "busybox:1", mounts: [{volume: cache, mount_path: /cache, read_only: false}]}
+    """
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Callable[..., Source]:
+    (tmp_path / "sets").mkdir()
+
+    def read(target: Target, spec: str = SPEC) -> Source:
+        (tmp_path / "digits.yaml").write_text(textwrap.dedent(spec))
+        return Source(*planned(tmp_path / "digits.yaml", [], target, tmp_path / "runs"), tmp_path)
+
+    return read
+
+
+def composed(made: Source) -> dict[str, Any]:
+    document = yaml.safe_load(renderer("compose")(made))
+    assert isinstance(document, dict)
+    return document
+
+
+def pods(made: Source) -> dict[str, Any]:
+    objects = manifests.objects(manifests.run_of(made))
+    return {one["metadata"]["name"].partition("-")[2]: one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Job"}
+
+
+def test_init_containers_come_before_sidecars_which_kubernetes_ends_with_the_task(source: Callable[..., Source]) -> None:
+    chief, worker = (pods(source("kubernetes"))[role]["initContainers"] for role in ("chief", "worker"))
+    assert [(one["name"], one["image"], one.get("restartPolicy")) for one in chief] == [
+        ("fetch", "mine:1", None),
+        ("warm", "busybox:1", None),
+        ("log", "fluent:1", "Always"),
+    ]
+    # A role's own stands in the place of the spec's.
+    assert [(one["name"], one["image"], one.get("args")) for one in worker] == [
+        ("fetch", "curl:1", ["$$HOME"]),
+        ("warm", "busybox:1", None),
+    ]
+    fetch, _, log = chief
+    assert fetch["command"] == ["sh", "-c", "echo $$HOME > /out/x"]
+    assert fetch["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "500m", "memory": "1Gi"}}
+    assert log["env"][-1] == {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "team", "key": "token"}}}
+    assert all(one["securityContext"]["capabilities"] == {"drop": ["ALL"]} for one in chief)
+
+
+def test_volumes_are_where_they_are_mounted_and_can_only_be_read_unless_they_begin_empty(source: Callable[..., Source]) -> None:
+    made = pods(source("kubernetes"))
+    named = {role: {volume["name"] for volume in pod["volumes"]} & {"work", "sets", "cache", "keys"} for role, pod in made.items()}
+    assert named == {"chief": {"work", "sets", "cache", "keys"}, "worker": {"work", "sets", "cache"}}
+    of_task = {mount["name"]: mount for mount in made["worker"]["containers"][0]["volumeMounts"]}
+    assert of_task["work"] == {"name": "work", "mountPath": "/work"}
+    assert of_task["sets"] == {"name": "sets", "mountPath": "/sets", "subPath": "mnist", "readOnly": True}
+    assert "cache" not in of_task
+    fetch, warm, log = (one["volumeMounts"][1:] for one in made["chief"]["initContainers"])
+    assert (fetch, log) == ([{"name": "work", "mountPath": "/out"}], [{"name": "work", "mountPath": "/in", "readOnly": True}])
+    assert warm == [{"name": "cache", "mountPath": "/cache"}]
+
+
+def test_compose_has_a_service_for_each_and_what_begins_empty_is_each_task_s_own(source: Callable[..., Source]) -> None:
+    document = composed(source("docker"))
+    services = document["services"]
+    beside = ["chief-fetch", "chief-warm", "chief-log", "worker-0", "worker-0-fetch", "worker-0-warm"]
+    assert list(services) == ["prepare-volume", "chief", *beside]
+    waits = {name: services[name]["depends_on"] for name in ("chief", "chief-warm", "chief-fetch")}
+    after = {name: {"condition": "service_completed_successfully"} for name in ("chief-warm", "chief-fetch", "prepare-volume")}
+    assert waits == {
+        name: {other: after[other]}
+        for name, other in (("chief", "chief-warm"), ("chief-warm", "chief-fetch"), ("chief-fetch", "prepare-volume"))
+    }
+    log = services["chief-log"]
+    assert (log["network_mode"], log["restart"], log["environment"]["TOKEN"]) == ("service:chief", "unless-stopped", None)
+    assert log["labels"]["tf-launcher.sidecar-of"] == "chief"
+    assert "tf-launcher.task" not in log["labels"]
+    mounted = {
+        name: [(one["type"], one["source"], one["target"], one.get("read_only", False)) for one in services[name]["volumes"]]
+        for name in services
+        if "volumes" in services[name]
+    }
+    assert mounted["chief"] == [("volume", "work-chief", "/work", False), ("bind", "./sets/mnist", "/sets", True)]
+    assert mounted["chief-fetch"] == [("volume", "work-chief", "/out", False)]
+    assert mounted["chief-warm"] == [("bind", "/var/cache", "/cache", False)]
+    assert mounted["chief-log"] == [("volume", "work-chief", "/in", True)]
+    assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/scratch/work-chief", "/scratch/work-worker-0"]
+    assert document["volumes"] == {f"work-{task}": {"labels": {"tf-launcher.scratch-of": "digits"}} for task in ("chief", "worker-0")}
+    assert (services["chief-fetch"]["cpus"], services["chief-fetch"]["mem_limit"]) == (0.5, "1g")
+    # Init containers may fetch something, and do not reach TensorFlow's port.
+    assert services["chief-fetch"]["networks"] == ["init"]
+    assert services["chief"]["networks"] == ["cluster"]
+
+
+def test_what_a_target_leaves_out_is_said(source: Callable[..., Source]) -> None:
+    assert source("kubernetes").plan.notices == ()
+    assert [notice.partition(";")[0] for notice in source("docker").plan.notices] == ["volumes left out: keys"]
+    left = ["init containers left out: fetch, warm", "sidecars left out: log", "volumes left out: work, sets, cache, keys"]
+    assert [notice.partition(";")[0] for notice in source("local").plan.notices] == left
+    text = renderer("compose")(source("docker"))
+    assert "# Note: volumes left out: keys; " in text
+    assert "`docker compose up` is called in has to have TOKEN." in text
+    assert "sidecars go on after their tasks" in text
+
+
+def test_data_on_a_volume_that_compose_has_is_not_mounted_again(source: Callable[..., Source]) -> None:
+    spec = "version: 1\nname: digits\ntrain: {workload: mnist, data: /sets/mnist}\nvolumes: [{name: sets, mount_path: /sets, path: sets}]\n"
+    chief = composed(source("docker", spec))["services"]["chief"]
+    assert [one["target"] for one in chief["volumes"]] == ["/runs", "/sets"]
+    assert '"data":"/sets/mnist"' in chief["environment"]["TRAINER_SETTINGS"]
+    with pytest.raises(UsageError, match=r"the volume sets is .*/sets, a directory of this machine; pods do not see it"):
+        pods(source("kubernetes", spec))
+
+
+def test_the_run_s_volume_is_for_containers_beside_tasks_that_have_it(source: Callable[..., Source]) -> None:
+    spec = "version: 1\nname: digits\nstrategy: parameter_server\nroles: {chief: SIDECAR, ps: {}, worker: {}}\ntrain: {workload: mnist}\n"
+    sidecar = "{sidecars: [{name: up, image: 'up:1', mounts: [{volume: run, mount_path: /runs}]}]}"
+    spec = spec.replace("SIDECAR", sidecar)
+    [up] = pods(source("kubernetes", spec))["chief"]["initContainers"]
+    assert up["volumeMounts"][1:] == [{"name": "run", "mountPath": "/runs"}]
+    assert composed(source("docker", spec))["services"]["chief-up"]["volumes"] == [{"type": "volume", "source": "run", "target": "/runs"}]
+    with pytest.raises(UsageError, match="the container up mounts the run's volume, which the ps's tasks do not have"):
+        pods(source("kubernetes", spec.replace("ps: {}", f"ps: {sidecar}")))
+
+
+def test_their_images_are_the_run_s_and_their_variables_keep_files_private(source: Callable[..., Source]) -> None:
+    spec = source("docker").spec
+    assert all_for(spec) == ["mine:1", "busybox:1", "fluent:1", "curl:1"]
+    assert sets_variables(spec.model_dump())
