@@ -24,3 +24,8 @@ def bare(strategy: str, roles: dict[str, Any], code: str, *words: str) -> dict[s
         "limits": limits,
         "storage": {},
     }
+
+
+# An init container's program, which writes a file for the task, and a sidecar's, which stays until it is asked to end.
+TELLS = "import os; open('/out/told', 'w').write('told ' + os.environ['TOKEN'][::-1])"
+STAYS = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('it is over', flush=True))); time.sleep(900)"

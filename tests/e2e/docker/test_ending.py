@@ -11,7 +11,8 @@ import yaml
 
 from launcher.docker_cli import docker
 from launcher.image_build.context import default_base_image
-from tests.e2e.code.brought import KILLED_ONCE, UNFINISHED
+from launcher.render import labels
+from tests.e2e.code.brought import KILLED_ONCE, STAYS, TELLS, UNFINISHED
 from tests.e2e.docker.running import ROOT, Run, cleaned, launch, left, unique
 from tests.processes import free_port
 
@@ -76,13 +77,22 @@ def test_no_container_ends_as_done_when_the_chief_fails_by_compose_alone(tmp_pat
 def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before each task runs an init container, whose file it reads, and beside it a sidecar, which ends with it."""
     name = unique("led")
-    monkeypatch.setenv("TOKEN", "hunter2")
+    monkeypatch.delenv("TOKEN", raising=False)
+    (tmp_path / "team.env").write_text("TOKEN='hunter2'\n")
     env = {"TOKEN": {"secret": "team", "key": "token"}}
-    does = f"print('found', os.environ['TOKEN'][::-1], flush=True); {KILLED_ONCE}"
+    does = f"print('found', os.environ['TOKEN'][::-1], open('/work/told').read(), flush=True); {KILLED_ONCE}"
     roles = {"worker": {"replicas": 2}, "ps": {}}
     limits = {"worker_grace": "1s", "max_restarts": 1}
-    file = write(tmp_path, name, roles=roles, image=default_base_image(), limits=limits, env=env, command=program("worker", does))
+    mounts = [{"volume": "work", "mount_path": "/out"}]
+    beside: dict[str, Any] = {
+        "env_file": "team.env",
+        "volumes": [{"name": "work", "mount_path": "/work", "source": {"emptyDir": {}}, "read_only": True}],
+        "init_containers": [{"name": "tell", "command": ["python", "-c", TELLS], "env": env, "mounts": mounts}],
+        "sidecars": [{"name": "stay", "command": ["python", "-c", STAYS], "mounts": mounts}],
+    }
+    file = write(tmp_path, name, roles=roles, image=default_base_image(), limits=limits, env=env, command=program("worker", does), **beside)
     with cleaned(name, tmp_path / "runs") as run:
         run.launcher("up", str(file), timeout=240)
         told = run.status()
@@ -90,9 +100,16 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_th
         assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
         assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
         assert UNFINISHED in run.launcher("logs", name, "--raw")
-        assert "found 2retnuh" in run.launcher("logs", name)
+        assert "found 2retnuh told 2retnuh" in run.launcher("logs", name)
+        stayed = {task: run.inspect(f"{task}-stay")["State"] for task in ("worker-0", "worker-1", "ps-0")}
+        assert {(state["Status"], state["ExitCode"]) for state in stayed.values()} == {("exited", 0)}
+        assert "it is over" in docker("logs", run.container("ps-0-stay"))
         assert not [file for file in run.runs.rglob("*") if file.is_file() and b"hunter2" in file.read_bytes()]
         # Nor has its image any use of a volume.
         assert told["run_dir"] == ""
         assert left(name)["volumes"] == []
+        scratch = ("volume", "ls", "--quiet", "--filter", f"label={labels.SCRATCH}={name}")
+        assert len(docker(*scratch).split()) == 3
         assert launch("get", name, "results", runs=run.runs).returncode == launch("tensorboard", name, runs=run.runs).returncode == 2
+        run.launcher("down", name)
+        assert docker(*scratch) == ""

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.e2e.code.brought import KILLED_ONCE, UNFINISHED
+from tests.e2e.code.brought import KILLED_ONCE, STAYS, TELLS, UNFINISHED
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 from tests.e2e.kubernetes.launching import UP, Launcher
 from tests.e2e.kubernetes.starting import HELD, program
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 OPTIONS = """\
 strategy: parameter_server
 limits: {worker_grace: 1s, evaluator_grace: 1s, grace_period: 5s, max_restarts: 0}
-kubernetes: {tensorboard: false}
+tensorboard: false
 """
 # The evaluator takes no notice of a SIGTERM; all others that do not lead sleep for ten minutes.
 SLEEPS = "import signal; signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SIG_DFL); time.sleep(600)"
@@ -79,12 +80,28 @@ def test_a_chief_that_fails_for_good_fails_all(namespace: Namespace, tmp_path: P
 
 
 def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    """That it has the trainer, too, does not matter: what comes with the run is taken."""
+    """That it has the trainer, too, does not matter: what comes with the run is taken.
+
+    Before each task runs an init container, whose file it reads, and beside it a sidecar, which ends with it: else no pod would be complete.
+    """
     launcher.namespace.kubectl("create", "secret", "generic", "team", "--from-literal=token=hunter2")
     worker = "{replicas: 2, max_restarts: 1, env: {LEVEL: debug, TOKEN: {secret: team, key: token}}, args: [two, words], working_dir: /usr}"
-    roles = f"image: {image}\nroles: {{ps: {{}}, worker: {worker}}}\n"
+    beside = {
+        "volumes": [{"name": "work", "mount_path": "/work", "source": {"emptyDir": {}}, "read_only": True}],
+        "init_containers": [
+            {
+                "name": "tell",
+                "command": ["python", "-c", TELLS],
+                "env": {"TOKEN": {"secret": "team", "key": "token"}},
+                "mounts": [{"volume": "work", "mount_path": "/out"}],
+            }
+        ],
+        "sidecars": [{"name": "stay", "command": ["python", "-c", STAYS]}],
+    }
+    roles = f"image: {image}\nroles: {{ps: {{}}, worker: {worker}}}\n{yaml.safe_dump(beside)}"
     says = (
-        "print('found', os.environ['LEVEL'], os.environ['TOKEN'][::-1], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, flush=True); "
+        "print('found', os.environ['LEVEL'], os.environ['TOKEN'][::-1], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, "
+        "open('/work/told').read(), flush=True); "
     )
     launcher("up", write(tmp_path, "led", roles, "worker", says + KILLED_ONCE), timeout=UP)
     told = launcher.status("led")
@@ -92,7 +109,11 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
     assert [restart["exit_code"] for restart in told["tasks"][0]["restarts"]] == [137]
     assert UNFINISHED in launcher("logs", "led", "--raw")
-    assert "found debug 2retnuh /usr two words False" in launcher("logs", "led")
+    assert "found debug 2retnuh /usr two words False told 2retnuh" in launcher("logs", "led")
+    pods = launcher.namespace.pods("led")
+    assert [pod["status"]["phase"] for pod in pods] == ["Succeeded"] * 3
+    sidecars = [one for pod in pods for one in pod["status"]["initContainerStatuses"] if one["name"] == "stay"]
+    assert [one["state"]["terminated"]["exitCode"] for one in sidecars] == [0] * 3
     assert launcher.namespace.objects("PersistentVolumeClaim", "led") == []
     assert "hunter2" not in launcher.namespace.kubectl("get", "all,configmaps", "-o", "yaml") + launcher("logs", "led", "--raw")
     assert "has no results yet" in launcher("get", "led", "results", code=2)
