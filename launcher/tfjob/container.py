@@ -60,7 +60,8 @@ def _ports(role: RoleDraft, path: Path) -> None:
         role.container["ports"] = kept
 
 
-def _security(role: RoleDraft, path: Path) -> None:
+def security(role: RoleDraft, path: Path) -> dict[str, Any]:
+    """Return a container's security context; one that is privileged may gain privileges, which the launcher forbids all others."""
     given = dict(role.reading.mapping(path))
     added = role.reading.items((*path, "capabilities", "add")) if isinstance(given.get("capabilities"), dict) else []
     if (
@@ -71,6 +72,11 @@ def _security(role: RoleDraft, path: Path) -> None:
         given.setdefault("allowPrivilegeEscalation", True)
         message = "kept; such a container may gain privileges, which the launcher forbids all others"
         role.reading.remark(path, message, "see that the namespace's Pod Security level admits it")
+    return given
+
+
+def _security(role: RoleDraft, path: Path) -> None:
+    given = security(role, path)
     role.keeps_tmp |= given.get("readOnlyRootFilesystem") is True
     role.container["securityContext"] = given
 

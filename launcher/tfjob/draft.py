@@ -23,6 +23,17 @@ class Shared:
 
 
 @dataclass
+class Beside:
+    """An init container or a sidecar of a role: its fields, and what only an override of the container of its name can say."""
+
+    kind: str  # init_containers or sidecars
+    path: Path
+    fields: dict[str, Any]
+    override: dict[str, Any]
+    mounts: list[Any] = field(default_factory=list)  # as a pod template has them
+
+
+@dataclass
 class RoleDraft:
     """One role: its fields, and what only an override of its pods can say."""
 
@@ -39,7 +50,7 @@ class RoleDraft:
     metadata: dict[str, Any] = field(default_factory=dict)
     pod: dict[str, Any] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)
-    sidecars: list[Any] = field(default_factory=list)
+    beside: list[Beside] = field(default_factory=list)
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # volumes
@@ -60,9 +71,12 @@ class RoleDraft:
             container["volumeMounts"] = self.mounts
         if self.volumes:
             pod["volumes"] = self.volumes
-        containers = ([{"name": TRAINER, **container}] if container else []) + self.sidecars
-        if containers:
-            pod["containers"] = containers
+        if container:
+            pod["containers"] = [{"name": TRAINER, **container}]
+        # Sidecars are among the init containers.
+        given = [(one.fields["name"], one.override | ({"volumeMounts": one.mounts} if one.mounts else {})) for one in self.beside]
+        if others := [{"name": name, **override} for name, override in given if override]:
+            pod["initContainers"] = others
         made = {"metadata": self.metadata, "spec": pod}
         return {key: value for key, value in made.items() if value}
 

@@ -7,7 +7,7 @@ from launcher.tfjob import volumes
 from launcher.tfjob.draft import Draft, RoleDraft, Shared
 
 # Fields of roles that a spec may say once for all.
-_UP = ("image", "command")
+_UP = ("image", "command", "init_containers", "sidecars")
 # The launcher gives pods these two, and TFJob did not: a group for the files of all volumes, and a /tmp in place of the image's.
 _NO_GROUP = {"securityContext": {"fsGroup": None, "fsGroupChangePolicy": None}}
 _NO_TMP = [{"name": TRAINER, "volumeMounts": [{"mountPath": "/tmp", "$patch": "delete"}]}]  # noqa: S108
@@ -22,6 +22,7 @@ def finish(draft: Draft) -> None:
     _share(draft)
     if draft.is_alone:
         draft.roles[0].container.setdefault("env", []).append(_NO_TF_CONFIG)
+    _beside(draft)
     draft.put(("kubernetes", "overrides"), _overrides(draft), ())
     _move_up(draft)
     for role in draft.roles:
@@ -43,6 +44,17 @@ def _share(draft: Draft) -> None:
         for role, shared in zip(draft.roles, having, strict=True):
             if shared is not None:
                 _override(role, shared)
+
+
+def _beside(draft: Draft) -> None:
+    """Write init containers and sidecars into their roles; of the spec they have the policy of images that they did not have."""
+    for role in draft.roles:
+        for kind in dict.fromkeys(one.kind for one in role.beside):
+            found = [one for one in role.beside if one.kind == kind]
+            role.put(kind, [one.fields for one in found], found[0].path[:-1])
+        for one in role.beside:
+            if "image_pull_policy" in draft.spec.get("kubernetes", {}):
+                one.override.setdefault("imagePullPolicy", None)
 
 
 def _override(role: RoleDraft, shared: Shared) -> None:

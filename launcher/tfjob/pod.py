@@ -1,17 +1,14 @@
 """The pod template of a replica: what the spec has a field for, and the rest as an override."""
 
-from typing import Any
-
 from pydantic import ValidationError
 
-from launcher.render.kubernetes.objects import TRAINER
 from launcher.spec.kubernetes import Toleration
 from launcher.spec.problems import Path, shown
-from launcher.tfjob import container, volumes
+from launcher.tfjob import beside, container, volumes
+from launcher.tfjob.beside import MAIN
 from launcher.tfjob.draft import RoleDraft, Shared
 from launcher.tfjob.reading import Handler, LeftOut, walk
 
-MAIN = "tensorflow"  # the name of the container that TFJob looks after
 _POD_POLICIES = {"Always", "OnFailure", "Never"}
 
 
@@ -87,9 +84,7 @@ def _priority_class(role: RoleDraft, path: Path) -> None:
 
 
 def _init_containers(role: RoleDraft, path: Path) -> None:
-    kept = [_beside(role, (*path, index)) for index in range(len(role.reading.items(path)))]
-    if kept:
-        role.pod["initContainers"] = kept
+    beside.read_init_containers(role, path)
 
 
 def _containers(role: RoleDraft, path: Path) -> None:
@@ -104,21 +99,7 @@ def _containers(role: RoleDraft, path: Path) -> None:
         if index in mains:
             container.read(role, below)
         else:
-            role.sidecars.append(_beside(role, below))
-            message = "kept; a pod is done when all of its containers are, so this one has to end by itself"
-            remedy = "where it does not, move it to `initContainers` of the override with `restartPolicy: Always`, which ends with the task"
-            role.reading.remark(below, message, remedy)
-
-
-def _beside(role: RoleDraft, path: Path) -> Any:
-    """Return a container that is not the task's as it is, with the names of the volumes that it has in the run."""
-    given = role.reading.mapping(path)
-    name = role.reading.name(path)
-    if name in {TRAINER, MAIN} and path[-2] == "initContainers":
-        role.reading.refuse((*path, "name"), f"the name {name} is taken by the task's container", "another name", "rename it")
-    elif name == TRAINER:
-        role.reading.refuse((*path, "name"), f"the task's own container is called {TRAINER} in a run", "another name", "rename it")
-    return volumes.renamed(role, given)
+            beside.read_sidecar(role, below)
 
 
 def _volumes(role: RoleDraft, path: Path) -> None:

@@ -25,15 +25,33 @@ def read(role: RoleDraft, path: Path) -> None:
         limits.pop(GPU, None)
         requests.pop(GPU, None)
     more = set(given) - {"limits", "requests"}
-    # Kubernetes takes the limit as the request where there is none.
-    if not more and {**limits, **requests} == limits and set(limits) <= set(_FIELDS) and _as_fields(limits):
-        for key, value in limits.items():
-            role.put(key, int(value) if key == "cpu" and value.isdigit() else value, (*path, "limits", key))
+    fields = None if more else _fields(limits, requests)
+    if fields is not None:
+        for key, value in fields.items():
+            role.put(key, value, (*path, "limits", key))
         return
     kept: dict[str, Any] = {key: given[key] for key in more}
     kept |= {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
     if kept:
         role.container["resources"] = kept
+
+
+def as_fields(given: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the resources of a container as `cpu` and `memory`, None where those cannot say them."""
+    found: list[dict[str, str]] = []
+    for key in ("limits", "requests"):
+        amounts = given.get(key) or {}
+        if not isinstance(amounts, dict) or not all(isinstance(one, str | int | float) for one in amounts.values()):
+            return None
+        found.append({name: str(value) for name, value in amounts.items()})
+    return None if set(given) - {"limits", "requests"} else _fields(*found)
+
+
+def _fields(limits: dict[str, str], requests: dict[str, str]) -> dict[str, Any] | None:
+    # Kubernetes takes the limit as the request where there is none.
+    if {**limits, **requests} != limits or set(limits) - set(_FIELDS) or not _as_fields(limits):
+        return None
+    return {key: int(value) if key == "cpu" and value.isdigit() else value for key, value in limits.items()}
 
 
 def _quantities(role: RoleDraft, path: Path) -> dict[str, str]:

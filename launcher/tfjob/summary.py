@@ -33,7 +33,7 @@ def differences(draft: Draft) -> list[Difference]:
         "TF_CONFIG": _tf_config(draft),
         "start": "" if draft.is_alone else _start(draft),
         "image": _image(draft),
-        "other backends": "the section `kubernetes` holds there alone: on this machine and in Compose tasks lack its volumes and overrides.",
+        "other backends": "the section `kubernetes` holds there alone: on this machine and in Compose tasks lack its overrides, and what `launcher validate` names.",
         "rights": "no new privileges, seccomp RuntimeDefault, and no token of the namespace's default service account.",
     }
     return [Difference(about, message) for about, message in found.items() if message]

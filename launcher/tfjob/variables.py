@@ -43,7 +43,8 @@ def completed(text: str, values: Mapping[str, str], *, kept: Callable[[str], boo
         name = match[1]
         if name in values:
             return values[name].replace("$", "$$")
-        return match[0] if match[0] == "$$" or kept(name) else f"${match[0]}"
+        # Of a name with a reference in it every dollar.
+        return match[0] if match[0] == "$$" or kept(name) else match[0].replace("$", "$$")
 
     return _REFERENCE.sub(replaced, text)
 

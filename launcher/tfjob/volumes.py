@@ -7,10 +7,13 @@ from pydantic import ValidationError
 
 from launcher.plan.places import CONTAINER_PARENT
 from launcher.spec import names
+from launcher.spec.containers import Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.problems import Path
 from launcher.tfjob.draft import Draft, RoleDraft
 
+# How a pod template calls what a mount of a container beside the task says -> how `mounts` does.
+_MOUNT = {"name": "volume", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
 _TMP = "/tmp"  # noqa: S108 - of the container
 # Where the parent of a program is.
 _PARENT = posixpath.dirname(CONTAINER_PARENT)
@@ -64,37 +67,72 @@ def read_mounts(role: RoleDraft, path: Path) -> None:
 
 
 def share(draft: Draft) -> None:
-    """Move volumes that a spec can say in `kubernetes.volumes` there, from the roles' overrides."""
+    """Move volumes that a spec can say in `volumes` there, from the roles' overrides."""
     listed: list[dict[str, Any]] = []
     places: set[str] = set()
     for name in dict.fromkeys(volume["name"] for role in draft.roles for volume in role.volumes):
-        users = [role for role in draft.roles if any(volume["name"] == name for volume in role.volumes)]
-        forms = [_spec_form(role, name) for role in users]
-        form = forms[0]
-        if form is None or any(other != form for other in forms) or posixpath.normpath(form["mount_path"]) in places:
+        users = {role.name: _spec_form(role, name) for role in draft.roles if any(volume["name"] == name for volume in role.volumes)}
+        form = _agreed(list(users.values()))
+        place = posixpath.normpath(form["mount_path"]) if form and "mount_path" in form else None
+        if form is None or place in places:
             continue
-        places.add(posixpath.normpath(form["mount_path"]))
-        if len(users) < len(draft.roles):
-            form["roles"] = [role.name for role in users]
+        if place is not None:
+            places.add(place)
+            mounting = [role for role, one in users.items() if one and "mount_path" in one]
+            form |= {"roles": mounting} if len(mounting) < len(draft.roles) else {}
         listed.append(form)
-        for role in users:
+        for role in draft.roles:
             role.volumes = [volume for volume in role.volumes if volume["name"] != name]
             role.mounts = [mount for mount in role.mounts if mount["name"] != name]
+            for one in role.beside:
+                found = [mount for mount in one.mounts if _is_of(mount, name)]
+                one.mounts = [mount for mount in one.mounts if mount not in found]
+                if found:
+                    one.fields.setdefault("mounts", []).extend(map(mount_of, found))
     if listed:
-        draft.put(("kubernetes", "volumes"), listed, draft.roles[0].path)
+        draft.put(("volumes",), listed, draft.roles[0].path)
+
+
+def _agreed(forms: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the volume that all roles mean by a name; those whose task does not mount it say nothing of where."""
+    known = [form for form in forms if form is not None]
+    mounted = [form for form in known if "mount_path" in form]
+    agree = all(form == mounted[0] for form in mounted) and all(form["source"] == known[0]["source"] for form in known)
+    return dict((mounted or known)[0]) if len(known) == len(forms) and agree else None
+
+
+def _is_of(mount: Any, name: str) -> bool:
+    return isinstance(mount, dict) and mount.get("name") == name
+
+
+def mount_of(mount: Any) -> dict[str, Any] | None:
+    """Return where a container beside the task mounts a volume, as `mounts` has it; None where that cannot say it."""
+    if not isinstance(mount, dict) or set(mount) - set(_MOUNT):
+        return None
+    form = {_MOUNT[key]: value for key, value in mount.items() if value not in (None, "")}
+    form["read_only"] = mount.get("readOnly") or False
+    try:
+        Mount.model_validate(form)
+    except ValidationError:
+        return None
+    return form
 
 
 def _spec_form(role: RoleDraft, name: str) -> dict[str, Any] | None:
-    """Return a volume as `kubernetes.volumes` has it, or None where that cannot say it."""
+    """Return a volume as `volumes` has it, or None where that cannot say it, or nothing of the role mounts it."""
     [volume, *more] = [volume for volume in role.volumes if volume["name"] == name]
     mounts = [mount for mount in role.mounts if mount["name"] == name]
-    if more or len(mounts) != 1 or set(mounts[0]) - {"name", "mountPath", "readOnly", "subPath"}:
+    beside = [mount_of(mount) for one in role.beside for mount in one.mounts if _is_of(mount, name)]
+    if more or len(mounts) > 1 or not (mounts or beside) or None in beside:
         return None
-    [mount] = mounts
     source = {key: value for key, value in volume.items() if key != "name" and value is not None}
-    form = {"name": name, "mount_path": mount["mountPath"], "source": source, "read_only": mount.get("readOnly") or False}
-    if mount.get("subPath"):
-        form["sub_path"] = mount["subPath"]
+    form: dict[str, Any] = {"name": name, "source": source}
+    if mounts:
+        [mount] = mounts
+        if set(mount) - {"name", "mountPath", "readOnly", "subPath"}:
+            return None
+        form |= {"mount_path": mount["mountPath"], "read_only": mount.get("readOnly") or False}
+        form |= {"sub_path": mount["subPath"]} if mount.get("subPath") else {}
     try:
         Volume.model_validate(form)
     except ValidationError:

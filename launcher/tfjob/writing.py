@@ -10,8 +10,35 @@ from launcher.tfjob.draft import Draft
 from launcher.tfjob.reading import grouped
 from launcher.tfjob.summary import Difference
 
-_ORDER = ("version", "name", "strategy", "image", "security", "command", "success", "roles", "limits", "kubernetes")
-_ROLE_ORDER = ("replicas", "image", "command", "args", "working_dir", "env", "cpu", "memory", "gpus", "restart")
+_ORDER = (
+    "version",
+    "name",
+    "strategy",
+    "image",
+    "security",
+    "command",
+    "success",
+    "roles",
+    "volumes",
+    "init_containers",
+    "sidecars",
+    "limits",
+    "kubernetes",
+)
+_ROLE_ORDER = (
+    "replicas",
+    "image",
+    "command",
+    "args",
+    "working_dir",
+    "env",
+    "cpu",
+    "memory",
+    "gpus",
+    "restart",
+    "init_containers",
+    "sidecars",
+)
 _KUBERNETES_ORDER = (
     "namespace",
     "queue",
@@ -21,13 +48,12 @@ _KUBERNETES_ORDER = (
     "image_pull_policy",
     "image_pull_secrets",
     "env_from",
-    "volumes",
     "ttl",
     "labels",
     "annotations",
     "overrides",
 )
-_PARTS = ("roles", "limits", "kubernetes")
+_PARTS = ("roles", "volumes", "init_containers", "sidecars", "limits", "kubernetes")
 _WIDTH = 118
 
 # A field of the spec -> the comment above it.

@@ -51,8 +51,13 @@ def check(data: bytes, spec: ClusterSpec) -> None:
         mains = [one for one in was["containers"] if one["name"] == "tensorflow"]
         check_main(was, mains[0], now, now["containers"][0], alone=alone)
         assert now["containers"][0]["name"] == "trainer"
-        check_beside(was, [one for one in was["containers"] if one["name"] != "tensorflow"], now, now["containers"][1:])
-        check_beside(was, was.get("initContainers", []), now, now.get("initContainers", []))
+        assert len(now["containers"]) == 1
+        first = was.get("initContainers", [])
+        stay = [one for one in first if one.get("restartPolicy") == "Always"]
+        stay += [one for one in was["containers"] if one["name"] != "tensorflow"]
+        beside = now.get("initContainers", [])
+        check_beside(was, [*(one for one in first if one.get("restartPolicy") != "Always"), *stay], now, beside)
+        assert [one["name"] for one in beside if one.get("restartPolicy") == "Always"] == [one["name"] for one in stay]
         check_pod(replica["template"], jobs[role]["template"])
         has_tf_config = any(one["name"] == "TF_CONFIG" for one in now["containers"][0]["env"])
         assert has_tf_config is not alone
@@ -84,11 +89,21 @@ def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod, *, alone: bool) -
 
 
 def check_beside(was_pod: Pod, was: list[Pod], now_pod: Pod, now: list[Pod]) -> None:
-    """Compare init containers or sidecars: nothing changes but names of volumes."""
+    """Compare init containers and sidecars, which are the launcher's own kind of init container."""
     for before, after in zip(was, now, strict=True):
+        given, found = environment(before), environment(after)
+        assert found == given
+        for key in ("command", "args"):
+            assert expanded(after.get(key, []), found) == expanded(before.get(key, []), given), key
+        assert amounts(after) == amounts(before)
         assert mounts(was_pod, before) == mounts(now_pod, after)
-        same = {"volumeMounts": None}
-        assert {**before, **same} == {**after, **same}
+        assert (before.get("securityContext") or {}).items() <= after["securityContext"].items()
+        compared = {"command", "args", "env", "resources", "volumeMounts", "securityContext", "terminationMessagePolicy", "restartPolicy"}
+        assert {key: value for key, value in after.items() if key not in compared} == {
+            key: value for key, value in before.items() if key not in compared
+        }
+        if "terminationMessagePolicy" in before:
+            assert after["terminationMessagePolicy"] == before["terminationMessagePolicy"]
 
 
 def check_pod(was: Pod, now: Pod) -> None:

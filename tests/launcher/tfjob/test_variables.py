@@ -34,6 +34,7 @@ def test_references_are_found_whether_defined_or_not() -> None:
     [
         ("$(A)/$(LATE)", "1/$(LATE)", "1/later"),
         ("$(RUN_DIR)", "$$(RUN_DIR)", "$(RUN_DIR)"),  # undefined in the TFJob, defined in a run
+        ("$($(RUN_DIR)", "$$($$(RUN_DIR)", "$($(RUN_DIR)"),  # the first bracket ends the name
         ("$(C)", "cost $$5", "cost $5"),
         ("$$(LATE)", "$$(LATE)", "$(LATE)"),
     ],
