@@ -103,6 +103,8 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
     if plan.target == "local":  # which has directories
         old.pop("storage", None)
         new.pop("storage", None)
+    for one in (old, new):  # a claim that is there keeps its own
+        (one.get("storage") or {}).pop("access", None)
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
     paths = set(_PATHS)
     if plan.target == "kubernetes" and spec.train is not None and container_rules.is_mounted(volumes_of(spec), spec.train.data):

@@ -17,7 +17,7 @@ from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
 from launcher.spec.models import ClusterSpec, Role, Roles, Storage
 from launcher.spec.problems import all_of
-from launcher.spec.programs import storage_of
+from launcher.spec.programs import access_of, storage_of
 
 # What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
 RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -65,7 +65,7 @@ def examine(question: Question) -> Iterator[Finding]:
     yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
     yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
     if storage := storage_of(spec):
-        wanted = f"ask for a storage class that offers {storage.access}"
+        wanted = f"ask for a storage class that offers {access_of(spec)}"
         yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, spec, storage))
     yield from capacity.examine(cluster, question.spec)
     yield from _image_and_names(cluster, spec)
@@ -177,7 +177,7 @@ def _storage(cluster: Cluster, spec: ClusterSpec, storage: Storage) -> Iterator[
     if name is None or name not in by_name:
         what = f"there is no storage class {name}" if name else "the cluster has no default storage class"
         yield problem("storage", what, f"set storage.class to one of: {', '.join(by_name) or 'none is there'}")
-    elif storage.access == "ReadWriteMany" and _ONE_NODE.search(by_name[name].get("provisioner", "")):
+    elif access_of(spec) == "ReadWriteMany" and _ONE_NODE.search(by_name[name].get("provisioner", "")):
         provisioner = by_name[name]["provisioner"]
         yield problem(
             "storage",
@@ -187,7 +187,7 @@ def _storage(cluster: Cluster, spec: ClusterSpec, storage: Storage) -> Iterator[
     else:
         yield ok(
             "storage",
-            f"class {name} ({by_name[name].get('provisioner')}); whether it offers {storage.access} shows with the first claim",
+            f"class {name} ({by_name[name].get('provisioner')}); whether it offers {access_of(spec)} shows with the first claim",
         )
 
 

@@ -91,7 +91,7 @@ def plan(
             tf_config={"cluster": by_role, "task": {"type": member.role, "index": member.index}},
             env=common.environment(member.role, machine, extra.get(member.name, {})),
             resources=member.resources,
-            mounts_run_dir=common.has_run_dir and rules.mounts_run_dir(member.name, leads=leads, is_command=spec.train is None),
+            mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or rules.mounts_run_dir(member.name, leads=leads)),
             **runs[member.role],
         )
         for member in members
@@ -210,6 +210,11 @@ class _Common:
     def has_run_dir(self) -> bool:
         """Whether tasks find the run directory: on this machine always, in containers where they have a volume for it."""
         return self.target == "local" or programs.storage_of(self.spec) is not None
+
+    @property
+    def all_mount_run_dir(self) -> bool:
+        """Whether all tasks have the run directory, not only those that the trainer itself wants to have it."""
+        return programs.mount_of(self.spec) == "all" if self.target == "kubernetes" else self.spec.train is None
 
     def runs(self, role_name: RoleName, machine: Machine | None) -> dict[str, Any]:
         """Return what the tasks of a role run, where, in which image, and when that is started again, as fields of Task."""

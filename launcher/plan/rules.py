@@ -102,9 +102,9 @@ def leading_role(names: Iterable[str]) -> str:
     return leader(names).partition("-")[0]
 
 
-def mounts_run_dir(name: str, *, leads: str, is_command: bool) -> bool:
-    """Tell whether a task needs the run directory: who leads and the evaluator; a user's own program on every task."""
-    return is_command or name in {leads, "evaluator"}
+def mounts_run_dir(name: str, *, leads: str) -> bool:
+    """Return whether the trainer needs the run directory in a task: in the one that leads, and in the evaluator."""
+    return name in {leads, "evaluator"}
 
 
 def decisive(names: Iterable[str], *, is_command: bool = False, success: str = "chief") -> tuple[str, ...]:

@@ -43,3 +43,13 @@ def sidecars_are_native(subject: Subject) -> Iterator[Finding]:
             f'"{since}" or newer',
             f'write "{since}", on a cluster that is so new; or remove the sidecars',
         )
+
+
+def one_mounts(subject: Subject) -> Iterator[Finding]:
+    """One task can mount the run's volume where it is the only one of its role: pods of one role are alike."""
+    spec = subject.spec
+    count = programs.leads(spec).replicas
+    if spec.storage is not None and spec.storage.mount == "one" and count > 1:
+        message = f"`mount: one` is for a task that leads and is alone in its role; worker-0 of {count} workers leads"
+        remedy = "add `chief: {}` to `roles`, which then mounts the volume, or write `mount: all`"
+        yield Finding(("storage", "mount"), message, "a chief, or `all`", remedy)

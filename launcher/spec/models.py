@@ -86,8 +86,15 @@ class Storage(Section):
 
     size: Memory = Field("10Gi", description="How much is asked for, such as `20Gi`.")
     class_: ObjectName | None = Field(None, alias="class", description="The storage class; the cluster's default when left out.")
-    access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = Field(
-        "ReadWriteMany", description="Who may mount it at a time: one node, one pod, or many nodes."
+    mount: Literal["one", "all"] | None = Field(
+        None,
+        description="On Kubernetes, which tasks mount it: `one` is the task that leads (the chief) and, on its node, the evaluator and TensorBoard; `all` is "
+        "every task. When left out `all` for a `command` of several tasks and for a multi_worker_mirrored of several workers without a chief, else `one`.",
+    )
+    access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] | None = Field(
+        None,
+        description="Who may mount it at a time: one node, one pod, or many nodes. ReadWriteOnce with `mount: one` when left out, ReadWriteMany with `all`; "
+        "a claim that is there keeps its own.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from launcher.spec.containers import Container, FromSecret
 from launcher.spec.kubernetes import Volume
@@ -101,6 +101,31 @@ def storage_of(spec: ClusterSpec) -> Storage | None:
 def has_tensorboard(spec: ClusterSpec) -> bool:
     """Return whether TensorBoard runs beside the containers of a run: it reads the run's volume."""
     return spec.tensorboard is not None and storage_of(spec) is not None
+
+
+def leads(spec: ClusterSpec) -> Role:
+    """Return the role of the task that leads: the chief, or the first worker of a cluster without one."""
+    roles = roles_of(spec)
+    return roles.get("chief") or roles.get("worker") or Role()
+
+
+def mount_of(spec: ClusterSpec) -> Literal["one", "all"]:
+    """Return which tasks mount the run's volume on Kubernetes: the one that leads, beside evaluator and TensorBoard, or all.
+
+    All tasks of a program may write. Of the trainer's own the one that leads alone does, and others get from it what it has restored;
+    where it is one of several workers, these have it too, since pods of one role are alike.
+    """
+    if spec.storage is not None and spec.storage.mount is not None:
+        return spec.storage.mount
+    tasks = sum(role.replicas for role in roles_of(spec).values())
+    several = leads(spec).replicas > 1 if spec.train is not None else tasks > 1
+    return "all" if several else "one"
+
+
+def access_of(spec: ClusterSpec) -> str:
+    """Return the access mode that a new claim of the run's volume asks for."""
+    given = spec.storage.access if spec.storage else None
+    return given or ("ReadWriteOnce" if mount_of(spec) == "one" else "ReadWriteMany")
 
 
 def sets_variables(dumped: Mapping[str, Any]) -> bool:

@@ -298,6 +298,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), container_rules.containers_apart),
     ((("volumes",), ("kubernetes",)), container_rules.containers_run_something),
     ((("kubernetes", "version"),), kubernetes_rules.sidecars_are_native),
+    ((("roles",), ("storage", "mount")), kubernetes_rules.one_mounts),
     ((("code",),), code_exists),
     ((), working_dir_exists),
     ((("code",), ("train", "workload"), ("strategy",), ("env",)), code_rules.workload_is_there),

@@ -56,6 +56,8 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     needed = [f"{image} ({images.build_command(image)} makes it)" if images.is_ours(image) else image for image in run.images]
     yield f"{cluster.words()}; its nodes need the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}"
     yield from manifests.notes(run, [])
+    if run.own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
+        yield f"the claim {run.claim} is there and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
     for one in made:
         dry_run(cluster, one)
 

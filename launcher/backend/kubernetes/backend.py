@@ -307,7 +307,7 @@ class KubernetesBackend:
         return Board(opened.url, opened.serve)
 
     def _run(self, plan: Plan, spec: dict[str, Any]) -> Run:
-        return manifests.run_of(Source(_spec(spec), plan, Path.cwd()))
+        return volume.on_its_claim(self._cluster(plan.name), manifests.run_of(Source(_spec(spec), plan, Path.cwd())))
 
     def _of_record(self, name: str) -> Run | None:
         """Return the run as its record tells of it."""
@@ -316,7 +316,7 @@ class KubernetesBackend:
             return None
         spec = _spec(stored)
         plan = planner.plan(spec, "kubernetes", run_dir=places.run_dir("kubernetes", self._runs, name))
-        return Run(spec, plan, image_for(spec))
+        return volume.on_its_claim(self._cluster(name), Run(spec, plan, image_for(spec)))
 
     def _look_at(self, name: str) -> _Known:
         if name not in self._known:

@@ -1,6 +1,7 @@
 """Pods that help with a run's volume: one moves the run's directory aside or removes it, one serves it to read; or a probe of the cluster."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,17 @@ _WITHIN = 300.0  # seconds, an image that is pulled first and a node that is add
 _HOPE: dict[str, float] = {"image": 20.0, "config": 20.0}
 _PROBE_HOPE = {**_HOPE, "nodes": 60.0}  # who only asks does not wait for what may come
 _LOOK_EVERY = 0.5
+_MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
 _SERVES_FOR = 4 * 3600.0  # seconds, of a pod whose launcher was killed and that does not end by itself
+
+
+def on_its_claim(cluster: Cluster, run: Run) -> Run:
+    """Return the run with the access mode of its claim, the widest of several, where that is there: it cannot be changed."""
+    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
+    if claim is None or claim["metadata"].get("deletionTimestamp"):
+        return run
+    modes = claim["spec"].get("accessModes") or ()
+    return dataclasses.replace(run, claim_access=next((mode for mode in _MODES if mode in modes), None))
 
 
 def move_aside(cluster: Cluster, run: Run, aside: str) -> None:
@@ -113,7 +124,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
         "restartPolicy": "Never",
         "activeDeadlineSeconds": math.ceil(within),  # also where the launcher that made it was killed
         **pods.hardened(run),
-        **pods.placed(run.options),
+        **pods.placed(run),
         "containers": [container],
         "volumes": volumes,
     }

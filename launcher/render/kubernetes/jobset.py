@@ -3,6 +3,8 @@
 https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The JobSet makes the headless Service by itself.
 """
 
+import dataclasses
+
 from launcher.plan import rules
 from launcher.plan.addresses import PORT, readdress
 from launcher.plan.groups import Group, groups
@@ -47,7 +49,7 @@ def readdressed(run: Run) -> Run:
     last = [host(run.name, group.role, group.count - 1) for group in groups(run.plan)]  # the evaluator's too, which has no address
     for one in last:
         checked(f"{one}-{_RANDOM}")  # its pod, whose name JobSet wants to be a label as well
-    return Run(run.spec, readdress(run.plan, held), run.image)
+    return dataclasses.replace(run, plan=readdress(run.plan, held))
 
 
 def notes(run: Run) -> list[str]:

@@ -53,11 +53,15 @@ _SINCE: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What is rendered: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks without one of their role's."""
+    """What is rendered: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks without one of their role's.
+
+    `claim_access` is the access mode of the volume's claim where that is there: it cannot be changed.
+    """
 
     spec: ClusterSpec
     plan: Plan
     image: str
+    claim_access: str | None = None
 
     @property
     def name(self) -> str:
@@ -97,7 +101,11 @@ class Run:
     @property
     def access(self) -> str:
         """Who may mount the run's volume at a time; everybody where there is none."""
-        return self.storage.access if self.storage else "ReadWriteMany"
+        if self.storage is None:
+            return "ReadWriteMany"
+        # What a spec says of a claim that is not the run's own holds: volumes may serve more nodes than their claims say, such as NFS.
+        said = self.storage.access if self.options.claim else None
+        return said or self.claim_access or programs.access_of(self.spec)
 
     @property
     def claim(self) -> str:

@@ -165,6 +165,8 @@ def _volumes(run: Run, group: Group) -> list[Object]:
     own = [tmp()[0], {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.options.shm_size}}]
     if group.mounts_run_dir:
         own.insert(0, storage.volume(run))
+    elif _has_scratch(run):
+        own.insert(0, storage.scratch())
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
     if rules.brings_parent(group.task):
@@ -177,6 +179,11 @@ def _volumes(run: Run, group: Group) -> list[Object]:
     ]
 
 
+def _has_scratch(run: Run) -> bool:
+    """Return whether tasks without the run's volume are told of a RUN_DIR all the same: a program may write there in each task."""
+    return run.spec.train is None and run.storage is not None
+
+
 def _places(run: Run) -> Object:
     listed = items(run)
     return {"items": listed} if any(item["key"] != item["path"] for item in listed) else {}
@@ -184,7 +191,7 @@ def _places(run: Run) -> Object:
 
 def _mounts(run: Run, group: Group) -> list[Object]:
     own = [tmp()[1], {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
-    if group.mounts_run_dir:
+    if group.mounts_run_dir or _has_scratch(run):
         own.insert(0, storage.mount())
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
@@ -209,7 +216,7 @@ def _scheduling(run: Run, group: Group) -> Object:
     nodes = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
     if nodes:
         fields["nodeSelector"] = nodes
-    if tolerated := tolerations(options, role):
+    if tolerated := tolerations(options, role, on_gpus=group.mounts_run_dir and storage.follows_gpus(run)):
         fields["tolerations"] = tolerated
     if affinity := _affinity(run, group):
         fields["affinity"] = {"podAffinity": affinity}
@@ -225,22 +232,27 @@ def _scheduling(run: Run, group: Group) -> Object:
     return fields
 
 
-def placed(options: Kubernetes) -> Object:
-    """Return the fields of a pod that is none of the tasks which say where it may run."""
+def placed(run: Run) -> Object:
+    """Return the fields of a pod that is none of the tasks, and may mount the volume, which say where it may run."""
+    options = run.options
     nodes: Object = {"nodeSelector": dict(options.node_selector)} if options.node_selector else {}
-    return nodes | ({"tolerations": tolerated} if (tolerated := tolerations(options)) else {})
+    tolerated = tolerations(options, on_gpus=storage.follows_gpus(run))
+    return nodes | ({"tolerations": tolerated} if tolerated else {})
 
 
-def tolerations(options: Kubernetes, role: Role | None = None) -> list[dict[str, Any]]:
-    """Return which taints the pods of a role tolerate; without a role, those of a pod that is none of the tasks."""
+def tolerations(options: Kubernetes, role: Role | None = None, *, on_gpus: bool = False) -> list[dict[str, Any]]:
+    """Return which taints the pods of a role tolerate; without a role, those of a pod that is none of the tasks.
+
+    With `on_gpus` they go to nodes with GPUs though they ask for none.
+    """
     given = [toleration.model_dump(exclude_none=True) for toleration in options.tolerations]
-    if role is None or not role.gpus:
+    if not on_gpus and (role is None or not role.gpus):
         return given
     return [{"key": options.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}, *given]
 
 
 def _affinity(run: Run, group: Group) -> Object:
-    affinity = storage.together(run) if group.mounts_run_dir else {}
+    affinity = storage.together(run, group.role) if group.mounts_run_dir else {}
     if run.options.placement == "pack":
         term = {"labelSelector": {"matchLabels": {CLUSTER_LABEL: run.name}}, "topologyKey": run.options.placement_key}
         affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 100, "podAffinityTerm": term}]

@@ -1,12 +1,17 @@
 """The run's volume: its claim, who mounts it, and whether that can work. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.plan.groups import groups
+from launcher.plan.models import RoleName
 from launcher.plan.places import CONTAINER_RUNS
-from launcher.render.kubernetes.objects import VOLUME_LABEL, Object, Run, metadata
+from launcher.plan.rules import leading_role
+from launcher.render.kubernetes.objects import COMPONENT, VOLUME_LABEL, Object, Run, metadata
+from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import all_of
+from launcher.spec.programs import leads, roles_of
 
 RUN_VOLUME = "run"
 _HOSTNAME = "kubernetes.io/hostname"
@@ -40,16 +45,47 @@ def sharing(run: Run) -> Sharing:
     if access == "ReadWriteMany" or shared.total <= 1:
         return Sharing(pods, one_node=run.options.one_node)
     several = [group for group in by_role if group.mounts_run_dir and group.count > 1]
-    remedies = ["set storage.access to ReadWriteMany, with a storage class that offers it"]
+    remedies = [_more_nodes(run)]
     if access == "ReadWriteOncePod":
         remedies.append("set kubernetes.tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
-        raise UsageError(f"storage.access is ReadWriteOncePod, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
+        raise UsageError(f"{_said(run)}, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
     if several and not run.options.one_node:
-        if run.spec.train is not None and not run.spec.roles.chief:
-            remedies.append("add a chief, which then mounts it in the workers' place")
+        remedies.append(fewer_mount(run.spec))
         remedies.append("set kubernetes.one_node to true, if one node has room for all of them")
-        raise UsageError(f"storage.access is ReadWriteOnce, one node; the volume is mounted by {shared.words()}", ", or ".join(remedies))
+        raise UsageError(f"{_said(run)}, one node; the volume is mounted by {shared.words()}", ", or ".join(remedies))
+    _check_gpus(run, [group.role for group in by_role if group.mounts_run_dir])
     return shared
+
+
+def fewer_mount(spec: ClusterSpec) -> str:
+    """Return what makes one task alone mount the volume, beside the evaluator and TensorBoard on its node."""
+    if leads(spec).replicas == 1:
+        return "set storage.mount to one"
+    if spec.train is not None:
+        return "add a chief, which then mounts it in the workers' place"
+    return "add a chief and set storage.mount to one"
+
+
+def _said(run: Run) -> str:
+    from_claim = run.access == run.claim_access and (run.storage is None or run.storage.access != run.access)
+    return f"the claim {run.claim} is {run.access}" if from_claim else f"storage.access is {run.access}"
+
+
+def _more_nodes(run: Run) -> str:
+    if run.claim_access is None:
+        return "set storage.access to ReadWriteMany, with a storage class that offers it"
+    there = "delete that claim with its data (launcher down --delete-data)" if run.own_claim else "name another one in kubernetes.claim"
+    return f"use a claim of ReadWriteMany, with a storage class that offers it: {there}"
+
+
+def _check_gpus(run: Run, roles: Sequence[RoleName]) -> None:
+    """Raise UsageError where tasks that are put on one node ask for GPUs of different types."""
+    wanted = {role: kind for role in roles if (kind := roles_of(run.spec)[role].gpu_type)}
+    if len(set(wanted.values())) > 1:
+        words = all_of(f"{role} ({kind})" for role, kind in wanted.items())
+        raise UsageError(
+            f"{_said(run)}, one node; different types of GPU are wanted by {words}", f"give them one gpu_type, or {_more_nodes(run)}"
+        )
 
 
 def notice(run: Run) -> str | None:
@@ -57,7 +93,7 @@ def notice(run: Run) -> str | None:
     shared = sharing(run)
     if not shared.one_node or shared.total <= 1:
         return None
-    why = "as storage.access is ReadWriteOnce" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
+    why = f"as {_said(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
     return f"{shared.words()} are put on one node, {why}"
 
 
@@ -66,11 +102,16 @@ def claim(run: Run) -> list[Object]:
     storage = run.storage
     if storage is None or not run.own_claim:
         return []
-    spec: Object = {"accessModes": [storage.access]}
+    spec: Object = {"accessModes": [run.access]}
     if storage.class_ is not None:
         spec["storageClassName"] = storage.class_
     spec["resources"] = {"requests": {"storage": storage.size}}
     return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(run, run.claim), "spec": spec}]
+
+
+def scratch() -> Object:
+    """Return what a task of a program has in the volume's place where that is not its: RUN_DIR can be written, and goes with the pod."""
+    return {"name": RUN_VOLUME, "emptyDir": {}}
 
 
 def volume(run: Run) -> Object:
@@ -83,15 +124,25 @@ def mount(*, read_only: bool = False) -> Object:
     return {"name": RUN_VOLUME, "mountPath": CONTAINER_RUNS} | ({"readOnly": True} if read_only else {})
 
 
-def together(run: Run) -> Object:
-    """Return the pod affinity of those that mount the volume, where they have to be on one node.
+def together(run: Run, component: str) -> Object:
+    """Return the pod affinity of a component that mounts the volume, where those that do have to be on one node.
 
-    The first of them may go anywhere: the scheduler lets a pod that matches its own term be the first.
+    The first pod of the role that leads may go anywhere: the scheduler lets a pod that matches its own term be the first. The others match
+    the terms of others alone, and so wait for it: they need less, and would else choose a node where it finds no GPU or no room. Once it has
+    ended, which to the scheduler is as if it was gone, each goes where the other is.
     """
-    if not sharing(run).one_node:
+    shared = sharing(run)
+    if not shared.one_node:
         return {}
-    term = {"labelSelector": {"matchLabels": {VOLUME_LABEL: run.name}}, "topologyKey": _HOSTNAME}
-    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    chosen: Object = {"matchLabels": {VOLUME_LABEL: run.name}}
+    if component != leading_role(roles_of(run.spec)):
+        chosen["matchExpressions"] = [{"key": COMPONENT, "operator": "In", "values": [name for name in shared.pods if name != component]}]
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": chosen, "topologyKey": _HOSTNAME}]}
+
+
+def follows_gpus(run: Run) -> bool:
+    """Return whether the volume is on a node with GPUs, whose taint those that ask for none have to tolerate, too."""
+    return run.access != "ReadWriteMany" and any(roles_of(run.spec)[group.role].gpus for group in groups(run.plan) if group.mounts_run_dir)
 
 
 def volume_labels(run: Run) -> dict[str, str]:

@@ -49,8 +49,8 @@ def _template(run: Run, wanted: TensorBoard) -> Object:
     }
     spec: Object = {
         **pods.hardened(run),
-        **pods.placed(run.options),
-        **({"affinity": {"podAffinity": affinity}} if (affinity := storage.together(run)) else {}),
+        **pods.placed(run),
+        **({"affinity": {"podAffinity": affinity}} if (affinity := storage.together(run, TENSORBOARD)) else {}),
         "containers": [container],
         "volumes": [storage.volume(run), volume],
     }

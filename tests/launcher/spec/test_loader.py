@@ -95,7 +95,7 @@ def test_a_dump_has_the_volume_that_a_run_has(tmp_path: Path) -> None:
     own = "version: 1\nname: run\nimage: mine:1\ncommand: [a]\n"
     assert dump(load(write(tmp_path, MINIMAL)))["storage"] == dump(load(write(tmp_path, own + "storage: {}\n")))["storage"]
     assert "storage" not in dump(load(write(tmp_path, own)))
-    assert dump(load(write(tmp_path, own + "kubernetes: {claim: there}\n")))["storage"]["access"] == "ReadWriteMany"
+    assert dump(load(write(tmp_path, own + "kubernetes: {claim: there}\n")))["storage"]["size"] == "10Gi"
 
 
 def test_changes_name_what_differs(tmp_path: Path) -> None:

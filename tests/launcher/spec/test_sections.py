@@ -17,7 +17,7 @@ def test_a_path_leads_to_its_section() -> None:
 
 
 def test_keys_are_those_users_write() -> None:
-    assert sections.keys(Storage) == ("size", "class", "access")
+    assert sections.keys(Storage) == ("size", "class", "mount", "access")
 
 
 def test_choices_of_a_field() -> None:

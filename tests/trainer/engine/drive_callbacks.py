@@ -12,6 +12,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+_OPTIMIZER = "Adam"  # the same in all that a process trains: a collective's vectors keep their size
+
 
 def main(index: int, addresses: list[str]) -> None:
     cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
@@ -28,11 +30,37 @@ def main(index: int, addresses: list[str]) -> None:
     ring = Ring(len(addresses), index)
     ring.meet([f"worker-{i}" for i in range(len(addresses))], addresses)
     cases = {"epochs": False, "batches": True, "chief alone": True if index == 0 else None}
-    print(json.dumps(trained(lambda workload, job: LocalSession(workload, job, ring), cases)), flush=True)
+    report = trained(lambda workload, job: LocalSession(workload, job, ring), cases, _OPTIMIZER)
+    report["resumed"] = resumed(lambda workload, job: LocalSession(workload, job, ring))
+    print(json.dumps(report), flush=True)
     os._exit(0)
 
 
-def trained(sessions: Any, cases: dict[str, bool | None]) -> dict[str, Any]:
+def resumed(sessions: Any) -> dict[str, Any]:
+    """Return what each run has in the end: one of 20 steps, and one of 10 that goes on to 20 from what this task's own directory has."""
+    from tests.trainer.engine.calling import Calling, calling_job
+    from tests.trainer.engine.test_loop import Output
+    from trainer.engine import loop
+    from trainer.events import Reporter
+
+    report: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, steps in (("whole", 20), ("halves", 10), ("halves", 20)):
+            workload, output, run_dir = Calling(list, optimizer=_OPTIMIZER, dropout=True), Output(), Path(directory, name)
+            job = calling_job(workload, run_dir, 2, steps=steps)
+            session = sessions(workload, job)
+            loop.run(session, workload, job, Reporter("task", output), lambda: False)
+            variables = [*session.model.variables, *session.optimizer.variables]
+            report[name] = {
+                "step": session.step,
+                "values": [float(variable.numpy().sum()) for variable in variables],
+                "restored": [event["step"] for event in output.events("restored")],
+                "stored": run_dir.exists(),
+            }
+    return report
+
+
+def trained(sessions: Any, cases: dict[str, bool | None], optimizer: str = "SGD") -> dict[str, Any]:
     """Return what comes of each case: whether there is a callback that wants every batch beside the one that changes, None without any."""
     import keras
 
@@ -47,7 +75,7 @@ def trained(sessions: Any, cases: dict[str, bool | None]) -> dict[str, Any]:
             changing = Changing()
             made: list[keras.callbacks.Callback] = [] if by_batch is None else [changing]
             made += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
-            workload = Calling(made.copy, optimizer="SGD", dropout=True)
+            workload = Calling(made.copy, optimizer=optimizer, dropout=True)
             job = calling_job(workload, Path(directory, name), 2, epochs=10)
             session = sessions(workload, job)
             outcome = loop.run(session, workload, job, Reporter("task", Output()), lambda: False)

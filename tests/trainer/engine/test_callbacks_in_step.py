@@ -30,3 +30,12 @@ def test_two_tasks_hold_the_same_weights_and_rate_and_end_with_the_same_step(tas
     assert {key: worker[key] for key in ("step", "finished", "rate", "sum")} == {
         key: chief[key] for key in ("step", "finished", "rate", "sum")
     }
+
+
+def test_a_task_gets_from_the_chief_what_that_alone_has_stored(tasks: list[dict[str, Any]]) -> None:
+    chief, worker = (task["resumed"] for task in tasks)
+    assert (chief["halves"]["restored"], chief["halves"]["stored"]) == ([10], True)
+    assert (worker["halves"]["restored"], worker["halves"]["stored"]) == ([], False)
+    for task in (chief, worker):
+        assert task["halves"]["step"] == 20
+        assert task["halves"]["values"] == task["whole"]["values"]  # weights, the optimizer's moments and its count, its own seeds

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from launcher.cli.planning import planned
+from launcher.render.kubernetes import manifests
+from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source, renderer
 
 Objects = dict[tuple[str, str], dict[str, Any]]
@@ -30,6 +32,19 @@ def text(tmp_path: Path) -> Callable[..., str]:
         return renderer(to)(Source(read, plan, tmp_path, "launcher render digits.yaml"))
 
     return render
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[[str], Run]:
+    """Return what is rendered of a spec, given without its head."""
+
+    def run(spec: str) -> Run:
+        file = tmp_path / "digits.yaml"
+        file.write_text(HEAD + spec)
+        read, plan = planned(file, [], "kubernetes", tmp_path / "runs")
+        return manifests.run_of(Source(read, plan, tmp_path))
+
+    return run
 
 
 @pytest.fixture

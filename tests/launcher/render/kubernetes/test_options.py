@@ -167,7 +167,9 @@ def mounting(objects: dict[tuple[str, str], Any]) -> set[str]:
 def test_the_volume_is_mounted_by_those_that_need_it(rendered: Rendered) -> None:
     assert mounting(rendered()) == {"digits-chief", "digits-evaluator", "digits-tensorboard"}
     assert mounting(rendered(WORKERS)) == {"digits-worker", "digits-tensorboard"}
-    claim = rendered("storage: {size: 20Gi, class: nfs}\n" + CLUSTER)["PersistentVolumeClaim", "digits"]["spec"]
+    everywhere = rendered("storage: {size: 20Gi, class: nfs, mount: all}\n" + CLUSTER)
+    assert mounting(everywhere) == {"digits-chief", "digits-worker", "digits-ps", "digits-evaluator", "digits-tensorboard"}
+    claim = everywhere["PersistentVolumeClaim", "digits"]["spec"]
     assert claim == {"accessModes": ["ReadWriteMany"], "storageClassName": "nfs", "resources": {"requests": {"storage": "20Gi"}}}
 
 
@@ -186,9 +188,14 @@ def test_a_volume_for_one_node_ties_its_pods_together_and_says_so(rendered: Rend
         role = template["metadata"]["labels"]["app.kubernetes.io/component"]
         terms[role] = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
         if terms[role]:
-            # Each matches its own term, else the first of them could go nowhere.
             assert terms[role][0]["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert {role for role, term in terms.items() if term} == {"chief", "evaluator", "tensorboard"}
+    # The chief matches its own term, and may be the first; the others wait for it, or go where the other is when it has ended.
+    others = {role: term[0]["labelSelector"].get("matchExpressions") for role, term in terms.items() if term}
+    assert others["chief"] is None
+    assert others["evaluator"][0]["values"] == ["chief", "tensorboard"]
+    assert others["tensorboard"][0]["values"] == ["chief", "evaluator"]
+    assert pod(rendered(CLUSTER), "chief")["spec"]["affinity"] == pod(objects, "chief")["spec"]["affinity"]  # such a volume is the default
     assert "# Note: chief, evaluator and tensorboard are put on one node, as storage.access is ReadWriteOnce." in text(spec)
 
 
