@@ -127,7 +127,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     task = TaskConfig()
     name = "trainer"
     try:
-        task = parse(os.environ.get("TF_CONFIG"))
+        task = parse(os.environ.get("TF_CONFIG"), has_master=bool(command))
         name = task.name
     except TfConfigError as error:
         problems += error.problems

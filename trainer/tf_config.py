@@ -89,14 +89,14 @@ def task_name(role: str, index: int) -> str:
     return role if role in {"chief", "evaluator"} else f"{role}-{index}"
 
 
-def parse(text: str | None) -> TaskConfig:
+def parse(text: str | None, *, has_master: bool = False) -> TaskConfig:
     """Return the task that TF_CONFIG describes; None or an empty text is a chief that works alone.
 
-    Raises TfConfigError with every problem at once.
+    `has_master` says that the chief may be called master in it, as in TensorFlow 1. Raises TfConfigError with every problem at once.
     """
     if text is None or not text.strip():
         return TaskConfig()
-    document = _load(text)
+    document = _with_chief(_load(text)) if has_master else _load(text)
     problems: list[str] = []
     _check_keys(document, problems)
     cluster: dict[str, tuple[str, ...]] | None = None
@@ -148,6 +148,17 @@ def _load(text: str) -> dict[str, Any]:
     if repeated:
         raise TfConfigError([f"TF_CONFIG has the key {key!r} more than once in one object; merge them" for key in repeated])
     return document
+
+
+def _with_chief(document: dict[str, Any]) -> dict[str, Any]:
+    """Return TF_CONFIG with the master of its cluster called chief, unless that has both or none."""
+    cluster, task = document.get("cluster"), document.get("task")
+    if not isinstance(cluster, dict) or "master" not in cluster or "chief" in cluster:
+        return document
+    renamed = {**document, "cluster": {"chief" if role == "master" else role: listed for role, listed in cluster.items()}}
+    if isinstance(task, dict) and task.get("type") == "master":
+        renamed["task"] = {**task, "type": "chief"}
+    return renamed
 
 
 def _check_keys(document: dict[str, Any], problems: list[str]) -> None:

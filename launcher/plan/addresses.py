@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.plan.models import Plan, RoleName, Target, Task
+from launcher.plan.models import Plan, Target, Task
 
 PORT = 2222
 EXCHANGE_PORT = PORT + 1  # where the tasks of an all-reduce on CPUs listen for each other: trainer.engine.meeting
@@ -33,13 +33,13 @@ def addresses(target: Target, run: str, names: Iterable[str]) -> dict[str, str]:
     return {name: _ADDRESS[target](run, name, place) for place, name in enumerate(names)}
 
 
-def cluster(members: Iterable[tuple[RoleName, str]]) -> dict[str, list[str]]:
-    """Return TF_CONFIG's `cluster` from (role, address) in order; the evaluator is never in it."""
-    by_role: dict[str, list[str]] = {}
-    for role, address in members:
-        if role != "evaluator":
-            by_role.setdefault(role, []).append(address)
-    return by_role
+def cluster(members: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return TF_CONFIG's `cluster` from (task type, address) in order; the evaluator is never in it."""
+    by_type: dict[str, list[str]] = {}
+    for kind, address in members:
+        if kind != "evaluator":
+            by_type.setdefault(kind, []).append(address)
+    return by_type
 
 
 def tf_config_text(tf_config: Mapping[str, Any]) -> str:
@@ -71,7 +71,7 @@ def check_size(members: Mapping[str, list[str]]) -> None:
 def readdress(plan: Plan, held: Mapping[str, str]) -> Plan:
     """Return the plan with other addresses, every TF_CONFIG included. `held` has one for each task of the cluster."""
     moved = {task.name: held.get(task.name, task.address) for task in plan.tasks}
-    members = cluster((task.role, moved[task.name]) for task in plan.tasks)
+    members = cluster((task.tf_config["task"]["type"], moved[task.name]) for task in plan.tasks)
 
     def at(task: Task) -> Task:
         return dataclasses.replace(task, address=moved[task.name], tf_config={"cluster": members, "task": task.tf_config["task"]})

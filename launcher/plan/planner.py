@@ -66,7 +66,8 @@ def plan(
     members = list(_members(spec))
     names = [member.name for member in members if member.role != "evaluator"]
     where = addresses_on(target, spec.name, names) | dict(addresses or {})
-    by_role = cluster((member.role, where[member.name]) for member in members if member.role != "evaluator")
+    types = {"chief": "master"} if spec.tf_config.master else {}
+    by_role = cluster((types.get(member.role, member.role), where[member.name]) for member in members if member.role != "evaluator")
     check_size(by_role)
     settings = _settings(spec, target, str(run_dir), digest)
     common = _Common(spec, target, str(run_dir), settings, Path(spec_dir or os.curdir).absolute())
@@ -88,7 +89,7 @@ def plan(
             role=member.role,
             index=member.index,
             address=where.get(member.name, ""),
-            tf_config={"cluster": by_role, "task": {"type": member.role, "index": member.index}},
+            tf_config={"cluster": by_role, "task": {"type": types.get(member.role, member.role), "index": member.index}},
             env=common.environment(member.role, machine, extra.get(member.name, {})),
             resources=member.resources,
             mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or rules.mounts_run_dir(member.name, leads=leads)),

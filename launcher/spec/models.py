@@ -115,6 +115,15 @@ class TensorBoard(Section):
     )
 
 
+class TfConfig(Section):
+    """What TF_CONFIG says otherwise than TensorFlow does now."""
+
+    master: bool = Field(
+        False,
+        description="Whether the chief of a `command` is called `master`, in `cluster` and as task type, for programs that know TensorFlow 1's name.",
+    )
+
+
 class Limits(Section):
     """When to give up. Durations are such as `90s`, `10m`, `24h`."""
 
@@ -196,5 +205,6 @@ class ClusterSpec(Section):
     tensorboard: Annotated[TensorBoard | None, BeforeValidator(_tensorboard, json_schema_input_type=TensorBoard | Literal[False])] = Field(
         default_factory=TensorBoard, description="TensorBoard beside the run; `false` for none."
     )
+    tf_config: TfConfig = Field(default_factory=TfConfig, description="What TF_CONFIG says otherwise.")
     limits: Limits = Field(default_factory=Limits, description="When to give up.")
     kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="What only Kubernetes needs to know.")

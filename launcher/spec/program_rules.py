@@ -121,6 +121,17 @@ def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
         yield Finding(("supervise",), message, expected, "remove `supervise`, or name the image without Python in `image`", on="key")
 
 
+def master_is_a_program_s_chief(subject: Subject) -> Iterator[Finding]:
+    """Only a program's chief can be called master: the built-in trainer knows the newer name alone."""
+    if not subject.spec.tf_config.master:
+        return
+    expected, remedy = "`tf_config: {master: true}` beside a `command` and a chief", "remove `tf_config`"
+    if not runs_a_program(subject):
+        yield Finding(("tf_config", "master"), "`master` is for a `command`, and there is none", expected, remedy, on="key")
+    elif subject.spec.roles.chief is None:
+        yield Finding(("tf_config", "master"), "there is no chief that could be called master", expected, remedy, on="key")
+
+
 def env_file_has_a_use(subject: Subject) -> Iterator[Finding]:
     """A file with values of secrets is for variables that come from some."""
     spec = subject.spec

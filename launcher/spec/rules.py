@@ -293,6 +293,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), program_rules.env_names),
     ((("env",), ("env_file",), ("roles",)), program_rules.env_file_has_a_use),
     ((), kubernetes_rules.labels),
+    ((("tf_config",), ("roles",)), program_rules.master_is_a_program_s_chief),
     ((), container_rules.volumes_apart),
     ((), container_rules.volumes_of_kubernetes),
     ((), container_rules.containers_apart),

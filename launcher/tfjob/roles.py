@@ -93,8 +93,9 @@ def _shape(draft: Draft) -> None:
             reading.remark(role.path, message)
             role.name = "chief"
     elif (master := draft.roles[0]).kind.lower() == "master":
-        message = "its task type in TF_CONFIG is `chief`, TensorFlow's newer name of it"
-        reading.remark(master.path, message, "where the program compares the type with `master`, take `chief`, too")
+        draft.put(("tf_config",), {"master": True}, master.path)
+        message = "is the run's chief; TF_CONFIG goes on calling it `master` (`tf_config: {master: true}`)"
+        reading.remark(master.path, message, "where the program knows TensorFlow's newer name, `chief`, remove `tf_config`")
     present = frozenset(role.name for role in draft.roles) - {"evaluator"}
     strategy = STRATEGIES.get(present)
     if strategy is None:

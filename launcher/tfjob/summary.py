@@ -86,9 +86,8 @@ def _tf_config(draft: Draft) -> str:
     if draft.is_alone:
         return "none on Kubernetes, as before for a job of one replica."
     evaluator = " The evaluator stands outside of `cluster`, as in older versions of TFJob." if _has(draft, "evaluator") else ""
-    return (
-        f"the same roles and indices in the same order, at port 2222; hosts are called otherwise, and `environment` is not set.{evaluator}"
-    )
+    master = " The chief is called `master`, as before: `tf_config: {master: true}`." if "tf_config" in draft.spec else ""
+    return f"the same roles and indices in the same order, at port 2222; hosts are called otherwise, and `environment` is not set.{evaluator}{master}"
 
 
 def _start(draft: Draft) -> str:

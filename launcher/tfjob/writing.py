@@ -22,6 +22,7 @@ _ORDER = (
     "volumes",
     "init_containers",
     "sidecars",
+    "tf_config",
     "limits",
     "kubernetes",
 )

@@ -51,6 +51,16 @@ def test_each_task_knows_itself_and_all_others(role: str, index: int, name: str,
     assert task.peers() == {other: where for other, where in everyone.items() if other != name}
 
 
+def test_a_program_s_chief_may_be_called_master() -> None:
+    cluster = {"master": ["m:1"], "worker": ["w:1"]}
+    master, worker = parse(text(cluster, "master"), has_master=True), parse(text(cluster, "worker"), has_master=True)
+    assert master == TaskConfig(cluster={"chief": ("m:1",), "worker": ("w:1",)}, role="chief", index=0)
+    assert (master.is_chief, worker.chief_address) == (True, "m:1")
+    for wrong in (text({**cluster, "chief": ["c:1"]}, "worker"), text({"worker": ["w:1"]}, "master")):
+        with pytest.raises(TfConfigError, match="write 'chief'"):
+            parse(wrong, has_master=True)
+
+
 def test_worker_0_leads_a_cluster_of_workers() -> None:
     cluster = {"worker": ["a:1", "b:1"]}
     assert parse(text(cluster, "worker", 0)).is_chief

@@ -118,7 +118,8 @@ def _env(run: Run, group: Group) -> list[Object]:
     values = ({"HOME": _TMP} if group.task.is_hardened else {}) | group.task.env
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
     taken = {entry["name"] for entry in single}
-    told = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{group.role}","index":$(JOB_COMPLETION_INDEX)}}}}'
+    kind = group.task.tf_config["task"]["type"]
+    told = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{kind}","index":$(JOB_COMPLETION_INDEX)}}}}'
     return [
         *({"name": name, "value": literal(value)} for name, value in values.items() if name not in taken),
         *(

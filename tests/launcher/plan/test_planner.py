@@ -51,6 +51,17 @@ def test_every_target_has_its_own_addresses(target: Target, chief: str, worker: 
     assert (where["chief"], where["worker-1"], where["evaluator"]) == (chief, worker, "")
 
 
+@pytest.mark.parametrize("target", ["local", "docker", "kubernetes"])
+def test_the_chief_of_a_program_may_be_called_master_in_tf_config(target: Target) -> None:
+    fields: dict[str, Any] = {"command": ["python", "train.py"], "tf_config": {"master": True}}
+    made = planned(target, strategy="parameter_server", roles=PS_ROLES, **fields)
+    moved = readdress(made, {task.name: f"{task.name}:1" for task in made.tasks if task.role != "evaluator"})
+    for plan_of in (made, moved):
+        assert all(list(task.tf_config["cluster"]) == ["master", "worker", "ps"] for task in plan_of.tasks)
+        assert [task.tf_config["task"]["type"] for task in plan_of.tasks] == ["master", "worker", "worker", "ps", "ps", "evaluator"]
+    assert moved.tasks[1].tf_config["cluster"]["master"] == ["chief:1"]
+
+
 def test_the_evaluator_is_told_of_the_cluster_but_is_not_in_it() -> None:
     made = planned(strategy="parameter_server", roles=PS_ROLES)
     for task in made.tasks:

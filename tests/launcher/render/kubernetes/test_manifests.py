@@ -84,6 +84,13 @@ def test_each_task_gets_the_tf_config_of_the_plan(rendered: Rendered, tmp_path: 
     assert not service["selector"].items() <= objects["Deployment", "digits-tensorboard"]["spec"]["template"]["metadata"]["labels"].items()
 
 
+def test_a_program_may_know_its_chief_as_master(rendered: Rendered) -> None:
+    objects = rendered("strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {}}\ncommand: [a]\ntf_config: {master: true}\n")
+    assert json.loads(environment(objects, "chief", 0)["TF_CONFIG"])["task"] == {"type": "master", "index": 0}
+    cluster = json.loads(environment(objects, "worker", 0)["TF_CONFIG"])["cluster"]
+    assert list(cluster) == ["master", "worker"]
+
+
 def test_texts_of_the_user_reach_the_task_as_they_are(rendered: Rendered) -> None:
     spec = """\
         env: {PRICE: "5$ or $(HOME) or $$", PLAIN: "1"}
