@@ -61,6 +61,8 @@ def read(draft: Draft) -> None:
         else:
             seen[name] = kind
             _read_role(draft, RoleDraft(kind, name, path, reading))
+    if given and not draft.roles and not reading.problems:
+        reading.refuse(REPLICAS, "all replicas of the TFJob are 0", "a replica of one kind, at least", "write how many there are to be")
     draft.roles.sort(key=lambda role: _ORDER.index(role.name))
     if draft.roles and not reading.problems:
         _shape(draft)
