@@ -76,9 +76,7 @@ def security(role: RoleDraft, path: Path) -> dict[str, Any]:
 
 
 def _security(role: RoleDraft, path: Path) -> None:
-    given = security(role, path)
-    role.keeps_tmp |= given.get("readOnlyRootFilesystem") is True
-    role.container["securityContext"] = given
+    role.container["securityContext"] = security(role, path)
 
 
 def _mounts(role: RoleDraft, path: Path) -> None:

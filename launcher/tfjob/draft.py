@@ -55,7 +55,6 @@ class RoleDraft:
     mounts: list[dict[str, Any]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # volumes
     shared: dict[str, Shared] = field(default_factory=dict)
-    keeps_tmp: bool = False
     is_entrypoint: bool = True  # the image's entrypoint runs, as there is no command
 
     def put(self, key: str, value: Any, source: Path) -> None:

@@ -1,16 +1,10 @@
-"""The last steps, for all roles together: shared settings move up, and extras of the launcher's pods are taken away."""
+"""The last steps, for all roles together: what all roles have alike moves up, and all that no field says goes into overrides."""
 
-from typing import Any
-
-from launcher.render.kubernetes.objects import TRAINER
 from launcher.tfjob import volumes
 from launcher.tfjob.draft import Draft, RoleDraft, Shared
 
 # Fields of roles that a spec may say once for all.
 _UP = ("image", "command", "init_containers", "sidecars")
-# The launcher gives pods these two, and TFJob did not: a group for the files of all volumes, and a /tmp in place of the image's.
-_NO_GROUP = {"securityContext": {"fsGroup": None, "fsGroupChangePolicy": None}}
-_NO_TMP = [{"name": TRAINER, "volumeMounts": [{"mountPath": "/tmp", "$patch": "delete"}]}]  # noqa: S108
 _NO_TF_CONFIG = {"name": "TF_CONFIG", "$patch": "delete"}
 
 
@@ -23,7 +17,9 @@ def finish(draft: Draft) -> None:
     if draft.is_alone:
         draft.roles[0].container.setdefault("env", []).append(_NO_TF_CONFIG)
     _beside(draft)
-    draft.put(("kubernetes", "overrides"), _overrides(draft), ())
+    own = {role.name: override for role in draft.roles if (override := role.override())}
+    if own:
+        draft.put(("kubernetes", "overrides"), own, ())
     _move_up(draft)
     for role in draft.roles:
         replicas = {"replicas": role.replicas} if role.replicas > 1 else {}
@@ -60,14 +56,6 @@ def _beside(draft: Draft) -> None:
 def _override(role: RoleDraft, shared: Shared) -> None:
     where = role.container if shared.of_container else role.pod
     where |= {shared.override_key: shared.override} if shared.override_key else shared.override
-
-
-def _overrides(draft: Draft) -> dict[str, Any]:
-    everywhere: dict[str, Any] = dict(_NO_GROUP)
-    if not any(role.keeps_tmp for role in draft.roles):
-        everywhere["containers"] = _NO_TMP
-    own = {role.name: role.override() for role in draft.roles}
-    return {"all": {"spec": everywhere}, **{name: override for name, override in own.items() if override}}
 
 
 def _move_up(draft: Draft) -> None:

@@ -61,7 +61,6 @@ def read_mounts(role: RoleDraft, path: Path) -> None:
         if plain == _PARENT:
             message = f"{plain} is where the parent of the task's program is"
             role.reading.refuse((*below, "mountPath"), message, f"a path other than {_PARENT}", "mount it elsewhere")
-        role.keeps_tmp |= plain == _TMP
         place = plain if plain in _OURS else where
         role.mounts.append({**given, "name": role.renamed.get(name, name), "mountPath": place})
 

@@ -64,8 +64,7 @@ _COMMENTS: dict[tuple[str, ...], str] = {
     (
         "kubernetes",
         "overrides",
-    ): "Settings that no field of the spec has, merged into the pods as `kubectl patch` does; the task's container is `trainer`. "
-    "`all` takes away what a TFJob's pods did not have: a group of all volumes' files, and a /tmp of their own.",
+    ): "Settings that no field of the spec has, merged into the pods as `kubectl patch` does; the task's container is `trainer`.",
 }
 
 
@@ -73,7 +72,8 @@ def written(draft: Draft, file: str, differences: list[Difference]) -> str:
     """Return the text of the spec."""
     spec = {key: draft.spec[key] for key in _ORDER if key in draft.spec}
     spec["roles"] = {role.name: _ordered(spec["roles"][role.name], _ROLE_ORDER) for role in draft.roles}
-    spec["kubernetes"] = _ordered(spec["kubernetes"], _KUBERNETES_ORDER)
+    if "kubernetes" in spec:
+        spec["kubernetes"] = _ordered(spec["kubernetes"], _KUBERNETES_ORDER)
     comments = _COMMENTS | {("roles", role.name): f"The TFJob's {role.kind}, line {draft.reading.line(role.path)}" for role in draft.roles}
     head = f"# yaml-language-server: $schema={SCHEMA_FILE}\n{_head(draft, file, differences)}"
     return head + _commented(text(spec, {}), comments)

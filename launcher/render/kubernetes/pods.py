@@ -33,7 +33,7 @@ def template(run: Run, group: Group) -> Object:
         "restartPolicy": "Never",
         "subdomain": run.name,
         "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
-        **(hardened(run) if group.task.is_hardened else _unhardened(run)),
+        **(hardened(run) if group.task.is_hardened else _unhardened(run, group)),
         **_scheduling(run, group),
         **beside.init_containers(run, group),
         "containers": [_container(run, group)],
@@ -53,24 +53,23 @@ def overridden(run: Run, component: str, made: Object) -> Object:
 def hardened(run: Run) -> Object:
     """Return the fields of a pod that Pod Security `restricted` and good sense ask for, and how its image is pulled."""
     user = run.options.user
-    return _fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user})
+    return _fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, **_of_group(run)})
 
 
-def _unhardened(run: Run) -> Object:
-    """Return the same of a pod whose user is its image's own."""
-    return _fields(run, {})
+def _unhardened(run: Run, group: Group) -> Object:
+    """Return the same of a pod whose user is its image's own, which can write to the run's volume as one of a group."""
+    return _fields(run, _of_group(run) if group.mounts_run_dir else {})
+
+
+def _of_group(run: Run) -> Object:
+    return {"fsGroup": run.options.user, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
 def _fields(run: Run, user: Object) -> Object:
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            **user,
-            "fsGroup": run.options.user,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
     }
     if run.options.image_pull_secrets:
         fields["imagePullSecrets"] = [{"name": name} for name in run.options.image_pull_secrets]
@@ -95,7 +94,7 @@ def container(run: Run, name: str, command: Sequence[str], *, task: Task | None 
 
 
 def tmp() -> tuple[Object, Object]:
-    """Return the volume /tmp, and where a container has it: nothing else can be written, the run's volume apart."""
+    """Return the volume /tmp, and where a hardened container has it: nothing else can be written, the run's volume apart."""
     return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": _TMP}
 
 
@@ -163,7 +162,10 @@ def _resources(run: Run, group: Group) -> Object:
 
 
 def _volumes(run: Run, group: Group) -> list[Object]:
-    own = [tmp()[0], {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.options.shm_size}}]
+    own = [
+        *([tmp()[0]] if group.task.is_hardened else []),
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.options.shm_size}},
+    ]
     if group.mounts_run_dir:
         own.insert(0, storage.volume(run))
     elif _has_scratch(run):
@@ -191,7 +193,7 @@ def _places(run: Run) -> Object:
 
 
 def _mounts(run: Run, group: Group) -> list[Object]:
-    own = [tmp()[1], {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+    own = [*([tmp()[1]] if group.task.is_hardened else []), {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     if group.mounts_run_dir or _has_scratch(run):
         own.insert(0, storage.mount())
     if run.spec.code is not None:

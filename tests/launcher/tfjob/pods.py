@@ -17,7 +17,7 @@ from launcher.spec.models import ClusterSpec
 
 Pod = dict[str, Any]
 PARENT = ["python3", "-I", "-S", "/tf-launcher/parent.py", "--"]
-OURS = {"/tf-launcher", "/dev/shm", "/tmp"}
+OURS = {"/tf-launcher", "/dev/shm"}
 GPU_TAINT = "nvidia.com/gpu"  # tolerated by every task with GPUs
 UNITS: dict[str, Decimal | int] = {"m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 

@@ -237,6 +237,12 @@ def test_an_image_that_needs_root_gets_the_rights_that_it_has(rendered: Rendered
         whole = pod(objects, role)["spec"]["securityContext"]
         assert set(whole) == {"fsGroup", "fsGroupChangePolicy", "seccompProfile"}
         assert "HOME" not in environment(objects, role, 0)
+        # Its file system can be written to, and so /tmp is the image's own.
+        assert "/tmp" not in [mount["mountPath"] for mount in container(objects, role)["volumeMounts"]]
+        assert "tmp" not in [volume["name"] for volume in pod(objects, role)["spec"]["volumes"]]
+    alone = rendered("image: mine:1\ncommand: [python, train.py]\nsecurity: image\n")
+    # A group is for the files of the run's volume, and it has none.
+    assert pod(alone, "chief")["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
     board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]
     assert board["securityContext"]["runAsNonRoot"] is True
     assert board["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
