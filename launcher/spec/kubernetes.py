@@ -174,8 +174,14 @@ class Kubernetes(Section):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="When nodes pull the image; Kubernetes decides by the tag when left out."
     )
-    image_pull_secrets: list[ObjectName] = Field(default_factory=list, description="Secrets with the registry's credentials.")
-    env_from: list[EnvSource] = Field(default_factory=list, description="Environment variables from Secrets and ConfigMaps.")
+    image_pull_secrets: list[ObjectName] = Field(
+        default_factory=list, description="Secrets with the credentials of the registry, for all images of the run."
+    )
+    env_from: list[EnvSource] = Field(
+        default_factory=list,
+        description="Environment variables from all of a Secret or a ConfigMap, or from one value of a ConfigMap. One value of a Secret is said by `env`, "
+        "for all backends; here it is deprecated.",
+    )
     volumes: list[Volume] = Field(default_factory=list, description="Deprecated: `volumes` at the top of the spec are for Compose, too.")
     claim: ObjectName | None = Field(
         None, description="A PersistentVolumeClaim that is there, to be used instead of one of the run's own; runs are directories in it."
