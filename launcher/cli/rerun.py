@@ -12,7 +12,7 @@ from typing import Any, Literal
 from launcher.backend.model import ENDED, Backend, RunStatus, State
 from launcher.cli.runs import beside, command, homes, near, stored
 from launcher.errors import UsageError
-from launcher.plan.models import Plan
+from launcher.plan.models import Plan, Target
 from launcher.spec.models import ClusterSpec
 
 # One value of the spec that is not what it was: its path, the old value, the new one.
@@ -106,10 +106,20 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
     for one in (old, new):  # a claim that is there keeps its own
         (one.get("storage") or {}).pop("access", None)
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
+    old, new = _volumes_from(old, plan.target, directory), _volumes_from(new, plan.target, plan.spec_dir)
     paths = set(_PATHS)
     if plan.target == "kubernetes" and spec.train is not None and container_rules.is_mounted(volumes_of(spec), spec.train.data):
         paths.remove("train.data")  # of a volume, not of the project
     return [change for change in changes(old, new) if change[0] not in paths or not _moved(change, directory, plan.spec_dir)]
+
+
+def _volumes_from(dumped: dict[str, Any], target: Target, directory: str) -> dict[str, Any]:
+    """Return a dumped spec with the directories of its volumes as from the spec's, so that a project may be moved; a cluster has none of them."""
+    volumes = [dict(volume) for volume in dumped.get("volumes") or ()]
+    for volume in volumes:
+        if volume.get("path"):
+            volume["path"] = None if target == "kubernetes" else os.path.relpath(volume["path"], directory or "/")
+    return {**dumped, "volumes": volumes}
 
 
 def _moved(change: Change, old_directory: str, directory: str) -> bool:

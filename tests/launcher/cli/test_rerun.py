@@ -15,6 +15,7 @@ from launcher.backend.model import Backend, RunStatus, State
 from launcher.cli.rerun import Asked, Change, alone, changed, decide, from_where, is_there, move_aside, other_spec
 from launcher.errors import UsageError
 from launcher.plan import planner
+from launcher.plan.models import Target
 from launcher.spec.loader import dump
 from launcher.spec.models import ClusterSpec
 
@@ -106,6 +107,23 @@ def test_of_a_run_on_a_cluster_another_data_set_or_code_is_a_change(
     backend = cast("Backend", SimpleNamespace(spec=lambda _: dump(made(*old))))
     assert [path for path, _, _ in changed(backend, made(*new), plan, tmp_path) or ()] == found
     assert other_spec(tmp_path, plan) == ""
+
+
+@pytest.mark.parametrize(
+    "target, path, found", [("docker", "/b/sets", []), ("docker", "/b/other", ["volumes"]), ("kubernetes", "/b/other", [])]
+)
+def test_a_volume_s_directory_is_compared_as_from_the_spec_s(target: Target, path: str, found: list[str], tmp_path: Path) -> None:
+    place = tmp_path / (".docker/toy" if target == "docker" else "toy") / "launcher"
+    place.mkdir(parents=True)
+    (place / "plan.json").write_text(json.dumps({"spec_dir": "/a"}))
+
+    def made(path: str) -> ClusterSpec:
+        volume = {"name": "data", "mount_path": "/sets", "path": path, "source": {"persistentVolumeClaim": {"claimName": "data"}}}
+        return ClusterSpec.model_validate({"version": 1, "name": "toy", "image": "mine:1", "command": ["a"], "volumes": [volume]})
+
+    backend = cast("Backend", SimpleNamespace(spec=lambda _: dump(made("/a/sets"))))
+    plan = planner.plan(made(path), target, run_dir="/runs/toy", spec_dir="/b")
+    assert [what for what, _, _ in changed(backend, made(path), plan, tmp_path) or ()] == found
 
 
 def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path) -> None:
