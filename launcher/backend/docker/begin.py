@@ -34,12 +34,24 @@ def begin(engine: Engine, run: str, file: Path) -> list[Container]:
         compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing)
         with asking(doing):
             return engine.containers(run)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, LauncherError):
+            with contextlib.suppress(*ERRORS):
+                error.message += _last_words(engine.containers(run))
         with contextlib.suppress(*ERRORS):
             _clear(engine, run)
             for volume in () if had_data else engine.volumes(run):
                 volume.remove()
         raise
+
+
+def _last_words(containers: list[Container]) -> str:
+    """Return what the first init container that failed has written last, for the end of a message; its container is removed now."""
+    for container in containers:
+        if container.labels.get(labels.SERVICE) and container.attrs["State"].get("ExitCode"):
+            lines = container.logs(tail=1).decode("utf-8", "replace").strip()
+            return f": {lines}" if lines else ""
+    return ""
 
 
 def _clear(engine: Engine, run: str) -> None:

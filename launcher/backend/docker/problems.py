@@ -53,9 +53,14 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "ask for more in `memory` of its role: 2Gi, say",
     ),
     (
+        r"didn't complete successfully",
+        "an init container ended with an error, before its task could start",
+        "mend what it runs: `init_containers`",
+    ),
+    (
         r"bind source path does not exist|invalid mount config for type \"bind\"",
         "a directory of the spec is not there for the engine",
-        "check `code` and `train.data`; an engine on another machine sees its own directories only",
+        "check `code`, `train.data` and `volumes`; an engine on another machine sees its own directories only",
     ),
     (
         r"pull access denied|manifest unknown|manifest for .* not found|no such image|repository does not exist|failed to resolve reference|localhost/v2",

@@ -23,6 +23,7 @@ SAID = {
     "bind": 'Error response from daemon: invalid mount config for type "bind": bind source path does not exist: /home/me/src',
     "networks": "Error response from daemon: all predefined address pools have been fully subnetted",
     "engine": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+    "init": 'service "chief-fetch" didn\'t complete successfully: exit 1',
 }
 MEANT = {
     "port": ("port is taken", "--set tensorboard.port"),
@@ -38,6 +39,7 @@ MEANT = {
     "sysctl": ("cannot set net.ipv4.tcp_retries2", "Linux 4.6"),
     "bind": ("not there for the engine", "train.data"),
     "networks": ("no networks left", "docker network prune"),
+    "init": ("an init container ended with an error", "`init_containers`"),
     "engine": ("does not answer", "docker info"),
 }
 
