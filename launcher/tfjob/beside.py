@@ -60,7 +60,7 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
         one.override["securityContext"] = security(role, (*path, "securityContext"))
     _working_dir(one, given)
     _resources(one, given)
-    if given.get("restartPolicy") not in {None, "Always"}:
+    if given.get("restartPolicy") not in (None, "Always"):  # of any type
         one.override["restartPolicy"] = given["restartPolicy"]
     one.mounts += given["volumeMounts"] if isinstance(given.get("volumeMounts"), list) else []
     role.beside.append(one)
