@@ -82,13 +82,13 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_th
     monkeypatch.delenv("TOKEN", raising=False)
     (tmp_path / "team.env").write_text("TOKEN='hunter2'\n")
     env = {"TOKEN": {"secret": "team", "key": "token"}}
-    does = f"print('found', os.environ['TOKEN'][::-1], open('/work/told').read(), flush=True); {KILLED_ONCE}"
+    does = f"print('found', os.environ['TOKEN'][::-1], open('/ready/told').read(), flush=True); {KILLED_ONCE}"
     roles = {"worker": {"replicas": 2}, "ps": {}}
     limits = {"worker_grace": "1s", "max_restarts": 1}
     mounts = [{"volume": "work", "mount_path": "/out"}]
     beside: dict[str, Any] = {
         "env_file": "team.env",
-        "volumes": [{"name": "work", "mount_path": "/work", "source": {"emptyDir": {}}, "read_only": True}],
+        "volumes": [{"name": "work", "mount_path": "/ready", "source": {"emptyDir": {}}, "read_only": True}],
         "init_containers": [{"name": "tell", "command": ["python", "-c", TELLS], "env": env, "mounts": mounts}],
         "sidecars": [{"name": "stay", "command": ["python", "-c", STAYS], "mounts": mounts}],
     }

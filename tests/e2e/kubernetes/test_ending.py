@@ -87,7 +87,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
     launcher.namespace.kubectl("create", "secret", "generic", "team", "--from-literal=token=hunter2")
     worker = "{replicas: 2, max_restarts: 1, env: {LEVEL: debug, TOKEN: {secret: team, key: token}}, args: [two, words], working_dir: /usr}"
     beside = {
-        "volumes": [{"name": "work", "mount_path": "/work", "source": {"emptyDir": {}}, "read_only": True}],
+        "volumes": [{"name": "work", "mount_path": "/ready", "source": {"emptyDir": {}}, "read_only": True}],
         "init_containers": [
             {
                 "name": "tell",
@@ -101,7 +101,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
     roles = f"image: {image}\nroles: {{ps: {{}}, worker: {worker}}}\n{yaml.safe_dump(beside)}"
     says = (
         "print('found', os.environ['LEVEL'], os.environ['TOKEN'][::-1], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, "
-        "open('/work/told').read(), flush=True); "
+        "open('/ready/told').read(), flush=True); "
     )
     launcher("up", write(tmp_path, "led", roles, "worker", says + KILLED_ONCE), timeout=UP)
     told = launcher.status("led")
