@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 BACKEND = "docker"
 ROOT = ".docker"  # below the runs directory; a local run of the same name is another one
 _KEEPER = "launcher.backend.docker"
-_START_WAIT = 900.0  # containers whose volume is made first, on a slow engine
+_START_WAIT = 300.0  # beside what init containers may take: containers whose volume is made first, on a slow engine
 _LOCK_WAIT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
@@ -77,7 +77,8 @@ class DockerBackend:
             lock_fd = starting.lock(layout)
             try:
                 self._write(layout, plan, self._with_free_port(plan.name, spec))
-                lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=_START_WAIT)
+                within = _START_WAIT + plan.start_timeout
+                lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=within)
             finally:
                 os.close(lock_fd)
         except OSError as error:

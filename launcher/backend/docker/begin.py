@@ -18,8 +18,8 @@ _AGAIN = 0.3
 _CLEARED_WITHIN = 20.0
 
 
-def begin(engine: Engine, run: str, file: Path) -> list[Container]:
-    """Have Compose start what its file says; return the containers.
+def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Container]:
+    """Have Compose start what its file says; return the containers. Init containers have `within` seconds, or ten minutes if those are more.
 
     What is left of an earlier run is stopped and removed first. Raises LauncherError when one cannot be started; nothing of this run
     is left then: no container, no network, and no volume but one that was there before.
@@ -31,7 +31,7 @@ def begin(engine: Engine, run: str, file: Path) -> list[Container]:
             had_data = _has_data(engine, run)
             stop_running(engine.containers(run))  # one that nobody keeps saves what it has
             engine.remove(run)
-        compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing)
+        compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing, within=within)
         with asking(doing):
             return engine.containers(run)
     except BaseException as error:

@@ -187,14 +187,14 @@ def _of_the_system(error: BaseException) -> OSError | None:
     return None
 
 
-def compose(run: str, file: Path, *arguments: str, doing: str) -> None:
-    """Run `docker compose` on a run's file. Raises LauncherError, with a remedy for what is known."""
+def compose(run: str, file: Path, *arguments: str, doing: str, within: float = 0.0) -> None:
+    """Run `docker compose` on a run's file, which has `within` seconds, or ten minutes where those are fewer. Raises LauncherError, with a remedy for what is known."""
     # Nothing of the user's own Compose set-up may change what is started, nor how progress is written.
     users_own = ("COMPOSE_", "TRAINER_IMAGE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(users_own)} | {"TRAINER_EVENTS": "json"}
     words = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
     try:
-        docker_cli.docker(*words, deadline=_COMPOSE_WAIT, environment=environment)
+        docker_cli.docker(*words, deadline=max(within, _COMPOSE_WAIT), environment=environment)
     except DockerError as error:
         raise explain(error.output or error.message, doing) from error
 

@@ -82,7 +82,7 @@ class Keeper:
         self._record.reserve()
         self._record.save()
         try:
-            containers = begin(self._engine, name, self._file)
+            containers = begin(self._engine, name, self._file, self._plan.start_timeout)
         except BaseException as error:
             self._ending, self._ended = Ending(State.FAILED, str(error)), time.time()
             self._record.save_at_last()
