@@ -1,6 +1,7 @@
 """`launcher validate`: check specs without running anything."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from launcher.cli.options import Json, Set
 from launcher.errors import Problem, SpecError
 from launcher.plan.left_out import PLACES, left_out
 from launcher.spec.models import ClusterSpec
+from launcher.spec.names import may_be_secret
 from launcher.spec.programs import described, storage_of
 
 EXAMPLES = (
@@ -55,4 +57,17 @@ def _ok(file: Path, spec: ClusterSpec) -> str:
 def _notices(spec: ClusterSpec) -> list[str]:
     without = "in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; with `storage: {}` it has"
     found = [without] if storage_of(spec) is None else []
+    found += [f"{old} is deprecated: {instead}" for old, instead in _deprecated(spec)]
     return found + [f"{place}: {words}" for target, place in PLACES.items() for words in left_out(spec, target)]
+
+
+def _deprecated(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield what a spec says in an older way, and what to write instead."""
+    section = spec.kubernetes
+    if not section.tensorboard:
+        yield "kubernetes.tensorboard", "write `tensorboard: false` at the top of the spec, for Compose, too"
+    if section.volumes:
+        yield "kubernetes.volumes", "write `volumes` at the top of the spec, for Compose, too"
+    for source in section.env_from:
+        if source.secret and source.name and not source.optional and may_be_secret(source.name):
+            yield "kubernetes.env_from", f"write `env: {{{source.name}: {{secret: {source.secret}, key: {source.key}}}}}`, for all backends"

@@ -100,9 +100,14 @@ def check_env_name(name: str) -> None:
         raise FieldError(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
 
 
+def may_be_secret(name: str) -> bool:
+    """Return whether the value of this variable can come from a Secret."""
+    return name not in _NO_SECRETS and not name.startswith("COMPOSE_")
+
+
 def check_secret(name: str) -> None:
     """Raise FieldError when the value of this variable cannot come from a Secret: the launcher, the engine or Compose use it themselves."""
-    if name in _NO_SECRETS or name.startswith("COMPOSE_"):
+    if not may_be_secret(name):
         raise FieldError(f"`{name}` cannot come from a secret: it is used before a task starts", "a text", "write the value")
 
 

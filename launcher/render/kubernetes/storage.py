@@ -47,7 +47,7 @@ def sharing(run: Run) -> Sharing:
     several = [group for group in by_role if group.mounts_run_dir and group.count > 1]
     remedies = [_more_nodes(run)]
     if access == "ReadWriteOncePod":
-        remedies.append("set kubernetes.tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
+        remedies.append("set tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
         raise UsageError(f"{_said(run)}, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
     if several and not run.options.one_node:
         remedies.append(fewer_mount(run.spec))

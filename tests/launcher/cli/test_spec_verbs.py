@@ -221,3 +221,15 @@ def test_plan_shows_the_names_that_tasks_have_on_kubernetes(spec: Spec, capsys: 
     planned = json.loads(capsys.readouterr().out)
     assert [task["address"] for task in planned["tasks"]] == ["toy-chief-0.toy:2222"]
     assert planned["run_dir"] == "/runs/toy"
+
+
+def test_older_spellings_are_valid_and_named(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    volume = {"name": "sets", "mount_path": "/sets", "source": {"emptyDir": {}}}
+    sources = [{"secret": "aws"}, {"secret": "hub", "name": "TOKEN", "key": "token"}, {"secret": "hub", "name": "HOME", "key": "home"}]
+    kubernetes = {"tensorboard": False, "volumes": [volume], "env_from": sources}
+    spec = {"version": 1, "name": "old", "train": {"workload": "mnist_mlp"}, "kubernetes": kubernetes}
+    (here / "old.yaml").write_text(json.dumps(spec))
+    assert run(["validate", "old.yaml", "--json"]) == 0
+    deprecated = [notice for notice in json.loads(capsys.readouterr().out)["notices"] if "is deprecated" in notice]
+    assert [notice.partition(" ")[0] for notice in deprecated] == ["kubernetes.tensorboard", "kubernetes.volumes", "kubernetes.env_from"]
+    assert "`env: {TOKEN: {secret: hub, key: token}}`" in deprecated[-1]

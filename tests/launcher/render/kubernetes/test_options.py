@@ -215,8 +215,8 @@ def test_a_volume_for_one_pod_is_refused_to_two(rendered: Rendered) -> None:
     spec = "storage: {access: ReadWriteOncePod}\n" + TRAIN
     with pytest.raises(UsageError, match="one pod; the volume is mounted by chief and tensorboard") as refused:
         rendered(spec)
-    assert "kubernetes.tensorboard to false" in refused.value.remedy
-    alone = rendered(spec + "kubernetes: {tensorboard: false}\n")
+    assert "set tensorboard to false" in refused.value.remedy
+    alone = rendered(spec + "tensorboard: false\n")
     assert "affinity" not in pod(alone, "chief")["spec"]
 
 
