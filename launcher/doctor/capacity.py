@@ -1,7 +1,7 @@
 """Whether the nodes of a cluster have what a spec asks for."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container
 from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.problems import all_of
 from launcher.spec.programs import init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import millicores
 
@@ -19,6 +20,7 @@ _UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9
     f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
 }
 _KEEPS_OFF = frozenset({"NoSchedule", "NoExecute"})
+_TOGETHER = " on one node"
 _AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 
 
@@ -56,8 +58,8 @@ def amount(quantity: object) -> float:
     return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
-def examine(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
-    """Yield what nodes there are and whether the tasks of a spec fit on what is free."""
+def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = ()) -> Iterator[Finding]:
+    """Yield what nodes there are and whether the tasks of a spec fit on what is free, those of the `tied` roles on one node."""
     try:
         listed = cluster.request("get", "/api/v1/nodes", doing="listing nodes").get("items") or []
     except LauncherError:
@@ -79,11 +81,13 @@ def examine(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
         )
         others = []
     take(nodes, others)
-    left = unplaced(nodes, spec)
+    left = unplaced(nodes, spec, tied)
     if left:
         taints = sorted({taint for role in roles_of(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
         tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
-        yield problem("capacity", f"no node has room for {', '.join(left)}", f"ask for less, free some, or add nodes{tolerate}")
+        yield problem(
+            "capacity", f"no node has room for {', '.join(left)}", f"ask for less, free some, or add nodes{tolerate}{_apart(left)}"
+        )
     else:
         yield ok("capacity", "every task fits on what is free")
 
@@ -109,19 +113,46 @@ def take(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
                 on.free[key] = on.free.get(key, 0.0) - amount(value)
 
 
-def unplaced(nodes: Sequence[Node], spec: ClusterSpec) -> list[str]:
-    """Return the roles, with how many tasks of each, that find no place; the largest tasks are placed first."""
+def unplaced(nodes: Sequence[Node], spec: ClusterSpec, tied: Collection[str] = ()) -> list[str]:
+    """Return the roles, with how many tasks of each, that find no place; the largest tasks are placed first.
+
+    Tasks of the `tied` roles are put on one node, as one.
+    """
     left: dict[str, int] = {}
-    for name, role in sorted(roles_of(spec).items(), key=lambda item: (-item[1].gpus, -(item[1].cpu or 0.0))):
-        wanted = _wanted(spec, role)
-        for _ in range(role.replicas):
+    asked = [(name, _wanted(spec, role), role.replicas) for name, role in roles_of(spec).items() if name not in tied]
+    if together := {name: role for name, role in roles_of(spec).items() if name in tied}:
+        asked.append((all_of(together) + (_TOGETHER if len(together) > 1 else ""), _sum(spec, together.values()), 1))
+    for name, wanted, count in sorted(asked, key=lambda one: _size(spec, one[1])):
+        for _ in range(count):
             place = next((one for one in nodes if one.takes(wanted)), None)
             if place is None:
                 left[name] = left.get(name, 0) + 1
                 continue
             for key, value in wanted.amounts.items():
                 place.free[key] -= value
-    return [f"{count} {name}" for name, count in left.items()]
+    return [name if name.endswith(_TOGETHER) else f"{count} {name}" for name, count in left.items()]
+
+
+def _size(spec: ClusterSpec, wanted: Wanted) -> tuple[float, float]:
+    return -wanted.amounts.get(spec.kubernetes.gpu_resource, 0.0), -wanted.amounts.get("cpu", 0.0)
+
+
+def _sum(spec: ClusterSpec, roles: Iterable[Role]) -> Wanted:
+    """Return what all tasks of some roles ask of one node, where each tolerates what one of them does."""
+    amounts: dict[str, float] = {}
+    labels: dict[str, str] = {}
+    tolerations: list[Object] = []
+    for role in roles:
+        wanted = _wanted(spec, role)
+        for key, value in wanted.amounts.items():
+            amounts[key] = amounts.get(key, 0.0) + value * role.replicas
+        labels |= wanted.labels
+        tolerations += wanted.tolerations
+    return Wanted(amounts, labels, tolerations)
+
+
+def _apart(left: Iterable[str]) -> str:
+    return "; storage.access: ReadWriteMany lets them on different nodes" if any(name.endswith(_TOGETHER) for name in left) else ""
 
 
 def _wanted(spec: ClusterSpec, role: Role) -> Wanted:

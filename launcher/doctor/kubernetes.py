@@ -7,17 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher import images
+from launcher.backend.kubernetes import classes as storage_classes
 from launcher.backend.kubernetes import volume
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.doctor import capacity, policies
 from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
+from launcher.render.kubernetes.storage import sharing
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
-from launcher.spec.models import ClusterSpec, Role, Roles, Storage
+from launcher.spec.models import ClusterSpec, Role, Roles
 from launcher.spec.problems import all_of
-from launcher.spec.programs import access_of, storage_of
+from launcher.spec.programs import ROLES, access_of, storage_of
 
 # What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
 RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -45,10 +47,6 @@ _OPTIONAL = {
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "the reasons of pods that wait are not told",
 }
-# Provisioners whose volumes one node at a time mounts, whatever is asked for.
-_ONE_NODE = re.compile(
-    r"ebs\.csi\.aws|kubernetes\.io/aws-ebs|pd\.csi\.storage\.gke|disk\.csi\.azure|local-path|no-provisioner|cinder\.csi|hostpath"
-)
 # What is asked about where no spec is given: a run that has to reach all that any run has to.
 _ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(worker=Role(replicas=2)))
 _PROBE = "import socket, sys; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
@@ -64,10 +62,10 @@ def examine(question: Question) -> Iterator[Finding]:
     yield from _namespace(cluster)
     yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
     yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
-    if storage := storage_of(spec):
+    if storage_of(spec):
         wanted = f"ask for a storage class that offers {access_of(spec)}"
-        yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, spec, storage))
-    yield from capacity.examine(cluster, question.spec)
+        yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, _run(spec)))
+    yield from capacity.examine(cluster, question.spec, _tied(cluster, spec))
     yield from _image_and_names(cluster, spec)
 
 
@@ -161,34 +159,49 @@ def _quotas(cluster: Cluster) -> Iterator[Finding]:
             yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")
 
 
-def _storage(cluster: Cluster, spec: ClusterSpec, storage: Storage) -> Iterator[Finding]:
-    if spec.kubernetes.claim is not None:
-        there = cluster.get("PersistentVolumeClaim", spec.kubernetes.claim)
-        if there is None:
-            yield problem("storage", f"there is no claim {spec.kubernetes.claim}", "make it, or leave kubernetes.claim out")
-        else:
-            yield ok("storage", f"claim {spec.kubernetes.claim} is {there.get('status', {}).get('phase', 'there')}")
+def _storage(cluster: Cluster, made: Run) -> Iterator[Finding]:
+    run = volume.on_its_claim(cluster, made)
+    try:
+        sharing(run)
+    except UsageError as error:
+        yield of_error("storage", error)
         return
-    classes = _listed(cluster, "/apis/storage.k8s.io/v1/storageclasses", "listing storage classes")
-    by_name = {one["metadata"]["name"]: one for one in classes}
-    key = "storageclass.kubernetes.io/is-default-class"
-    default = next((name for name, one in by_name.items() if (one["metadata"].get("annotations") or {}).get(key) == "true"), None)
-    name = storage.class_ or default
-    if name is None or name not in by_name:
+    there = cluster.get("PersistentVolumeClaim", run.claim)
+    phase = (there or {}).get("status", {}).get("phase", "there")
+    if not run.own_claim and there is None:
+        yield problem("storage", f"there is no claim {run.claim}", "make it, or leave kubernetes.claim out")
+        return
+    if there is not None and (not run.own_claim or phase == "Bound"):
+        yield ok("storage", f"claim {run.claim} is {phase}, {run.claim_access}")
+        return
+    classes = storage_classes.listed(cluster)
+    name = storage_classes.chosen(run, classes)
+    if name is None or name not in classes:
         what = f"there is no storage class {name}" if name else "the cluster has no default storage class"
-        yield problem("storage", what, f"set storage.class to one of: {', '.join(by_name) or 'none is there'}")
-    elif access_of(spec) == "ReadWriteMany" and _ONE_NODE.search(by_name[name].get("provisioner", "")):
-        provisioner = by_name[name]["provisioner"]
-        yield problem(
-            "storage",
-            f"{name} ({provisioner}) does not offer ReadWriteMany",
-            "set storage.access to ReadWriteOnce, or storage.class to one that does",
-        )
+        yield problem("storage", what, f"set storage.class to one of: {', '.join(classes) or 'none is there'}")
+        return
+    found, offers = f"{name} ({storage_classes.provisioner(classes[name])})", storage_classes.offers_many_nodes(classes[name])
+    wants_many = run.access == "ReadWriteMany"
+    if wants_many and offers is False:
+        yield problem("storage", f"{found} does not offer ReadWriteMany, and {_who(run)} mount the volume", storage_classes.remedies(run))
+    elif wants_many and offers is None:
+        words = f"class {found}; whether it offers ReadWriteMany, for {_who(run)}, shows with the first claim"
+        yield warning("storage", words, f"if it does not: {storage_classes.remedies(run)}")
     else:
-        yield ok(
-            "storage",
-            f"class {name} ({by_name[name].get('provisioner')}); whether it offers {access_of(spec)} shows with the first claim",
-        )
+        yield ok("storage", f"class {found}, {run.access}")
+
+
+def _tied(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
+    """Return the roles whose tasks the volume puts on one node."""
+    try:
+        shared = sharing(volume.on_its_claim(cluster, _run(spec)))
+    except LauncherError:  # said where it is looked for
+        return ()
+    return tuple(name for name in shared.pods if name in ROLES) if shared.one_node else ()
+
+
+def _who(run: Run) -> str:
+    return sharing(run).words()
 
 
 def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:

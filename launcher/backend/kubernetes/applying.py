@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher import images
-from launcher.backend.kubernetes import look, observe, record, volume
+from launcher.backend.kubernetes import classes, look, observe, record, volume
 from launcher.backend.kubernetes.api import KINDS, Cluster, Object, status_of
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.tending import lost
@@ -58,8 +58,22 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     yield from manifests.notes(run, [])
     if run.own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
         yield f"the claim {run.claim} is there and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
+    yield from _lacking(cluster, run)
     for one in made:
         dry_run(cluster, one)
+
+
+def _lacking(cluster: Cluster, run: Run) -> Iterator[str]:
+    """Yield that the storage class is known not to offer what a new claim of the run asks for."""
+    if not run.own_claim or run.claim_access is not None or run.access != "ReadWriteMany":
+        return
+    try:
+        known = classes.listed(cluster)
+    except LauncherError:  # they may not be listed; a claim that gets no volume says why
+        return
+    name = classes.chosen(run, known)
+    if name in known and classes.offers_many_nodes(known[name]) is False:
+        yield f"the storage class {name} ({classes.provisioner(known[name])}) does not offer ReadWriteMany: {classes.remedies(run)}"
 
 
 def dry_run(cluster: Cluster, made: Object) -> Object:

@@ -51,8 +51,17 @@ def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) ->
     same = before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
     if at_work >= wanted:
         return Seen(run, jobs, pods, events=() if same else _events(cluster), whole=whole, queued=queued)
-    claims = cluster.listed("PersistentVolumeClaim", labels_of(run))
-    return Seen(run, jobs, pods, claims, _events(cluster), whole=whole, queued=queued)
+    return Seen(run, jobs, pods, _claims(cluster, run, jobs), _events(cluster), whole=whole, queued=queued)
+
+
+def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
+    """Return the claim of the run's own, and those that its tasks mount beside it."""
+    found = {one["metadata"]["name"]: one for one in cluster.listed("PersistentVolumeClaim", labels_of(run))}
+    volumes = (volume for job in jobs for volume in job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes") or ())
+    for name in {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume} - found.keys():
+        if there := cluster.get("PersistentVolumeClaim", name):
+            found[name] = there
+    return list(found.values())
 
 
 def telling(pods: Iterable[Object]) -> list[Object]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from launcher.backend.kubernetes import trouble
+from launcher.backend.kubernetes import tied, trouble
 from launcher.backend.kubernetes.trouble import Trouble
 from launcher.backend.model import Restart, RunStatus, State, TaskStatus
 from launcher.plan import rules
@@ -183,7 +183,8 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
         return dataclasses.replace(_without_pod(seen, job, name), restarts=restarts)
     pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
-    found = trouble.of_pod(pod, seen.about(pod))
+    about = seen.about(pod)
+    found = tied.of_pod(pod, seen.pods, seen.claims, about) or trouble.of_pod(pod, about)
     made = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),

@@ -73,11 +73,22 @@ _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"must specify ([\w./-]+)", "quota", "the namespace wants {0} from every pod", "give every role cpu and memory"),
     (r"[Ss]torage[Cc]lass\S* \"([\w.-]+)\" not found", "storage", "there is no storage class {0}", "write another storage.class"),
     (r"no persistent volumes available.*no storage class is set", "storage", "the cluster has no default storage class", "write storage.class"),
-    (r"[Mm]ulti-?[Aa]ttach error", "storage", "its volume is in use on another node", "set storage.access to ReadWriteMany"),
+    (r"[Mm]ulti-?[Aa]ttach error", "storage", "its volume is in use on another node", "see kubectl get volumeattachments; it is free when the pod there has ended"),
     (r"secret \"([\w.-]+)\" not found", "config", "there is no Secret {0}", "make it in the run's namespace"),
     (r"configmap \"([\w.-]+)\" not found", "config", "there is no ConfigMap {0}", "make it in the run's namespace"),
     (r"(?:MountVolume|AttachVolume)\S* failed for volume \"([\w.-]+)\"", "storage", "its volume {0} cannot be mounted", "see its events: kubectl describe pod"),
 )  # fmt: skip
+# How provisioners say that they make volumes for one node alone: those of AWS, Google, Azure, Ceph RBD, DigitalOcean, Rancher's local path, in-tree ones.
+_NOT_SHARED = re.compile(
+    r"MULTI_NODE_MULTI_WRITER|multi(?: writer|[ -]node access mode)|only supports? (?:ReadWriteOnce|SINGLE_NODE)|SINGLE_NODE_WRITER is supported"
+    r"|AccessModes ?\[(?:ReadWriteOnce|ReadWriteMany)\]|access mode (?:\w+ )?ReadWriteMany is not supported",
+    re.IGNORECASE,
+)
+_SHARED = (
+    "delete the run with its claim (launcher down --delete-data), and set storage.mount to one, where a chief leads, or storage.class to a class that "
+    "offers ReadWriteMany"
+)
+_VOLUME_ELSEWHERE = "the volume is on another node: free that one, or use ReadWriteMany"
 _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
 _LONGEST = 160
 
@@ -114,12 +125,17 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Trouble | None:
     told = list(events)
     if any(event.get("reason") == "WaitForFirstConsumer" for event in told) and not of_events(told):
         return None
-    if found := of_events(told):
-        return found
     name = claim.get("metadata", {}).get("name", "")
     spec = claim.get("spec", {})
-    wanted = f"{spec.get('storageClassName') or 'the default class'}, {', '.join(spec.get('accessModes', []))}"
-    return Trouble("storage", f"the claim {name} has no volume yet ({wanted})", "see that the storage class offers this access mode")
+    of_class, modes = spec.get("storageClassName") or "the default class", spec.get("accessModes", [])
+    if "ReadWriteMany" in modes and any(_NOT_SHARED.search(str(event.get("message", ""))) for event in told):
+        return Trouble("storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _SHARED)
+    if found := of_events(told):
+        return found
+    remedy = (
+        f"see that the storage class offers this access mode; if not: {_SHARED}" if "ReadWriteMany" in modes else "see kubectl describe pvc"
+    )
+    return Trouble("storage", f"the claim {name} has no volume yet ({of_class}, {', '.join(modes)})", remedy)
 
 
 def _of_whole_pod(status: Object) -> Trouble | None:
@@ -191,14 +207,22 @@ def _of_scheduling(status: Object) -> Trouble | None:
     message = str(scheduled.get("message", ""))
     if "unbound immediate PersistentVolumeClaims" in message or re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return Trouble("storage", "its volume is not there yet", "see kubectl describe pvc")
+    if not _UNSCHEDULABLE.search(message):
+        return Trouble("nodes", _short(message) or "no node takes it", "see kubectl describe pod")
+    said = unschedulable(message)
+    return Trouble("nodes", said, _remedy_for_nodes(said))
+
+
+def unschedulable(message: str) -> str:
+    """Return in a line what the scheduler says of nodes that do not take a pod."""
     match = _UNSCHEDULABLE.search(message)
     if match is None:
-        return Trouble("nodes", _short(message) or "no node takes it", "see kubectl describe pod")
+        return _short(message)
     why = match[2].partition(". preemption:")[0].partition(". no new claims")[0].strip().rstrip(".")
     said = re.sub(r"\bInsufficient\b", "insufficient", why)
     total = match[1].split()[0].split("/")[1]
     said = re.sub(rf"^{total} (?=\S[^,]*$)", "", said)
-    return Trouble("nodes", _short(f"{match[1]}: {said}"), _remedy_for_nodes(said))
+    return _short(f"{match[1]}: {said}")
 
 
 def _remedy_for_nodes(why: str) -> str:
@@ -206,8 +230,9 @@ def _remedy_for_nodes(why: str) -> str:
         ("insufficient", "ask for less, free some, or add nodes"),
         ("untolerated taint", "tolerate the taint by kubernetes.tolerations, or use other nodes"),
         ("node affinity/selector", "see that a node has the labels of kubernetes.node_selector and gpu_type"),
-        ("pod affinity", "see that one node has room for all that kubernetes.one_node puts there"),
-        ("volume node affinity", "the volume is on another node: free that one, or use ReadWriteMany"),
+        ("pod affinity", "see that one node has room for all that kubernetes.one_node, or a volume of one node, puts there"),
+        ("volume node affinity", _VOLUME_ELSEWHERE),
+        ("PersistentVolume's node affinity", _VOLUME_ELSEWHERE),  # as Kubernetes 1.34 writes it
         ("unschedulable", "wait for the nodes that are drained, or uncordon them"),
     )
     return next((remedy for words, remedy in table if words in why), "see kubectl describe pod")
@@ -218,7 +243,8 @@ def _of_node(pod: Object) -> Trouble | None:
     if not is_silent(pod):
         return None
     node = pod.get("spec", {}).get("nodeName", "?")
-    return Trouble("node", f"its node {node} does not answer", "wait for the node, or see docs/kubernetes.md, A node lost")
+    remedy = f"wait for the node; if it is lost, `launcher wait` frees its pods after limits.node_lost, or: kubectl delete node {node}"
+    return Trouble("node", f"its node {node} does not answer", remedy)
 
 
 def is_silent(pod: Object) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import Namespace, standing_in
+from tests.e2e.kubernetes.cluster import Namespace, kubectl, standing_in
 from tests.e2e.kubernetes.launching import UP, Launcher, doctor, impatient
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
@@ -42,6 +42,37 @@ def test_everything_that_a_spec_lacks_there_is_named(namespace: Namespace, tmp_p
     assert found["storage"] == ("problem", "there is no storage class no-such")
     assert found["image"][0] == "problem"
     assert "ErrImageNeverPull" in found["image"][1]
+
+
+def test_a_class_without_volumes_for_many_nodes_is_named_with_both_ways_out(launcher: Launcher, tmp_path: Path) -> None:
+    name = f"disks-{launcher.namespace.name}"
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "version: 1\nname: shares\nstrategy: multi_worker_mirrored\nroles: {chief: {}, worker: {}}\n"
+        f"command: [python, train.py]\nstorage: {{class: {name}}}\nkubernetes: {{tensorboard: false}}\n"
+    )
+    disks = {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner",
+    }
+    kubectl("apply", "-f", "-", text=json.dumps(disks))
+    try:
+        code, found = doctor(launcher.namespace.name, str(spec))
+        assert code == 1
+        lacking = f"{name} (kubernetes.io/no-provisioner) does not offer ReadWriteMany"
+        assert found["storage"] == ("problem", f"{lacking}, and chief and worker mount the volume")
+        said = launcher("up", str(spec), "--detach")
+        assert f"the storage class {lacking}: set storage.mount to one" in said
+        assert "or storage.class to one that offers ReadWriteMany" in said
+        code, found = doctor(launcher.namespace.name, str(spec), "--set", "storage.mount=one")
+        assert found["storage"][0] == "problem"  # of the claim that is there: it keeps its mode
+        launcher("down", "shares", "--now", "--delete-data", "--yes")
+        code, found = doctor(launcher.namespace.name, str(spec), "--set", "storage.mount=one")
+        assert found["storage"] == ("ok", f"class {name} (kubernetes.io/no-provisioner), ReadWriteOnce")
+    finally:
+        kubectl("delete", "storageclass", name)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -77,3 +77,11 @@ def test_a_gpu_of_another_type_does_not_do() -> None:
 def test_sidecars_take_beside_their_task_and_init_containers_before_it(beside: str, left: list[str]) -> None:
     one = [{"name": "one", "image": "one:1", "cpu": 5, "memory": "1Gi"}]
     assert unplaced([node(a_node("a"))], spec(chief={"cpu": 4, beside: one}, ps={}, worker={})) == left
+
+
+def test_tasks_that_a_volume_ties_have_to_fit_on_one_node() -> None:
+    asked = spec(chief={"cpu": 5}, evaluator={"cpu": 5}, ps={"cpu": 1}, worker={"cpu": 2})
+    apart, tied = ([node(a_node("a")), node(a_node("b"))] for _ in range(2))
+    assert unplaced(apart, asked) == []
+    assert unplaced(tied, asked, ("chief", "evaluator")) == ["chief and evaluator on one node"]
+    assert unplaced([node(a_node("a", cpu="10")), node(a_node("b"))], asked, ("chief", "evaluator")) == []

@@ -183,6 +183,28 @@ def test_a_claim_without_a_volume() -> None:
     waiting = [{"type": "Normal", "reason": "WaitForFirstConsumer", "message": "waiting for first consumer"}]
     assert trouble.of_claim(claim, waiting) is None
     assert trouble.of_claim(claim | {"status": {"phase": "Bound"}}) is None
+    assert "storage.mount to one" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "rpc error: code = InvalidArgument desc = Volume capabilities MULTI_NODE_MULTI_WRITER not supported. Only AccessModes[ReadWriteOnce] supported.",
+        "rpc error: code = InvalidArgument desc = VolumeCapabilities is invalid: specified multi writer with mount access type",
+        "NodePath only supports ReadWriteOnce and ReadWriteOncePod (1.22+) access modes",
+        "multi node access modes are only supported on rbd `block` type volumes",
+        "invalid AccessModes [ReadWriteMany]: only AccessModes [ReadWriteOnce] are supported",
+        "storage class slow serves one node: access mode ReadWriteMany is not supported",
+    ],
+)
+def test_a_class_without_volumes_for_many_nodes_is_named_with_both_remedies(message: str) -> None:
+    claim = {"metadata": {"name": "digits"}, "spec": {"storageClassName": "slow", "accessModes": ["ReadWriteMany"]}, "status": {}}
+    told = {"type": "Warning", "reason": "ProvisioningFailed", "message": f'failed to provision volume with StorageClass "slow": {message}'}
+    found = trouble.of_claim(claim, [told])
+    assert found is not None
+    assert found.words == "the claim digits asks for ReadWriteMany, which the storage class slow does not offer"
+    assert "storage.mount to one" in found.remedy
+    assert "a class that offers ReadWriteMany" in found.remedy
 
 
 @pytest.mark.parametrize(

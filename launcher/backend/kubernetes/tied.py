@@ -1,0 +1,114 @@
+"""Why a pod does not start that has to be where the run's volume is: which node that is, and what frees it. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from launcher.backend.kubernetes import trouble
+from launcher.backend.kubernetes.trouble import Trouble
+from launcher.render.kubernetes.objects import VOLUME_LABEL
+
+Object = Mapping[str, Any]
+
+# The scheduler notes there for which node it had a volume made: https://kubernetes.io/docs/reference/labels-annotations-taints/
+_SELECTED_NODE = "volume.kubernetes.io/selected-node"
+_ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's node affinity")
+_NOT_BESIDE = "match pod affinity rules"
+_ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
+_GIVE_UP = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
+
+
+def of_pod(pod: Object, pods: Sequence[Object], claims: Iterable[Object], events: Iterable[Object]) -> Trouble | None:
+    """Return what keeps a pod that waits from the node of its volume, None where that is not the reason or the node is not known.
+
+    `pods` and `claims` are the run's, `events` those about the pod.
+    """
+    if pod.get("status", {}).get("phase") != "Pending":
+        return None
+    message = _scheduling(pod)
+    if _ELSEWHERE.search(message):
+        return _on_its_node(_selected(pod, claims), pods, message)
+    if _NOT_BESIDE in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
+        return _beside(pod, pods, message)
+    if any(_ATTACHED.search(str(event.get("message", ""))) for event in events):
+        return _attached(pod, pods)
+    return None
+
+
+def _on_its_node(node: str, pods: Sequence[Object], message: str) -> Trouble | None:
+    if not node:
+        return None
+    if _is_lost(node, pods):
+        return Trouble(
+            "storage",
+            f"its volume is on the node {node}, which is lost",
+            "bring the node back; if it is gone for good, so is the volume: launcher down --delete-data, and start the run again",
+        )
+    return Trouble(
+        "nodes",
+        f"its volume is on the node {node}, which does not take it: {trouble.unschedulable(message)}",
+        f"free what it asks for there, or let that node take pods again (kubectl describe node {node})",
+    )
+
+
+def _beside(pod: Object, pods: Sequence[Object], message: str) -> Trouble | None:
+    others = [one for one in pods if one is not pod and _node(one) and VOLUME_LABEL in (one["metadata"].get("labels") or {})]
+    there = [one for one in others if one.get("status", {}).get("phase") in {"Running", "Pending"}]
+    held = next((one for one in there if one["metadata"].get("deletionTimestamp") and _is_lost(_node(one), pods)), None)
+    if held is not None:
+        name = held["metadata"]["name"]
+        return Trouble(
+            "storage",
+            f"the run's volume ties it to the node {_node(held)}, which is lost: the pod {name} still counts there",
+            f"launcher wait gives that pod up; or: {_GIVE_UP.format(name)}",
+        )
+    if not there:
+        return Trouble("nodes", "waits for the task that leads, on whose node the run's volume is", "")
+    node = _node(there[0])
+    return Trouble(
+        "nodes",
+        f"the run's volume ties it to the node {node}, which does not take it: {trouble.unschedulable(message)}",
+        f"free what it asks for on {node}, ask for less, or let it be on another node by a claim with storage.access: ReadWriteMany",
+    )
+
+
+def _attached(pod: Object, pods: Sequence[Object]) -> Trouble | None:
+    mine = _claims_of(pod)
+    nodes = [_node(one) for one in pods if one is not pod and mine & _claims_of(one) and _node(one) not in {"", _node(pod)}]
+    if not nodes:
+        return None
+    node = nodes[-1]
+    if not _is_lost(node, pods):
+        return Trouble("storage", f"its volume is in use on the node {node}", "it is free when the pod there has ended")
+    return Trouble(
+        "storage",
+        f"its volume is still attached to the node {node}, which is lost",
+        f"Kubernetes detaches it some six minutes after it has lost the node; at once: kubectl taint node {node} "
+        f"node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete node {node}",
+    )
+
+
+def _scheduling(pod: Object) -> str:
+    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
+    scheduled = conditions.get("PodScheduled", {})
+    return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
+
+
+def _selected(pod: Object, claims: Iterable[Object]) -> str:
+    wanted = _claims_of(pod)
+    noted = ((one["metadata"].get("annotations") or {}).get(_SELECTED_NODE, "") for one in claims if one["metadata"]["name"] in wanted)
+    return next((str(node) for node in noted if node), "")
+
+
+def _claims_of(pod: Object) -> set[str]:
+    volumes = pod.get("spec", {}).get("volumes") or ()
+    return {str(one["persistentVolumeClaim"]["claimName"]) for one in volumes if "persistentVolumeClaim" in one}
+
+
+def _node(pod: Object) -> str:
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
+def _is_lost(node: str, pods: Iterable[Object]) -> bool:
+    """Return whether a pod of the run tells that its node is lost: it does not answer, or the pod was given up for that."""
+    return any(_node(one) == node and trouble.is_silent(one) for one in pods)

@@ -1,0 +1,85 @@
+"""Why a pod waits that has to be where the run's volume is: the node is named, and what frees it."""
+
+from typing import Any
+
+from launcher.backend.kubernetes import observe
+from launcher.backend.kubernetes.observe import Seen
+from launcher.backend.model import TaskStatus
+from launcher.render.kubernetes.objects import VOLUME_LABEL
+from tests.launcher.backend.kubernetes.objects import NOW, event, job, pod, running
+
+# As the scheduler of Kubernetes 1.34 writes it, and that of 1.33.
+OTHERS = "0/4 nodes are available: 1 node(s) had untolerated taint(s), 3 node(s) didn't match PersistentVolume's node affinity."
+BEFORE = "0/4 nodes are available: 1 node(s) were unschedulable, 3 node(s) had volume node affinity conflict. preemption: 0/4"
+BESIDE = "0/4 nodes are available: 1 Insufficient cpu, 3 node(s) didn't match pod affinity rules."
+CLAIM = {
+    "metadata": {"name": "digits", "uid": "c", "annotations": {"volume.kubernetes.io/selected-node": "node-3"}},
+    "status": {"phase": "Bound"},
+}
+
+
+def mounting(one: dict[str, Any], node: str = "", **status: Any) -> dict[str, Any]:
+    one["metadata"]["labels"][VOLUME_LABEL] = "digits"
+    one["spec"] |= {"nodeName": node, "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": "digits"}}]}
+    one["status"] |= status
+    return one
+
+
+def waiting(role: str, message: str = "", node: str = "") -> dict[str, Any]:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return mounting(pod(role, 0, "Pending", "2026-01-01T00:09:00Z"), node, conditions=[unscheduled] if message else [])
+
+
+def told(*pods: dict[str, Any], events: tuple[dict[str, Any], ...] = ()) -> TaskStatus:
+    """Return how the last pod's task is."""
+    jobs = [job(role) for role in dict.fromkeys(one["metadata"]["labels"]["app.kubernetes.io/component"] for one in pods)]
+    seen = Seen("digits", jobs, pods, [CLAIM], events)
+    role = pods[-1]["metadata"]["labels"]["app.kubernetes.io/component"]
+    return next(task for task in observe.status(seen, NOW).tasks if task.name == role)
+
+
+def lost(role: str, node: str) -> dict[str, Any]:
+    """Return a pod that was given up with its node."""
+    return mounting(pod(role, 0, "Failed"), node, reason="NodeLost")
+
+
+def test_a_volume_of_a_lost_node_is_told_with_what_becomes_of_it() -> None:
+    task = told(lost("chief", "node-3"), waiting("chief", OTHERS))
+    assert task.reason == "1m: its volume is on the node node-3, which is lost"
+    assert "bring the node back" in task.remedy
+    assert "launcher down --delete-data" in task.remedy
+
+
+def test_a_volume_of_a_node_that_takes_no_pods_is_told() -> None:
+    task = told(waiting("chief", BEFORE))
+    assert "its volume is on the node node-3, which does not take it: 0/4 nodes: 1 node(s) were unschedulable" in task.reason
+    assert "kubectl describe node node-3" in task.remedy
+
+
+def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node() -> None:
+    alone = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
+    assert told(waiting("evaluator", alone)).reason == "1m: waits for the task that leads, on whose node the run's volume is"
+    task = told(mounting(running("chief"), "node-2"), waiting("evaluator", BESIDE))
+    assert "ties it to the node node-2, which does not take it: 0/4 nodes: 1 insufficient cpu" in task.reason
+    assert "ReadWriteMany" in task.remedy
+
+
+def test_a_pod_that_holds_others_to_a_lost_node_is_named_with_the_command_that_frees_them() -> None:
+    board = mounting(running("tensorboard"), "node-3", conditions=[{"type": "Ready", "status": "False", "reason": "NodeNotReady"}])
+    board["metadata"]["deletionTimestamp"] = "2026-01-01T00:08:00Z"
+    seen = Seen("digits", [job("chief")], [board, waiting("chief", BESIDE)], [CLAIM])
+    (task,) = observe.status(seen, NOW).tasks
+    assert "ties it to the node node-3, which is lost: the pod digits-tensorboard-0-00 still counts there" in task.reason
+    assert 'kubectl patch pod digits-tensorboard-0-00 --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\'' in task.remedy
+
+
+def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node() -> None:
+    new = waiting("chief", node="node-1")
+    said = 'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be attached to another'
+    warning = event("FailedAttachVolume", said, "2026-01-01T00:09:01Z", uid=new["metadata"]["uid"]) | {"type": "Warning"}
+    task = told(lost("chief", "node-3"), new, events=(warning,))
+    assert task.reason == "1m: its volume is still attached to the node node-3, which is lost"
+    assert "kubectl taint node node-3 node.kubernetes.io/out-of-service" in task.remedy
+    held = told(mounting(running("evaluator"), "node-2"), new, events=(warning,))
+    assert held.reason == "1m: its volume is in use on the node node-2"
+    assert told(new, events=(warning,)).reason == "1m: its volume is in use on another node"
