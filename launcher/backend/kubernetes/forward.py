@@ -3,12 +3,13 @@
 import contextlib
 import socket
 import threading
+import time
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.stream import portforward
 
-from launcher.backend.kubernetes import look, trouble
+from launcher.backend.kubernetes import look, observe, tied, trouble
 from launcher.backend.kubernetes.api import ERRORS, Cluster, Object
 from launcher.backend.kubernetes.observe import COMPONENT
 from launcher.errors import LauncherError, UsageError
@@ -18,6 +19,29 @@ from launcher.render.kubernetes.objects import TENSORBOARD
 FIRST_PORT = 6006
 _PORTS_TRIED = 10
 _CHUNK = 65536
+_STARTS_WITHIN = 120.0  # seconds, on another node
+_LOOK_EVERY = 0.5
+
+
+def free(cluster: Cluster, run: str) -> None:
+    """Let a run's TensorBoard go to any node where it waits for the node of tasks that have all ended, as it does when its own was drained."""
+    of_run = cluster.listed("Pod", look.labels_of(run))
+    boards = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
+    if not any(tied.waits_for_none(pod, of_run) for pod in boards) or not _is_over(cluster, run):
+        return
+    cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while time.monotonic() < deadline:
+        with contextlib.suppress(LauncherError):
+            pod_of(cluster, run)
+            return
+        time.sleep(_LOOK_EVERY)
+
+
+def _is_over(cluster: Cluster, run: str) -> bool:
+    """Return whether no task of a run is yet to come: one that waits in a queue has no pod either."""
+    jobs = [job for job in cluster.listed("Job", look.labels_of(run)) if observe.is_role(job)]
+    return any(observe.condition(job, "Failed") for job in jobs) or all(observe.condition(job, "Complete") for job in jobs)
 
 
 def pod_of(cluster: Cluster, run: str) -> Object:
@@ -43,6 +67,7 @@ class Forward:
     """Listens on this machine. `url` says where; `serve` carries connections until the process is interrupted."""
 
     def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
+        free(cluster, run)
         pod_of(cluster, run)  # fails now and aloud rather than with the first connection
         self._cluster, self._run = cluster, run
         self._server = _listen(host, port)

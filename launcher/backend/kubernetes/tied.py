@@ -35,6 +35,16 @@ def of_pod(pod: Object, pods: Sequence[Object], claims: Iterable[Object], events
     return None
 
 
+def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
+    """Return whether a pod waits to be put beside others of the run's volume, and none of `pods`, the run's, is there any more."""
+    there = [
+        one
+        for one in pods
+        if one.get("status", {}).get("phase") in {"Running", "Pending"} and one["metadata"]["name"] != pod["metadata"]["name"]
+    ]
+    return _NOT_BESIDE in _scheduling(pod) and not any(VOLUME_LABEL in (one["metadata"].get("labels") or {}) for one in there)
+
+
 def _on_its_node(node: str, pods: Sequence[Object], message: str) -> Trouble | None:
     if not node:
         return None
