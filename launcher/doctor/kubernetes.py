@@ -48,7 +48,7 @@ _OPTIONAL = {
     "events": "the reasons of pods that wait are not told",
 }
 # What is asked about where no spec is given: a run that has to reach all that any run has to.
-_ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(worker=Role(replicas=2)))
+_ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
 _PROBE = "import socket, sys; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
 
 

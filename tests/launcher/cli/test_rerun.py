@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -150,6 +150,19 @@ def test_what_a_newer_version_has_added_is_no_change(tmp_path: Path) -> None:
         made = planner.plan(spec, target, run_dir="/runs/toy", spec_dir="/b")
         found[target] = [path for path, _, _ in changed(backend, spec, made, tmp_path) or ()]
     assert found == {"local": [], "kubernetes": ["storage"]}
+
+
+def test_the_access_mode_of_an_older_version_is_no_change(tmp_path: Path) -> None:
+    """The claim keeps it, whatever a new one would ask for."""
+    spec = ClusterSpec.model_validate({"version": 1, "name": "toy", "train": {"workload": "mnist_mlp"}})
+    old = {**dump(spec), "storage": {"size": "10Gi", "class": None, "access": "ReadWriteMany"}}
+    made = planner.plan(spec, "kubernetes", run_dir="/runs/toy", spec_dir="/b")
+
+    def changes(old: dict[str, Any]) -> list[str]:
+        return [path for path, _, _ in changed(cast("Backend", SimpleNamespace(spec=lambda _: old)), spec, made, tmp_path) or ()]
+
+    assert changes(old) == []
+    assert changes({**old, "storage": {**old["storage"], "mount": "all"}}) == ["storage.mount"]
 
 
 def test_what_is_there_need_not_be_readable(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """On which node a pod is put that reads a run's volume beside the run."""
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes.volume import beside
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.volume import beside, on_its_claim
 from launcher.errors import UsageError
 from launcher.images import image_for
 from launcher.plan import planner
@@ -30,6 +32,20 @@ def test_a_volume_of_one_node_is_read_where_a_pod_has_it() -> None:
     assert '"values": ["node-7"]' in json.dumps(beside(run("ReadWriteOnce"), own))
     assert beside(run("ReadWriteOnce"), own[:-1]) == {}
     assert beside(run("ReadWriteMany"), own) == {}
+
+
+@pytest.mark.parametrize(
+    "claim, access",
+    [
+        (None, "ReadWriteOnce"),
+        ({"metadata": {}, "spec": {"accessModes": ["ReadWriteMany"]}}, "ReadWriteMany"),
+        ({"metadata": {}, "spec": {"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}}, "ReadWriteMany"),
+        ({"metadata": {"deletionTimestamp": "now"}, "spec": {"accessModes": ["ReadWriteMany"]}}, "ReadWriteOnce"),
+    ],
+)
+def test_a_claim_that_is_there_says_how_many_nodes_mount_it(claim: dict[str, Any] | None, access: str) -> None:
+    cluster = cast("Cluster", SimpleNamespace(get=lambda *_: claim))
+    assert on_its_claim(cluster, run("ReadWriteOnce")).access == access
 
 
 def test_on_a_node_with_gpus_its_taint_is_tolerated() -> None:
