@@ -12,7 +12,7 @@ from tests.e2e.kubernetes.launching import Launcher, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(1500), pytest.mark.takes_minutes]
 
-# One whose workers are alike, and a program that says itself what runs where; mnist-ps trains in test_runs.py. Every example trains in
+# One whose tasks are alike, and a program that says itself what runs where; mnist-ps trains in test_runs.py. Every example trains in
 # tests/integration, and test_accepted.py has the cluster check what is rendered of each.
 # Between which bounds each metric ends; spelled here, for what tests/integration imports takes seconds in every process.
 HERE: dict[str, dict[str, tuple[float, float]]] = {
