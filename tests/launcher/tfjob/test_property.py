@@ -52,6 +52,7 @@ SOURCES = st.sampled_from(
         {"resourceFieldRef": {"resource": "limits.cpu"}},
     ]
 )
+VALUES = st.one_of(WORDS.map(lambda text: {"value": text}), SOURCES.map(lambda one: {"valueFrom": one}))
 WHOLE = st.sampled_from([{"secretRef": {"name": "s3"}}, {"prefix": "P_", "configMapRef": {"name": "settings", "optional": True}}])
 AMOUNTS = st.fixed_dictionaries(
     {},
@@ -93,10 +94,7 @@ def containers(draw: Draw, volumes: list[str]) -> dict[str, Any]:
         made["command"] = ["python", *draw(st.lists(WORDS, max_size=3))]
     made["args"] = draw(st.lists(WORDS, max_size=3))
     named = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
-    made["env"] = [
-        {"name": name, **draw(st.one_of(WORDS.map(lambda text: {"value": text}), SOURCES.map(lambda one: {"valueFrom": one})))}
-        for name in named
-    ]
+    made["env"] = [{"name": name, **draw(VALUES)} for name in named]
     made["envFrom"] = draw(st.lists(WHOLE, max_size=2, unique_by=str))
     limits, requests = draw(AMOUNTS), draw(AMOUNTS)
     gpus: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1"}, {"amd.com/gpu": 1}])
@@ -122,6 +120,8 @@ def templates(draw: Draw) -> dict[str, Any]:
         "name": "helper",
         "image": "registry.example/h:1",
         "args": draw(st.lists(WORDS, max_size=1)),
+        "env": draw(st.lists(st.builds(lambda name, value: {"name": name, **value}, st.sampled_from(NAMES), VALUES), max_size=3)),
+        "resources": {"limits": draw(AMOUNTS)},
         "volumeMounts": draw(mounts(names)),
     }
     where = draw(st.sampled_from([None, None, "containers", "initContainers"]))
