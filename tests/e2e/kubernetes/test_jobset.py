@@ -116,7 +116,7 @@ def test_every_example_and_option_is_accepted_and_so_are_the_jobs(
     assert len(accepted(namespace, "-f", str(file)).splitlines()) == sum(len(one["spec"]["replicatedJobs"]) for one in sets)
 
 
-def test_jobs_that_a_jobset_has_made_are_told_of_but_not_deleted(jobset: str, namespace: Namespace, launcher: Launcher) -> None:
+def test_jobs_of_a_jobset_are_deleted_with_it_where_it_is_the_runs(jobset: str, namespace: Namespace, launcher: Launcher) -> None:
     assert jobset in VERSIONS
     (made,) = [one for one in rendered(ROOT / "examples" / "mnist-ps.yaml", "foreign") if one["kind"] == "JobSet"]
     namespace.kubectl("apply", "-f", "-", text=json.dumps(made))
@@ -142,13 +142,16 @@ def test_jobs_that_a_jobset_has_made_are_told_of_but_not_deleted(jobset: str, na
     over = {"conditions": [{**failed, "reason": "FailedJobs", "message": "jobset failed"}]}
     namespace.kubectl("patch", "jobset", "foreign", "--subresource=status", "--type=merge", "-p", json.dumps({"status": over}))
     launcher("wait", "foreign", code=1)
+    namespace.kubectl("label", "jobset", "foreign", "app.kubernetes.io/name-")  # as one that was not made for the run
     said = launcher("down", "foreign", code=2)
     assert "those of jobset/foreign, which makes them again" in said
     assert f"kubectl delete jobset/foreign -n {namespace.name}" in said
     assert namespace.kubectl("get", "jobs", "-l", "app.kubernetes.io/instance=foreign", "-o", "name").split() == [
         "job.batch/foreign-chief-0"
     ]
-    namespace.kubectl("delete", "jobset", "foreign", "--timeout=60s", timeout=90)
+    namespace.kubectl("label", "jobset", "foreign", "app.kubernetes.io/name=tf-launcher")
+    launcher("down", "foreign")
+    assert namespace.kubectl("get", "jobsets,jobs", "-l", "app.kubernetes.io/instance=foreign", "-o", "name") == ""
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +245,35 @@ class TestItsController:
         assert launcher.status("together")["state"] == "running"
         controlled.kubectl("delete", "jobset", "together", "--timeout=90s", timeout=120)
         until(lambda: controlled.objects("Job", "together") == [], 60, "its Jobs to be gone", lambda: controlled.describe("together"))
+
+    def test_the_launcher_starts_stops_and_resumes_a_run_that_is_one(
+        self, controlled: Namespace, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "gang.yaml"
+        options = SERVED.replace("{tensorboard: false}", "{gang: jobset, tensorboard: false}")
+        file.write_text(f"version: 1\nname: gang\n{options}{standing_in(checkpoint={'every_seconds': 2})}")
+        launcher("up", str(file), "--detach")
+        trains(controlled, launcher)
+        assert "checkpoint" in launcher("logs", "gang", "--role", "chief")
+        assert "+++" not in launcher("diff", str(file))
+        assert "gang runs already" in launcher("up", str(file), "--detach", code=2)
+        launcher("down", "gang")
+        stopped = launcher.status("gang")
+        assert stopped["state"] == "stopped"
+        assert stopped["checkpoint_step"] >= stopped["step"] > 0
+        assert (controlled.objects("JobSet", "gang"), controlled.objects("Job", "gang"), controlled.pods("gang")) == ([], [], [])
+        launcher("up", str(file), "--detach")
+        trains(controlled, launcher)
+        resumed = [event["step"] for event in controlled.events("gang", "chief") if event["event"] == "restored"]
+        assert resumed == [stopped["checkpoint_step"]]
+        launcher("down", "gang", "--delete-data", "--yes")
+
+
+def trains(namespace: Namespace, launcher: Launcher) -> None:
+    """Wait until the run `gang` has saved a checkpoint since its last start."""
+    until(
+        lambda: any(event["event"] == "checkpoint" for event in namespace.events("gang", "chief")),
+        240,
+        "a checkpoint",
+        lambda: launcher("status", "gang") + namespace.describe("gang"),
+    )
