@@ -63,8 +63,11 @@ def _from_nvidia_smi(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def search_path(*parts: str | None) -> str:
-    """Return the directories of several search paths, as PATH and PYTHONPATH are, in order and each once."""
-    directories = [directory for part in parts if part for directory in part.split(os.pathsep) if directory]
+    """Return the directories of several search paths, as PATH and PYTHONPATH are, in order and each once; one alone as it is written."""
+    given = [part for part in parts if part]
+    if len(given) == 1:
+        return given[0]
+    directories = [directory for part in given for directory in part.split(os.pathsep) if directory]
     return os.pathsep.join(dict.fromkeys(directories))
 
 

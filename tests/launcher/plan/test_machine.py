@@ -28,3 +28,8 @@ def test_gpus_are_counted_from_what_nvidia_smi_lists(tmp_path: Path) -> None:
 
 def test_tasks_are_told_where_a_checkout_has_the_trainer() -> None:
     assert (Path(machine.source_directory()) / "trainer" / "settings.py").is_file()
+
+
+def test_search_paths_are_joined_and_one_alone_is_as_it_is_written() -> None:
+    assert machine.search_path("/code", None, "/mine:/code:", "") == "/code:/mine"
+    assert machine.search_path(None, ": ") == ": "  # an empty entry is Python's current directory
