@@ -4,10 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import launcher
+import trainer
 
 ROOT = Path(__file__).parents[1]
 SHARED = {
@@ -142,3 +146,10 @@ def test_no_file_names(what: str) -> None:
 def test_only_ci_refers_to_what_lies_beside_the_repository() -> None:
     referring = {str(path.relative_to(ROOT)) for path in tracked() if re.search(rb"\.\./sha(?:red)", path.read_bytes())}
     assert referring <= {".ci/run"}
+
+
+def test_one_version_is_in_every_place_that_has_one() -> None:
+    """docs/releasing.md lists them; the images' tags in compose/ and k8s/ are generated from the launcher's."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    built = set(re.findall(r"^ARG VERSION=(\S+)", (ROOT / "images" / "Dockerfile").read_text(), re.MULTILINE))
+    assert built == {version, launcher.__version__, trainer.__version__}
