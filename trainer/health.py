@@ -48,7 +48,7 @@ def examine(proc: Path = _PROC) -> Health:
     user's own program no more is known than that it runs.
     """
     try:
-        task = parse(os.environ.get("TF_CONFIG"))
+        task = parse(os.environ.get("TF_CONFIG"), has_master=True)
     except TfConfigError as error:
         return Health(well=False, line=error.problems[0])
     if not (proc / "self" / "stat").exists():

@@ -19,9 +19,9 @@ REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="health is read from /proc, which is Linux's")
 
 
-def alone() -> str:
+def alone(role: str = "chief") -> str:
     """Return a TF_CONFIG that no other task of this machine has."""
-    return json.dumps({"cluster": {"chief": [f"{uuid.uuid4()}:2222"]}, "task": {"type": "chief", "index": 0}})
+    return json.dumps({"cluster": {role: [f"{uuid.uuid4()}:2222"]}, "task": {"type": role, "index": 0}})
 
 
 def health(tf_config: str) -> tuple[int, str]:
@@ -45,8 +45,9 @@ def begun(run: Any, program: str) -> int:
     return pid
 
 
-def test_a_program_that_runs_is_well_and_names_its_attempt(trainers: Any) -> None:
-    tf_config = alone()
+@pytest.mark.parametrize("role", ["chief", "master"])
+def test_a_program_that_runs_is_well_and_names_its_attempt(trainers: Any, role: str) -> None:
+    tf_config = alone(role)
     run = trainers.trainer("--", "sh", "-c", "sleep 30 & wait", env={"TF_CONFIG": tf_config})
     pid = begun(run, "sh")
     assert health(tf_config) == (0, f"chief: process {pid}, attempt 1, runs\n")

@@ -208,30 +208,28 @@ def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
         delete(cluster, one)
     if workloads:
         await_ended(cluster, run, GONE_WITHIN, meanwhile)
-        _await_no_jobs(cluster, run, meanwhile)
-    if any(one.kind == "JobSet" for one in workloads):
-        _await_no_service(cluster, run, meanwhile)
+    await_workloads_gone(cluster, run, meanwhile)
 
 
-def _await_no_jobs(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
+def await_workloads_gone(cluster: Cluster, run: str, meanwhile: Callable[[], object] = bool) -> None:
+    """Wait until the Jobs of a run are gone, and the Service that a JobSet has made: the garbage collector deletes what a JobSet owns.
+
+    The next start makes some of these names. Raises LauncherError with those that are there still.
+    """
     deadline = time.monotonic() + GONE_WITHIN
-    while cluster.listed("Job", look.labels_of(run)):
+    while left := _workloads(cluster, run):
         meanwhile()
         if time.monotonic() > deadline:
             raise LauncherError(
-                f"the Jobs of {run} are still there {GONE_WITHIN:.0f} s after they were deleted", "see kubectl get jobs -o yaml"
+                f"{', '.join(left)} of {run} are still there {GONE_WITHIN:.0f} s after they were deleted",
+                f"something keeps them: kubectl get {' '.join(left)} -n {cluster.namespace} -o yaml",
             )
         time.sleep(_LOOK_EVERY)
 
 
-def _await_no_service(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
-    """Wait until the Service that a JobSet has made for its pods' names is gone with it: the next start needs one of that name."""
-    deadline = time.monotonic() + GONE_WITHIN
-    while (there := cluster.get("Service", run)) is not None and (observe.maker([there]) or "").startswith("jobset/"):
-        meanwhile()
-        if time.monotonic() > deadline:
-            raise LauncherError(
-                f"the Service {run} is still there {GONE_WITHIN:.0f} s after its JobSet was deleted",
-                f"delete it: kubectl delete service {run} -n {cluster.namespace}",
-            )
-        time.sleep(_LOOK_EVERY)
+def _workloads(cluster: Cluster, run: str) -> list[str]:
+    """Return the Jobs of a run, and the Service of its JobSet, as kubectl names them."""
+    found = [f"job/{job['metadata']['name']}" for job in cluster.listed("Job", look.labels_of(run))]
+    service = cluster.get("Service", run)
+    is_of_set = service is not None and (observe.maker([service]) or "").startswith("jobset/")
+    return [*found, f"service/{run}"] if is_of_set else found

@@ -44,6 +44,8 @@ def _plain(thing: Object) -> Object:
         kept["metadata"]["annotations"] = annotations
     else:
         kept["metadata"].pop("annotations", None)
+    if kept["kind"] == "JobSet":
+        kept["spec"] = _without(kept["spec"], ("suspend",))
     if kept["kind"] == "Job":
         template = kept["spec"]["template"]
         head = {**template["metadata"], "labels": _without(template["metadata"].get("labels") or {}, _OF_JOBS)}

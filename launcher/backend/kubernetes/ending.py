@@ -45,6 +45,8 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
         applying.await_ended(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
     story.take(logs.news(()))
     applying.remove(cluster, run, there)
+    if any(one.kind == "JobSet" for one in there):
+        applying.await_workloads_gone(cluster, run)
     removed = dict(Counter(one.kind for one in there))
     if before is None:
         return None, removed

@@ -276,6 +276,11 @@ def maker(jobs: Iterable[Object]) -> str | None:
     return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
 
 
+def is_over(whole: Object) -> bool:
+    """Return whether a JobSet makes no Jobs any more: it has ended, or is being deleted."""
+    return bool(condition(whole, "Completed") or condition(whole, "Failed") or whole["metadata"].get("deletionTimestamp"))
+
+
 def is_own_set(seen: Seen) -> bool:
     """Return whether the run's JobSet is the launcher's: it goes with the run."""
     return seen.whole is not None and seen.whole.get("kind") == "JobSet" and _label(seen.whole, INSTANCE) == seen.name

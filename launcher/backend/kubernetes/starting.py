@@ -44,7 +44,7 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
     Raises UsageError when they are at work, or wait for a node or a queue.
     """
     seen = look.gather(cluster, run)
-    if not seen.jobs and seen.whole is not None:
+    if not seen.jobs and seen.whole is not None and not observe.is_over(seen.whole):
         whole = f"jobset/{seen.whole['metadata']['name']}"
         raise UsageError(f"{run} waits already in {cluster.words()}: {whole}", f"stop it first: launcher down {run} --on kubernetes")
     if seen.jobs and look.judged(observe.status(seen, time.time()), ready=False).state not in ENDED:

@@ -10,7 +10,6 @@ from launcher.backend.model import RunStatus, State, TaskStatus
 from launcher.plan import rules
 
 BACKEND = "kubernetes"
-_OF_SETS = ("Completed", "Failed")  # conditions of a JobSet that has ended
 
 
 def status(cluster: Cluster, run: str, kept: Path, ended: RunStatus | None) -> RunStatus | None:
@@ -29,8 +28,7 @@ def status(cluster: Cluster, run: str, kept: Path, ended: RunStatus | None) -> R
     if pods := look.pods_of(cluster, run):
         return told(State.RUNNING, "it is being stopped", _leaving(known, pods))
     whole = look.jobset_of(cluster, run, ())
-    ended_by = {kind: found for kind in _OF_SETS if (found := whole and observe.condition(whole, kind))}
-    if whole and not ended_by:
+    if whole and not observe.is_over(whole):
         queue = observe.waits(observe.Seen(run, (), whole=whole, queued=cluster.listed_if_any("Workload")))
         return told(
             State.PENDING,
