@@ -16,6 +16,7 @@ from launcher.plan.groups import groups
 from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.render import board, compose_beside, labels, parent_file
+from launcher.render.compose_beside import PREPARE
 from launcher.render.compose_values import IMAGE_VARIABLE
 from launcher.render.compose_values import amounts as _amounts
 from launcher.render.compose_values import bind as _bind
@@ -25,14 +26,13 @@ from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
+from launcher.spec.names import RUN_VOLUME
 from launcher.spec.programs import has_tensorboard, secrets_beside, storage_of
 from launcher.spec.quantities import parse_memory
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
 
 TENSORBOARD = "tensorboard"
-VOLUME = "run"  # as Compose calls it: the volume is <project>_run
-PREPARE = "prepare-volume"
 
 # How often the engine starts a container again. It cannot tell exit codes apart, and what can be mended by trying again the
 # trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
@@ -76,7 +76,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     anchors |= roles | ({"hardened": hardened} if hardened is not base else {})
     devices = _devices(plan)
     scratch = compose_beside.scratch(source)
-    services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, scratch)} if scratch or _prepares(plan) else {}
+    services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, scratch)} if compose_beside.has_prepare(source) else {}
     for member in plan.tasks:
         services[member.name] = {
             MERGE: roles.get(member.role, task),
@@ -94,8 +94,8 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     has_volume = storage_of(spec) is not None
     if spec.tensorboard is not None and has_volume:
         services[TENSORBOARD] = _tensorboard(spec, spec.tensorboard, plan, hardened, common)
-    # Nothing that another spec may change: newer Compose offers to make a volume anew whose labels are others.
-    volumes: dict[str, Any] = {VOLUME: {"labels": {labels.RUN: plan.name}}} if has_volume else {}
+    # Nothing that another spec may change: newer Compose offers to recreate a volume whose labels have changed.
+    volumes: dict[str, Any] = {RUN_VOLUME: {"labels": {labels.RUN: plan.name}}} if has_volume else {}
     volumes |= {name: {"labels": {labels.SCRATCH: plan.name}} for name in scratch}
     document = {
         "name": plan.name,
@@ -272,22 +272,18 @@ def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
     return limits
 
 
-def _prepares(plan: Plan) -> bool:
-    """Return whether the run's volume may first be mounted to an image that does not give it to the user that tasks run as."""
-    return any(task.image for task in plan.tasks if task.mounts_run_dir)
-
-
 def _storage(source: Source, task: Task, scratch: list[str]) -> dict[str, Any]:
     spec, directory = source.spec, source.directory
     volumes: list[dict[str, Any]] = []
     if task.mounts_run_dir:
-        volumes.append({"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS})
+        volumes.append({"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS})
     if spec.code is not None:
         volumes.append(_bind(spec.code, CONTAINER_CODE, directory))
     if spec.train is not None and is_directory_name(spec.train) and not is_mounted(filter(is_in_compose, spec.volumes), spec.train.data):
         volumes.append(_bind(spec.train.data, CONTAINER_DATA, directory))
     volumes += compose_beside.of_task(source, task)
-    needs_prepared = any(volume["source"] in scratch for volume in volumes) or (task.mounts_run_dir and _prepares(source.plan))
+    gets_run_volume = task.mounts_run_dir and compose_beside.prepares_run_volume(source.plan)
+    needs_prepared = gets_run_volume or any(volume["source"] in scratch for volume in volumes)
     after = compose_beside.after(source, task) or (compose_beside.completed(PREPARE) if needs_prepared else {})
     return ({"depends_on": after} if after else {}) | ({"volumes": volumes} if volumes else {})
 
@@ -334,7 +330,7 @@ def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[
         "networks": [TENSORBOARD],
         "ports": [{"host_ip": _host(wanted.host), "published": str(wanted.port), "target": board.PORT, "protocol": "tcp"}],
         **_amounts(wanted.cpu, None if wanted.memory is None else parse_memory(wanted.memory)),
-        "volumes": [{"type": "volume", "source": VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
+        "volumes": [{"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
     }
 
 
@@ -345,7 +341,7 @@ def _prepare(source: Source, base: dict[str, Any], common: dict[str, str], scrat
     """
     spec, plan = source.spec, source.plan
     to_all = spec.security == "image"
-    mounted = {VOLUME: CONTAINER_RUNS} if _prepares(plan) else {}
+    mounted = {RUN_VOLUME: CONTAINER_RUNS} if compose_beside.prepares_run_volume(plan) else {}
     mounted |= {name: f"/scratch/{name}" for name in scratch}
     own = {"image": _image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # one that is needed in any case
     return {

@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.images import image_of
-from launcher.plan.models import Task
+from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.render.compose_values import amounts, bind, bound, escaped, image
@@ -14,12 +14,12 @@ from launcher.spec.container_rules import is_in_compose
 from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.models import ClusterSpec
+from launcher.spec.names import RUN_VOLUME
 from launcher.spec.programs import init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import parse_memory
 
 INIT = "init"  # the network of init containers: they may fetch something, and reach no task
 PREPARE = "prepare-volume"
-_RUN = "run"
 
 
 def has_init_containers(spec: ClusterSpec) -> bool:
@@ -35,7 +35,17 @@ def has_sidecars(spec: ClusterSpec) -> bool:
 def scratch(source: Source) -> list[str]:
     """Return the volumes that begin empty for each task, by the names that they have in the file."""
     used = (one for task in source.plan.tasks for one in (*of_task(source, task), *_mounts_beside(source, task)))
-    return list(dict.fromkeys(str(one["source"]) for one in used if one["type"] == "volume" and one["source"] != _RUN))
+    return list(dict.fromkeys(str(one["source"]) for one in used if one["type"] == "volume" and one["source"] != RUN_VOLUME))
+
+
+def prepares_run_volume(plan: Plan) -> bool:
+    """Return whether the run's volume may first be mounted to an image that does not give it to the user that tasks run as."""
+    return any(task.image for task in plan.tasks if task.mounts_run_dir)
+
+
+def has_prepare(source: Source) -> bool:
+    """Return whether the file has the service that gives new volumes to the user that tasks run as."""
+    return bool(scratch(source)) or prepares_run_volume(source.plan)
 
 
 def of_task(source: Source, task: Task) -> list[dict[str, Any]]:
@@ -63,7 +73,7 @@ def services(source: Source, task: Task, base: dict[str, Any], common: dict[str,
     """Return the services beside a task, whose container starts from `base`: init containers one after the other, then its sidecars."""
     role = roles_of(source.spec)[task.role]
     made: dict[str, Any] = {}
-    prepared = completed(PREPARE) if scratch(source) else {}
+    prepared = completed(PREPARE) if has_prepare(source) else {}
     waits_for = prepared
     for one in init_containers_of(source.spec, role):
         name = f"{task.name}-{one.name}"
@@ -110,7 +120,7 @@ def _mounts(source: Source, task: Task, one: Container) -> list[dict[str, Any]]:
     volumes = {volume.name: volume for volume in source.spec.volumes if is_in_compose(volume)}
     found: list[dict[str, Any] | None] = []
     for mount in one.mounts:
-        if mount.volume == _RUN:
+        if mount.volume == RUN_VOLUME:
             found.append(_of_run(mount) if task.mounts_run_dir else None)
         elif mount.volume in volumes:
             volume = volumes[mount.volume]
@@ -122,7 +132,7 @@ def _mounts(source: Source, task: Task, one: Container) -> list[dict[str, Any]]:
 def _of_run(mount: Mount) -> dict[str, Any]:
     mode = {"read_only": True} if mount.read_only else {}
     part = {"volume": {"subpath": mount.sub_path}} if mount.sub_path else {}
-    return {"type": "volume", "source": _RUN, "target": mount.mount_path or CONTAINER_RUNS, **mode, **part}
+    return {"type": "volume", "source": RUN_VOLUME, "target": mount.mount_path or CONTAINER_RUNS, **mode, **part}
 
 
 def _mount(source: Source, task: Task, volume: Volume, target: str, sub_path: str | None, *, read_only: bool) -> dict[str, Any] | None:

@@ -10,8 +10,6 @@ from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, s
 from launcher.spec.programs import containers_of, volumes_of
 from launcher.spec.subject import Subject
 
-_RUN = "run"  # the run's own volume, for mounts
-
 
 def _listed(subject: Subject) -> Iterator[tuple[Path, Volume]]:
     yield from ((("volumes", index), volume) for index, volume in enumerate(subject.spec.volumes))
@@ -52,7 +50,7 @@ def containers_apart(subject: Subject) -> Iterator[Finding]:
 
 def containers_run_something(subject: Subject) -> Iterator[Finding]:
     """A container beside a task says what it runs, from usable variables and volumes that are there."""
-    there = [*(volume.name for volume in volumes_of(subject.spec)), _RUN]
+    there = [*(volume.name for volume in volumes_of(subject.spec)), names.RUN_VOLUME]
     for path, one in containers_of(subject.spec):
         if one.image is None and one.command is None:
             message = f"the container {one.name} has nothing to run: neither a `command` nor an `image`"

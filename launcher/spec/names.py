@@ -35,8 +35,9 @@ _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "R
 _RESERVED_PREFIX = "TRAINER_"
 # Labels and annotations of the run's own objects begin so.
 _OWN_LABELS = ("app.kubernetes.io/", "tf-launcher/")
-# What every pod has.
-_RESERVED_VOLUMES = frozenset({"run", "tmp", "shm", "code", "tf-launcher"})
+RUN_VOLUME = "run"  # the run's own volume, in `mounts` and in Compose
+# Every pod has volumes of these names.
+_RESERVED_VOLUMES = frozenset({RUN_VOLUME, "tmp", "shm", "code", "tf-launcher"})
 _RESERVED_CONTAINERS = frozenset({"trainer"})
 _RESERVED_PATHS = ("/runs", "/tmp", "/dev", "/proc", "/sys", "/code", "/tf-launcher")  # noqa: S108 - paths of the container
 

@@ -122,6 +122,27 @@ def test_compose_has_a_service_for_each_and_what_begins_empty_is_each_task_s_own
     assert services["chief"]["networks"] == ["cluster"]
 
 
+def test_the_run_s_volume_is_prepared_before_the_first_init_container(source: Callable[..., Source]) -> None:
+    spec = """\
+        version: 1
+        name: digits
+        image: mine:1
+        command: [python, train.py]
+        storage: {}
+        init_containers: [{name: fetch, image: "curl:1"}, {name: warm, image: "busybox:1"}]
+        sidecars: [{name: log, image: "fluent:1"}]
+        """
+    services = composed(source("docker", spec))["services"]
+    waits_for = {name: list(services[name]["depends_on"]) for name in services if "depends_on" in services[name]}
+    assert waits_for == {
+        "chief-fetch": ["prepare-volume"],
+        "chief-warm": ["chief-fetch"],
+        "chief": ["chief-warm"],
+        "chief-log": ["chief", "prepare-volume"],
+        "tensorboard": ["chief"],
+    }
+
+
 def test_what_a_target_leaves_out_is_said(source: Callable[..., Source]) -> None:
     assert source("kubernetes").plan.notices == ()
     assert [notice.partition(";")[0] for notice in source("docker").plan.notices] == ["volumes left out: keys"]
