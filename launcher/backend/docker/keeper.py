@@ -218,10 +218,11 @@ class Keeper:
                 kept.over_since = None
                 continue
             kept.over_since = kept.over_since or now
-            if kept.start_at is None and now - kept.over_since >= _ENGINE_RESTARTS_WITHIN:
-                self._sidecars.stop(kept.task.name)
             if not self._ending and kept.start_at is None and kept.view.settled is None:
                 self._ended_by_itself(kept, kept.view.code if kept.view.phase != "gone" else None, now - kept.over_since)
+            # Only now: sidecars that are stopped lose their restart policy, and those of a task that starts again need it.
+            if kept.start_at is None and now - kept.over_since >= _ENGINE_RESTARTS_WITHIN:
+                self._sidecars.stop(kept.task.name)
         if not self._ending and all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
             self._finish()
 
