@@ -20,7 +20,7 @@ from docker.models.containers import Container
 
 from launcher import files
 from launcher.backend.docker import look
-from launcher.backend.docker.engine import Engine, asking, compose, endpoint
+from launcher.backend.docker.engine import COMPOSE_WAIT, Engine, asking, compose, endpoint
 from launcher.backend.docker.keeper import COMPOSE_FILE
 from launcher.backend.docker.stopping import stop_running
 from launcher.backend.docker.task import moment
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 BACKEND = "docker"
 ROOT = ".docker"  # below the runs directory; a local run of the same name is another one
 _KEEPER = "launcher.backend.docker"
-_START_WAIT = 300.0  # beside what init containers may take: containers whose volume is made first, on a slow engine
+_START_SLACK = 300.0  # beyond what Compose may take: an earlier run stops and is removed first, on a slow engine
 _LOCK_WAIT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
@@ -77,7 +77,7 @@ class DockerBackend:
             lock_fd = starting.lock(layout)
             try:
                 self._write(layout, plan, self._with_free_port(plan.name, spec))
-                within = _START_WAIT + plan.start_timeout
+                within = start_deadline(plan)
                 lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=within)
             finally:
                 os.close(lock_fd)
@@ -283,6 +283,11 @@ class DockerBackend:
             state.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
         except OSError as error:
             raise explain(error, f"noting that {layout.name} has ended") from error
+
+
+def start_deadline(plan: Plan) -> float:
+    """Return the seconds within which the keeper says that the containers have started: never fewer than Compose itself may take."""
+    return _START_SLACK + max(plan.start_timeout, COMPOSE_WAIT)
 
 
 def _spec(dumped: dict[str, Any]) -> "ClusterSpec":

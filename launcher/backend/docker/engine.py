@@ -32,7 +32,7 @@ COPY = f"{labels.PREFIX}copy-of"  # a container that copies a run's volume; of w
 READER = f"{labels.PREFIX}reader-of"  # a container by which a run's volume is read; of which run
 TIMEOUT = 60  # seconds for one answer
 OLDEST_COMPOSE = (2, 20)  # tried with 2.26; mounts and devices are as this version reads them
-_COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
+COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
 # The engine removes one thing after another: what it is still removing, and a network whose containers it is, it refuses meanwhile.
 _REMOVE_WITHIN = 20.0
 _REMOVE_AGAIN = 0.3
@@ -194,7 +194,7 @@ def compose(run: str, file: Path, *arguments: str, doing: str, within: float = 0
     environment = {name: value for name, value in os.environ.items() if not name.startswith(users_own)} | {"TRAINER_EVENTS": "json"}
     words = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
     try:
-        docker_cli.docker(*words, deadline=max(within, _COMPOSE_WAIT), environment=environment)
+        docker_cli.docker(*words, deadline=max(within, COMPOSE_WAIT), environment=environment)
     except DockerError as error:
         raise explain(error.output or error.message, doing) from error
 

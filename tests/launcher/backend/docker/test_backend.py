@@ -1,0 +1,19 @@
+"""How long the Docker backend waits. All else is tried on a real engine."""
+
+import pytest
+
+from launcher.backend.docker.backend import start_deadline
+from launcher.backend.docker.engine import COMPOSE_WAIT
+from launcher.plan.models import Plan
+from launcher.plan.planner import plan
+from launcher.spec.models import ClusterSpec
+
+
+def planned(start_timeout: str) -> Plan:
+    spec = {"version": 1, "name": "toy", "command": ["true"], "limits": {"start_timeout": start_timeout}}
+    return plan(ClusterSpec.model_validate(spec), "docker", run_dir="/runs/toy")
+
+
+@pytest.mark.parametrize("start_timeout, compose_may_take", [("1s", COMPOSE_WAIT), ("10m", COMPOSE_WAIT), ("1h", 3600.0)])
+def test_the_launcher_waits_for_longer_than_compose_may_take(start_timeout: str, compose_may_take: float) -> None:
+    assert start_deadline(planned(start_timeout)) == compose_may_take + 300
