@@ -19,6 +19,10 @@ class LauncherError(Exception):
         self.message = message
         self.remedy = remedy
 
+    def __str__(self) -> str:
+        """Return the message as it is now: more may have been added to it."""
+        return self.message
+
 
 class UsageError(LauncherError):
     """The command line asks for something that cannot be done as it is."""

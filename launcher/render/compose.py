@@ -22,6 +22,7 @@ from launcher.render.compose_values import amounts as _amounts
 from launcher.render.compose_values import bind as _bind
 from launcher.render.compose_values import escaped as _escaped
 from launcher.render.compose_values import image as _image
+from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.container_rules import is_in_compose, is_mounted
@@ -31,8 +32,6 @@ from launcher.spec.programs import has_tensorboard, secrets_beside, storage_of
 from launcher.spec.quantities import parse_memory
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
-
-TENSORBOARD = "tensorboard"
 
 # How often the engine starts a container again. It cannot tell exit codes apart, and what can be mended by trying again the
 # trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.

@@ -9,7 +9,8 @@ DIGEST = f"{PREFIX}spec-digest"
 GRACE = f"{PREFIX}grace-period"
 TASK = f"{PREFIX}task"
 DECISIVE = f"{PREFIX}decisive"  # true where the run is done only with this task
-SERVICE = f"{PREFIX}service"  # what is no task: tensorboard
+SERVICE = f"{PREFIX}service"  # a service that is no task, such as TensorBoard
+TENSORBOARD = "tensorboard"  # its name as a service
 SIDECAR_OF = f"{PREFIX}sidecar-of"  # the task that a sidecar is beside
 SCRATCH = f"{PREFIX}scratch-of"  # a volume that begins empty with each start of a run
 

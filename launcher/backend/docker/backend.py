@@ -257,13 +257,11 @@ class DockerBackend:
             spec = self._with_free_port(name, spec)
         if layout.plan.is_file():
             self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
-        from launcher.render.compose import TENSORBOARD
-
-        compose(name, file, "up", "--detach", "--no-deps", TENSORBOARD, doing=f"starting TensorBoard of {name}")
+        compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with asking(f"starting TensorBoard of {name}"):
             where = look.board(self._engine.containers(name))
         if not where:
-            raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{TENSORBOARD}-1")
+            raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{labels.TENSORBOARD}-1")
         return Board(where)
 
     def _layout(self, name: str) -> Layout:

@@ -46,12 +46,18 @@ def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Con
 
 
 def _last_words(containers: list[Container]) -> str:
-    """Return what the first init container that failed has written last, for the end of a message; its container is removed now."""
+    """Return the last line of the first container that failed before a task, for the end of a message; its container is removed now."""
     for container in containers:
-        if container.labels.get(labels.SERVICE) and container.attrs["State"].get("ExitCode"):
+        if _is_before_a_task(container) and container.attrs["State"].get("ExitCode"):
             lines = container.logs(tail=1).decode("utf-8", "replace").strip()
             return f": {lines}" if lines else ""
     return ""
+
+
+def _is_before_a_task(container: Container) -> bool:
+    """Return whether a task waits for a container's end: an init container, or what prepares volumes."""
+    is_beside = labels.SIDECAR_OF in container.labels or container.labels.get(labels.SERVICE) == labels.TENSORBOARD
+    return labels.SERVICE in container.labels and not is_beside
 
 
 def _clear(engine: Engine, run: str) -> None:

@@ -45,7 +45,7 @@ def _place(task: str) -> tuple[int, int]:
 def board(containers: Iterable[Container]) -> str:
     """Return where TensorBoard answers, or nothing when it does not run."""
     for container in containers:
-        if container.labels.get(labels.SERVICE) == "tensorboard" and container.status == "running":
+        if container.labels.get(labels.SERVICE) == labels.TENSORBOARD and container.status == "running":
             bound = (container.attrs["NetworkSettings"]["Ports"] or {}).get("6006/tcp") or []
             return f"http://{_url_host(bound[0]['HostIp'])}:{bound[0]['HostPort']}" if bound else ""
     return ""

@@ -18,7 +18,8 @@ from launcher.backend.local.layout import Layout
 from launcher.backend.model import RunStatus
 from launcher.cli.planning import planned
 from launcher.plan.models import Plan
-from launcher.render.compose import TENSORBOARD, render
+from launcher.render.compose import render
+from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import Source
 from tests.e2e.docker.running import Run, unique
 
