@@ -10,6 +10,8 @@ from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, s
 from launcher.spec.programs import containers_of, volumes_of
 from launcher.spec.subject import Subject
 
+_TMP = "/tmp"  # noqa: S108 - the container's own
+
 
 def _listed(subject: Subject) -> Iterator[tuple[Path, Volume]]:
     yield from ((("volumes", index), volume) for index, volume in enumerate(subject.spec.volumes))
@@ -54,7 +56,9 @@ def containers_run_something(subject: Subject) -> Iterator[Finding]:
     for path, one in containers_of(subject.spec):
         if one.image is None and one.command is None:
             message = f"the container {one.name} has nothing to run: neither a `command` nor an `image`"
-            yield Finding(path, message, "a `command`, or an `image` whose entrypoint runs", "add `command: [sh, -c, ...]`, say", on="key")
+            yield Finding(
+                path, message, "a `command`, or an `image` whose entrypoint runs", "add a `command`, such as [sh, -c, ...]", on="key"
+            )
         for index, mount in enumerate(one.mounts):
             if mount.volume not in there:
                 meant = nearest(mount.volume, there)
@@ -67,6 +71,41 @@ def containers_run_something(subject: Subject) -> Iterator[Finding]:
                     names.check_secret(variable)
             except FieldError as wrong:
                 yield Finding((*path, "env", variable), wrong.message, wrong.expected, wrong.remedy, on="key")
+
+
+def mounts_apart(subject: Subject) -> Iterator[Finding]:
+    """No two mounts of a container have one place, or a place where every container has something of its own."""
+    is_hardened = subject.spec.security == "hardened"
+    taken = ("/", *([_TMP] if is_hardened else []))
+    for path, one in containers_of(subject.spec):
+        seen: set[str] = set()
+        for index, mount in enumerate(one.mounts):
+            place = _plain(mount.mount_path)
+            at = (*path, "mounts", index, "mount_path")
+            if place in taken:
+                message = f"`{place}` is where the container {one.name} has something of its own"
+                yield Finding(at, message, f"a path other than {any_of(taken)}", "write a path such as /data")
+            elif place in seen:
+                message = f"`{place}` is the mount_path of two mounts of the container {one.name}"
+                yield Finding(at, message, "one of its own for each", "change one of them")
+            seen.add(place)
+
+
+def volumes_are_mounted(subject: Subject) -> Iterator[Finding]:
+    """A volume is mounted somewhere: by tasks, by a container beside them, or by a pod template's override."""
+    used = {mount.volume for _, one in containers_of(subject.spec) for mount in one.mounts}
+    if any(subject.spec.kubernetes.overrides.model_dump().values()):
+        return
+    for path, volume in _listed(subject):
+        if volume.mount_path is None and volume.name not in used:
+            message = f"nothing mounts the volume {volume.name}"
+            expected = "`mount_path`, where the tasks find it, or one of the `mounts` of an init container or sidecar"
+            yield Finding(path, message, expected, f"add a mount_path such as /{volume.name}, or remove the volume")
+
+
+def _plain(path: str) -> str:
+    """Return an absolute path as it is written without `.`, `..` and repeated slashes."""
+    return f"/{posixpath.normpath(path).strip('/')}"
 
 
 def is_in_compose(volume: Volume) -> bool:

@@ -298,6 +298,8 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((), container_rules.volumes_of_kubernetes),
     ((), container_rules.containers_apart),
     ((("volumes",), ("kubernetes",)), container_rules.containers_run_something),
+    ((("security",),), container_rules.mounts_apart),
+    ((("volumes",), ("kubernetes",), ("init_containers",), ("sidecars",), ("roles",)), container_rules.volumes_are_mounted),
     ((("kubernetes", "version"),), kubernetes_rules.sidecars_are_native),
     ((("roles",), ("storage", "mount")), kubernetes_rules.one_mounts),
     ((("code",),), code_exists),
