@@ -17,6 +17,7 @@ class FromSecret(Section):
 
 Env = dict[str, Annotated[Annotated[str, Tag(TEXT)] | Annotated[FromSecret, Tag(SECRET)], Discriminator(kind_of_value)]]
 Image = Annotated[str, AfterValidator(names.check_image)]
+SubPath = Annotated[str, AfterValidator(names.check_sub_path)]
 Command = Annotated[list[str], Field(min_length=1)]
 
 
@@ -27,7 +28,7 @@ class Mount(Section):
         description="The name of one of `volumes`; `run` is the run's own, where its task has that."
     )
     mount_path: Annotated[str, AfterValidator(names.check_path)] = Field(description="Where the container finds it.")
-    sub_path: str | None = Field(None, description="A directory of the volume, instead of all of it.")
+    sub_path: SubPath | None = Field(None, description="A directory of the volume, instead of all of it.")
     read_only: bool | None = Field(
         None, description="Whether the container can only read it. When left out: yes, but for an `emptyDir` and the run's own volume."
     )

@@ -97,7 +97,9 @@ class Volume(Section):
     path: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="In Compose: the directory of this machine that it is; relative to the spec."
     )
-    sub_path: str | None = Field(None, description="A directory of the volume, instead of all of it.")
+    sub_path: Annotated[str, AfterValidator(names.check_sub_path)] | None = Field(
+        None, description="A directory of the volume, instead of all of it."
+    )
     read_only: bool | None = Field(None, description="Whether the tasks can only read it. When left out: yes, but for an `emptyDir`.")
     roles: list[Literal["chief", "worker", "ps", "evaluator"]] = Field(
         default_factory=list, description="The roles that mount it; every one when left out."
@@ -107,7 +109,11 @@ class Volume(Section):
     def _one_kind(self) -> "Volume":
         if self.source is None and self.path is None:
             expected = "`source` for Kubernetes, `path` for Compose, or both"
-            raise FieldError(f"the volume {self.name} has neither `source` nor `path`", expected, "write source: {emptyDir: {}}, say")
+            raise FieldError(
+                f"the volume {self.name} has neither `source` nor `path`",
+                expected,
+                "write `source: {emptyDir: {}}` for one that begins empty",
+            )
         if self.source is not None and len(self.source) != 1:
             expected = "one key with its settings, such as `persistentVolumeClaim: {claimName: data}`"
             raise FieldError(f"`source` has {len(self.source)} keys", expected, "give one volume for each")

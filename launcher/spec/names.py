@@ -184,9 +184,17 @@ def check_mount_path(path: str) -> str:
 def check_path(path: str) -> str:
     """Return a path in a container, or raise FieldError."""
     if not path.startswith("/") or ":" in path:
-        raise FieldError(
-            f"{shown(path)} is not a path in a container", "an absolute path without colons, such as /data", "write /data, say"
-        )
+        raise FieldError(f"{shown(path)} is not a path in a container", "an absolute path without colons", "write a path such as /data")
+    return path
+
+
+def check_sub_path(path: str) -> str:
+    """Return the path of a directory in a volume, or raise FieldError: a relative path without `..`, as Kubernetes has it."""
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts:
+        meant = "/".join(part for part in parts if part not in {"", ".", ".."})
+        remedy = f"write {meant}" if meant else "leave it out for all of the volume, or name a directory in it"
+        raise FieldError(f"{shown(path)} is not a directory of a volume", "a relative path without `..`", remedy)
     return path
 
 
@@ -196,7 +204,7 @@ def check_container_name(name: str) -> str:
         expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
         raise FieldError(f"{shown(name)} is not the name of a container", expected, f"write {as_label(name)}")
     if name in _RESERVED_CONTAINERS:
-        raise FieldError(f"{shown(name)} is what the task's own container is called", "another name", f"write my-{name}, say")
+        raise FieldError(f"{shown(name)} is what the task's own container is called", "another name", f"write a name such as my-{name}")
     return name
 
 
