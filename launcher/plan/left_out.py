@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
-from launcher.plan.models import Target
+from launcher.plan import rules
+from launcher.plan.models import RoleName, Target
 from launcher.spec.container_rules import is_in_compose
 from launcher.spec.models import ClusterSpec
-from launcher.spec.programs import containers_of
+from launcher.spec.names import RUN_VOLUME
+from launcher.spec.programs import containers_of, init_containers_of, roles_of, sidecars_of, storage_of
 
 # How messages call a target.
 PLACES: dict[Target, str] = {"local": "on this machine", "docker": "in Compose", "kubernetes": "on Kubernetes"}
@@ -39,8 +41,31 @@ def _volumes_of_kubernetes(spec: ClusterSpec) -> list[str]:
     return [f"volumes left out: {named}; a `path` beside `source` names the directory that stands in the place of one"] if named else []
 
 
+def _run_volume(spec: ClusterSpec) -> list[str]:
+    given = roles_of(spec)
+    without = _roles_without_run_volume(spec)
+    beside = [(role, one) for role in without for one in (*init_containers_of(spec, given[role]), *sidecars_of(spec, given[role]))]
+    found = dict.fromkeys(f"{one.name} ({role})" for role, one in beside for mount in one.mounts if mount.volume == RUN_VOLUME)
+    if not found:
+        return []
+    return [f"mounts of the run's volume left out: {', '.join(found)}; it is for containers beside tasks that have it"]
+
+
+def _roles_without_run_volume(spec: ClusterSpec) -> list[RoleName]:
+    """Return the roles of which a task does not have the run's volume in Compose: all tasks of a program have it, where there is one."""
+    given = roles_of(spec)
+    roles = [role for role in rules.ROLE_ORDER if role in given]
+    if storage_of(spec) is None:
+        return roles
+    if spec.train is None:
+        return []
+    tasks = [(role, rules.task_name(role, index)) for role in roles for index in range(given[role].replicas)]
+    leads = rules.leader(name for role, name in tasks if role != "evaluator")
+    return list(dict.fromkeys(role for role, name in tasks if not rules.mounts_run_dir(name, leads=leads)))
+
+
 _OF: dict[Target, tuple[Callable[[ClusterSpec], list[str]], ...]] = {
     "local": (_beside, _volumes),
-    "docker": (_volumes_of_kubernetes,),
+    "docker": (_volumes_of_kubernetes, _run_volume),
     "kubernetes": (_env_file,),
 }

@@ -174,6 +174,17 @@ def test_the_run_s_volume_is_for_containers_beside_tasks_that_have_it(source: Ca
         pods(source("kubernetes", spec.replace("ps: {}", f"ps: {sidecar}")))
 
 
+def test_mounts_of_the_run_s_volume_that_compose_leaves_out_are_named(source: Callable[..., Source]) -> None:
+    beside = 'sidecars: [{name: up, image: "up:1", mounts: [{volume: run, mount_path: /runs}]}]\n'
+    head = "version: 1\nname: digits\nstrategy: multi_worker_mirrored\n" + beside
+    trains = f"{head}train: {{workload: mnist}}\nroles: {{worker: {{replicas: 2}}, evaluator: {{}}}}\n"
+    program = f"{head}image: mine:1\ncommand: [python, train.py]\nroles: {{chief: {{}}, worker: {{}}}}\n"
+    left = "mounts of the run's volume left out: {}; it is for containers beside tasks that have it"
+    assert source("docker", trains).plan.notices == (left.format("up (worker)"),)
+    assert source("docker", program).plan.notices == (left.format("up (chief), up (worker)"),)
+    assert source("docker", program + "storage: {}\n").plan.notices == ()
+
+
 def test_their_images_are_the_run_s_and_their_variables_keep_files_private(source: Callable[..., Source]) -> None:
     spec = source("docker").spec
     assert all_for(spec) == ["mine:1", "busybox:1", "fluent:1", "curl:1"]
