@@ -107,6 +107,7 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
         (one.get("storage") or {}).pop("access", None)
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
     old, new = _volumes_from(old, plan.target, directory), _volumes_from(new, plan.target, plan.spec_dir)
+    old, new = _as_mounted(old), _as_mounted(new)
     paths = set(_PATHS)
     if plan.target == "kubernetes" and spec.train is not None and container_rules.is_mounted(volumes_of(spec), spec.train.data):
         paths.remove("train.data")  # of a volume, not of the project
@@ -120,6 +121,24 @@ def _volumes_from(dumped: dict[str, Any], target: Target, directory: str) -> dic
         if volume.get("path"):
             volume["path"] = None if target == "kubernetes" else os.path.relpath(volume["path"], directory or "/")
     return {**dumped, "volumes": volumes}
+
+
+def _as_mounted(dumped: dict[str, Any]) -> dict[str, Any]:
+    """Return a dumped spec whose volumes say whether they can only be read, as that is where they leave it out.
+
+    Earlier versions dumped `kubernetes.volumes` that left it out as read-only, an `emptyDir` too: there, that says nothing.
+    """
+    section = dict(dumped.get("kubernetes") or {})
+    section["volumes"] = [_with_mode(volume, says_nothing=True) for volume in section.get("volumes") or ()]
+    return {**dumped, "kubernetes": section, "volumes": [_with_mode(volume) for volume in dumped.get("volumes") or ()]}
+
+
+def _with_mode(dumped: dict[str, Any], *, says_nothing: bool | None = None) -> dict[str, Any]:
+    """Return a dumped volume with the effective `read_only`. Of an `emptyDir`, a value that is `says_nothing` counts as left out."""
+    from launcher.spec.kubernetes import Volume
+
+    volume, said = Volume.model_construct(**dumped), dumped.get("read_only")
+    return {**dumped, "read_only": volume.can_only_be_read(None if volume.is_scratch and said is says_nothing else said)}
 
 
 def _moved(change: Change, old_directory: str, directory: str) -> bool:

@@ -126,6 +126,33 @@ def test_a_volume_s_directory_is_compared_as_from_the_spec_s(target: Target, pat
     assert [what for what, _, _ in changed(backend, made(path), plan, tmp_path) or ()] == found
 
 
+@pytest.mark.parametrize(
+    "source, said, was, found",
+    [
+        ({"persistentVolumeClaim": {"claimName": "sets"}}, None, True, []),
+        ({"persistentVolumeClaim": {"claimName": "sets"}}, True, True, []),
+        ({"persistentVolumeClaim": {"claimName": "sets"}}, False, True, ["kubernetes.volumes"]),
+        ({"persistentVolumeClaim": {"claimName": "sets"}}, None, False, ["kubernetes.volumes"]),
+        ({"emptyDir": {}}, None, True, []),  # the spec said nothing, and the dump that it can only be read
+        ({"emptyDir": {}}, False, False, []),
+        ({"emptyDir": {}}, None, False, []),
+    ],
+)
+def test_a_volume_that_leaves_out_read_only_is_what_an_older_version_took_it_for(
+    source: dict[str, Any], said: bool | None, was: bool, found: list[str], tmp_path: Path
+) -> None:
+    volume = {"name": "sets", "mount_path": "/sets", "source": source} | ({} if said is None else {"read_only": said})
+    form = {"version": 1, "name": "toy", "train": {"workload": "mnist_mlp"}, "kubernetes": {"volumes": [volume]}}
+    spec = ClusterSpec.model_validate(form)
+    # As versions without `volumes` at the top, and without `path`, dumped one: true was the default.
+    older: dict[str, Any] = {"name": "sets", "mount_path": "/sets", "source": source, "sub_path": None, "read_only": was, "roles": []}
+    old = {key: value for key, value in dump(spec).items() if key != "volumes"}
+    old["kubernetes"] = {**old["kubernetes"], "volumes": [older]}
+    made = planner.plan(spec, "kubernetes", run_dir="/runs/toy", spec_dir="/b")
+    backend = cast("Backend", SimpleNamespace(spec=lambda _: old))
+    assert [path for path, _, _ in changed(backend, spec, made, tmp_path) or ()] == found
+
+
 def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path) -> None:
     old = replace(run(State.STOPPED), run_dir=str(tmp_path))
     assert from_where(old, "/runs") == "from the start, as there is no checkpoint yet"
