@@ -8,7 +8,7 @@ from launcher.plan.groups import groups
 from launcher.plan.models import RoleName
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.plan.rules import leading_role
-from launcher.render.kubernetes.objects import COMPONENT, VOLUME_LABEL, Object, Run, metadata
+from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import all_of
 from launcher.spec.programs import leads, roles_of
@@ -39,7 +39,7 @@ def sharing(run: Run) -> Sharing:
     by_role = groups(run.plan)
     pods: dict[str, int] = {group.role: group.count for group in by_role if group.mounts_run_dir}
     if run.has_tensorboard:
-        pods["tensorboard"] = 1
+        pods[TENSORBOARD] = 1
     access = run.access
     shared = Sharing(pods, one_node=access == "ReadWriteOnce" and sum(pods.values()) > 1)
     if access == "ReadWriteMany" or shared.total <= 1:
@@ -67,14 +67,21 @@ def fewer_mount(spec: ClusterSpec) -> str:
 
 
 def _said(run: Run) -> str:
-    from_claim = run.access == run.claim_access and (run.storage is None or run.storage.access != run.access)
-    return f"the claim {run.claim} is {run.access}" if from_claim else f"storage.access is {run.access}"
+    asked = run.storage.access if run.storage else None
+    if run.access == run.claim_access and asked != run.access:
+        return f"the claim {run.claim} is {run.access}"
+    return f"storage.access is {run.access}" + ("" if asked else " by default")
 
 
 def _more_nodes(run: Run) -> str:
     if run.claim_access is None:
         return "set storage.access to ReadWriteMany, with a storage class that offers it"
-    there = "delete that claim with its data (launcher down --delete-data)" if run.own_claim else "name another one in kubernetes.claim"
+    if not run.own_claim:
+        return (
+            "set storage.access to ReadWriteMany, which holds whatever the claim says, if several nodes mount its volume all the same, such as NFS"
+            ", or name a claim of ReadWriteMany in kubernetes.claim"
+        )
+    there = "delete that claim with its data (launcher down --delete-data)"
     return f"use a claim of ReadWriteMany, with a storage class that offers it: {there}"
 
 

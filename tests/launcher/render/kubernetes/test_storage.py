@@ -61,6 +61,14 @@ def test_a_claim_that_is_there_keeps_its_mode(made: Callable[[str], Run]) -> Non
     assert dataclasses.replace(made(CLUSTER + "kubernetes: {claim: team}\n"), claim_access="ReadWriteMany").access == "ReadWriteMany"
 
 
+def test_what_is_said_of_somebody_else_s_claim_is_a_way_out(made: Callable[[str], Run]) -> None:
+    theirs = dataclasses.replace(made(IN_STEP + PROGRAM + "kubernetes: {claim: team}\n"), claim_access="ReadWriteOnce")
+    with pytest.raises(UsageError, match="the claim team is ReadWriteOnce, one node; the volume is mounted by chief, 2 workers") as refused:
+        storage.sharing(theirs)
+    assert "set storage.access to ReadWriteMany, which holds whatever the claim says" in refused.value.remedy
+    assert "--delete-data" not in refused.value.remedy
+
+
 def test_those_beside_a_chief_with_gpus_tolerate_what_it_does(rendered: Rendered) -> None:
     spec = CLUSTER.replace("chief: {", "chief: {gpus: 1, ", 1)
     objects = rendered(spec)
@@ -72,5 +80,9 @@ def test_those_beside_a_chief_with_gpus_tolerate_what_it_does(rendered: Rendered
     anywhere = rendered("storage: {access: ReadWriteMany}\n" + spec)
     assert "tolerations" not in pod(anywhere, "evaluator")["spec"]
     two = spec.replace("gpus: 1, ", "gpus: 1, gpu_type: A100, ").replace("evaluator: {", "evaluator: {gpus: 1, gpu_type: H100, ")
-    with pytest.raises(UsageError, match=r"different types of GPU are wanted by chief \(A100\) and evaluator \(H100\)"):
+    wanted = r"different types of GPU are wanted by chief \(A100\) and evaluator \(H100\)"
+    with pytest.raises(UsageError, match="storage.access is ReadWriteOnce by default, one node; " + wanted) as refused:
         rendered(two)
+    assert "give them one gpu_type, or set storage.access to ReadWriteMany" in refused.value.remedy
+    with pytest.raises(UsageError, match="storage.access is ReadWriteOnce, one node; " + wanted):
+        rendered("storage: {access: ReadWriteOnce}\n" + two)
