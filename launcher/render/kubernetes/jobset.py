@@ -8,7 +8,7 @@ import dataclasses
 from launcher.plan import rules
 from launcher.plan.addresses import PORT, readdress
 from launcher.plan.groups import Group, groups
-from launcher.render.kubernetes import jobs
+from launcher.render.kubernetes import jobs, storage
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
 
 # Rules of the failure policy are there since then.
@@ -20,7 +20,11 @@ _FINAL = ["PodFailurePolicy", "DeadlineExceeded"]
 
 
 def jobset(run: Run) -> Object:
-    """Return the JobSet: a replicated job for each role, whose one Job has the role's tasks."""
+    """Return the JobSet: a replicated job for each role, whose one Job has the role's tasks.
+
+    Raises UsageError where roles that each are to have a part of the cluster for themselves have to be on one node.
+    """
+    storage.check_apart(run)
     by_role = groups(run.plan)
     exclusive = {_EXCLUSIVE: run.options.exclusive_topology} if run.options.exclusive_topology else {}
     spec: Object = {

@@ -95,6 +95,21 @@ def _check_gpus(run: Run, roles: Sequence[RoleName]) -> None:
         )
 
 
+def check_apart(run: Run) -> None:
+    """Raise UsageError where roles that each have a part of the cluster for themselves have to be on one node."""
+    shared = sharing(run)
+    tied = [name for name in shared.pods if name != TENSORBOARD]  # no part of the JobSet, so it may be anywhere
+    if not run.options.exclusive_topology or not shared.one_node or len(tied) < 2:
+        return
+    key = run.options.exclusive_topology
+    narrow = run.access == "ReadWriteOnce"
+    why = _said(run) if narrow else "kubernetes.one_node is true"
+    raise UsageError(
+        f"kubernetes.exclusive_topology gives each role a {key} for itself, and {why}, one node: no node can take {all_of(tied)}",
+        f"{_more_nodes(run) if narrow else 'set kubernetes.one_node to false'}, or leave kubernetes.exclusive_topology out",
+    )
+
+
 def notice(run: Run) -> str | None:
     """Say why pods are tied to one node, or nothing when they are not."""
     shared = sharing(run)

@@ -1,6 +1,7 @@
 """The same run as one JobSet."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -62,13 +63,28 @@ def test_failures_follow_the_table_of_restarts(rendered: Rendered) -> None:
 
 
 def test_queue_topology_and_time_to_live(rendered: Rendered) -> None:
-    made = jobset(rendered, CLUSTER + "kubernetes: {queue: team-a, exclusive_topology: example.com/rack, ttl: 1h}\n")
+    apart = "storage: {access: ReadWriteMany}\n" + CLUSTER
+    made = jobset(rendered, apart + "kubernetes: {queue: team-a, exclusive_topology: example.com/rack, ttl: 1h}\n")
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
     assert made["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"] == "example.com/rack"
     assert made["spec"]["ttlSecondsAfterFinished"] == 3600
     assert all("ttlSecondsAfterFinished" not in one["template"]["spec"] for one in made["spec"]["replicatedJobs"])
     jobs = rendered(CLUSTER + "kubernetes: {queue: team-a}\n")
     assert jobs["Job", "digits-worker"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+
+
+def test_roles_that_are_on_one_node_cannot_have_racks_for_themselves(rendered: Rendered) -> None:
+    racks = "kubernetes: {gang: jobset, exclusive_topology: example.com/rack%s}\n"
+    narrow = re.escape("storage.access is ReadWriteOnce by default, one node: no node can take chief and evaluator")
+    with pytest.raises(UsageError, match=narrow) as refused:
+        rendered(CLUSTER + racks % "", to="jobset")
+    assert "set storage.access to ReadWriteMany" in refused.value.remedy
+    assert "leave kubernetes.exclusive_topology out" in refused.value.remedy
+    with pytest.raises(UsageError, match=r"kubernetes\.one_node is true") as refused:
+        rendered("storage: {access: ReadWriteMany}\n" + CLUSTER + racks % ", one_node: true", to="jobset")
+    assert "set kubernetes.one_node to false" in refused.value.remedy
+    # The chief alone mounts the volume, beside TensorBoard, which is none of the set.
+    jobset(rendered, CLUSTER.replace(", evaluator: {}", "") + racks % "")
 
 
 def test_a_name_that_leaves_no_room_for_its_pods_names_is_refused(rendered: Rendered) -> None:
