@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.tied import NODE_LOCAL
 from launcher.render.kubernetes.objects import Run
 from launcher.render.kubernetes.storage import fewer_mount
 
 _DEFAULT = "storageclass.kubernetes.io/is-default-class"
 # Provisioners whose volumes one node at a time mounts, whatever is asked for.
 _ONE_NODE = re.compile(
-    r"ebs\.csi\.(?:aws|eks)|kubernetes\.io/(?:aws-ebs|gce-pd|azure-disk|cinder|vsphere-volume)|pd\.csi\.storage\.gke|disk\.csi\.azure|local-path"
-    r"|no-provisioner|cinder\.csi|hostpath|(?:dobs|digitalocean)\.csi|csi\.hetzner|rbd\.csi\.ceph|csi\.vsphere|topolvm|local\.csi"
+    NODE_LOCAL
+    + r"|ebs\.csi\.(?:aws|eks)|kubernetes\.io/(?:aws-ebs|gce-pd|azure-disk|cinder|vsphere-volume)|pd\.csi\.storage\.gke|disk\.csi\.azure"
+    r"|cinder\.csi|(?:dobs|digitalocean)\.csi|csi\.hetzner|rbd\.csi\.ceph|csi\.vsphere"
 )
 # And whose volumes many do.
 _MANY_NODES = re.compile(

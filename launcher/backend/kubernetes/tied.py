@@ -12,6 +12,11 @@ Object = Mapping[str, Any]
 
 # The scheduler notes there for which node it had a volume made: https://kubernetes.io/docs/reference/labels-annotations-taints/
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
+# And the controller of volumes, on whom it called for that.
+_PROVISIONER = "volume.kubernetes.io/storage-provisioner"
+# Provisioners whose volumes are of the node itself, and are lost with it.
+NODE_LOCAL = r"local-path|no-provisioner|hostpath|topolvm|local\.csi|openebs\.io/local"
+_OF_THE_NODE = re.compile(NODE_LOCAL)
 _ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's node affinity")
 _NOT_BESIDE = "match pod affinity rules"
 _ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
@@ -27,7 +32,8 @@ def of_pod(pod: Object, pods: Sequence[Object], claims: Iterable[Object], events
         return None
     message = _scheduling(pod)
     if _ELSEWHERE.search(message):
-        return _on_its_node(_selected(pod, claims), pods, message)
+        claim = _placed(pod, claims)
+        return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _NOT_BESIDE in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
         return _beside(pod, pods, message)
     if any(_ATTACHED.search(str(event.get("message", ""))) for event in events):
@@ -45,9 +51,13 @@ def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
     return _NOT_BESIDE in _scheduling(pod) and not any(VOLUME_LABEL in (one["metadata"].get("labels") or {}) for one in there)
 
 
-def _on_its_node(node: str, pods: Sequence[Object], message: str) -> Trouble | None:
-    if not node:
-        return None
+def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: str) -> Trouble:
+    if not _OF_THE_NODE.search(provisioner):  # a disk, which other nodes of its zone attach; that node may be gone for long
+        return Trouble(
+            "nodes",
+            f"its volume is in the zone of the node {node}, where it was made, and no node there takes it: {trouble.unschedulable(message)}",
+            "another node of that zone will do: add one, or free what it asks for on one (kubectl get nodes -L topology.kubernetes.io/zone)",
+        )
     if _is_lost(node, pods):
         return Trouble(
             "storage",
@@ -104,10 +114,11 @@ def _scheduling(pod: Object) -> str:
     return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
 
 
-def _selected(pod: Object, claims: Iterable[Object]) -> str:
+def _placed(pod: Object, claims: Iterable[Object]) -> Mapping[str, str]:
+    """Return the annotations of the pod's claim whose volume was made for a node, none where none was."""
     wanted = _claims_of(pod)
-    noted = ((one["metadata"].get("annotations") or {}).get(_SELECTED_NODE, "") for one in claims if one["metadata"]["name"] in wanted)
-    return next((str(node) for node in noted if node), "")
+    noted = (one["metadata"].get("annotations") or {} for one in claims if one["metadata"]["name"] in wanted)
+    return next((one for one in noted if one.get(_SELECTED_NODE)), {})
 
 
 def _claims_of(pod: Object) -> set[str]:

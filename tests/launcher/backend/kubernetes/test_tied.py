@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from launcher.backend.kubernetes import observe
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.model import TaskStatus
@@ -12,10 +14,12 @@ from tests.launcher.backend.kubernetes.objects import NOW, event, job, pod, runn
 OTHERS = "0/4 nodes are available: 1 node(s) had untolerated taint(s), 3 node(s) didn't match PersistentVolume's node affinity."
 BEFORE = "0/4 nodes are available: 1 node(s) were unschedulable, 3 node(s) had volume node affinity conflict. preemption: 0/4"
 BESIDE = "0/4 nodes are available: 1 Insufficient cpu, 3 node(s) didn't match pod affinity rules."
-CLAIM = {
-    "metadata": {"name": "digits", "uid": "c", "annotations": {"volume.kubernetes.io/selected-node": "node-3"}},
-    "status": {"phase": "Bound"},
-}
+LOCAL_PATH = "rancher.io/local-path"
+
+
+def claim(provisioner: str = LOCAL_PATH) -> dict[str, Any]:
+    notes = {"volume.kubernetes.io/selected-node": "node-3", "volume.kubernetes.io/storage-provisioner": provisioner}
+    return {"metadata": {"name": "digits", "uid": "c", "annotations": notes}, "status": {"phase": "Bound"}}
 
 
 def mounting(one: dict[str, Any], node: str = "", **status: Any) -> dict[str, Any]:
@@ -30,10 +34,10 @@ def waiting(role: str, message: str = "", node: str = "") -> dict[str, Any]:
     return mounting(pod(role, 0, "Pending", "2026-01-01T00:09:00Z"), node, conditions=[unscheduled] if message else [])
 
 
-def told(*pods: dict[str, Any], events: tuple[dict[str, Any], ...] = ()) -> TaskStatus:
+def told(*pods: dict[str, Any], events: tuple[dict[str, Any], ...] = (), provisioner: str = LOCAL_PATH) -> TaskStatus:
     """Return how the last pod's task is."""
     jobs = [job(role) for role in dict.fromkeys(one["metadata"]["labels"]["app.kubernetes.io/component"] for one in pods)]
-    seen = Seen("digits", jobs, pods, [CLAIM], events)
+    seen = Seen("digits", jobs, pods, [claim(provisioner)], events)
     role = pods[-1]["metadata"]["labels"]["app.kubernetes.io/component"]
     return next(task for task in observe.status(seen, NOW).tasks if task.name == role)
 
@@ -56,6 +60,16 @@ def test_a_volume_of_a_node_that_takes_no_pods_is_told() -> None:
     assert "kubectl describe node node-3" in task.remedy
 
 
+@pytest.mark.parametrize("provisioner", ["ebs.csi.aws.com", "pd.csi.storage.gke.io", "disk.csi.azure.com"])
+def test_a_disk_is_of_a_zone_and_outlives_the_node_it_was_made_for(provisioner: str) -> None:
+    task = told(lost("chief", "node-3"), waiting("chief", BEFORE), provisioner=provisioner)
+    assert (
+        "its volume is in the zone of the node node-3, where it was made, and no node there takes it: 0/4 nodes: 1 node(s)" in task.reason
+    )
+    assert "another node of that zone will do" in task.remedy
+    assert "--delete-data" not in task.remedy
+
+
 def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node() -> None:
     alone = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
     assert told(waiting("evaluator", alone)).reason == "1m: waits for the task that leads, on whose node the run's volume is"
@@ -67,7 +81,7 @@ def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node() -> None:
 def test_a_pod_that_holds_others_to_a_lost_node_is_named_with_the_command_that_frees_them() -> None:
     board = mounting(running("tensorboard"), "node-3", conditions=[{"type": "Ready", "status": "False", "reason": "NodeNotReady"}])
     board["metadata"]["deletionTimestamp"] = "2026-01-01T00:08:00Z"
-    seen = Seen("digits", [job("chief")], [board, waiting("chief", BESIDE)], [CLAIM])
+    seen = Seen("digits", [job("chief")], [board, waiting("chief", BESIDE)], [claim()])
     (task,) = observe.status(seen, NOW).tasks
     assert "ties it to the node node-3, which is lost: the pod digits-tensorboard-0-00 still counts there" in task.reason
     assert 'kubectl patch pod digits-tensorboard-0-00 --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\'' in task.remedy
