@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
@@ -24,10 +25,13 @@ _LOOK_EVERY = 0.5
 
 
 def free(cluster: Cluster, run: str) -> None:
-    """Let a run's TensorBoard go to any node where it waits for the node of tasks that have all ended, as it does when its own was drained."""
+    """Let a run's TensorBoard go to any node where it waits for that of tasks that have ended, as it does when its own was drained.
+
+    An evaluator that was drained with it, and has nobody to follow either, follows it.
+    """
     of_run = cluster.listed("Pod", look.labels_of(run))
     boards = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
-    if not any(tied.waits_for_none(pod, of_run) for pod in boards) or not _is_over(cluster, run):
+    if not any(tied.waits_for_none(pod, of_run) for pod in boards) or not _is_over(cluster, run, of_run):
         return
     cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
     deadline = time.monotonic() + _STARTS_WITHIN
@@ -38,10 +42,12 @@ def free(cluster: Cluster, run: str) -> None:
         time.sleep(_LOOK_EVERY)
 
 
-def _is_over(cluster: Cluster, run: str) -> bool:
-    """Return whether no task of a run is yet to come: one that waits in a queue has no pod either."""
+def _is_over(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
+    """Return whether no task of a run is yet to come but those that wait for TensorBoard: one that waits in a queue has no pod either."""
     jobs = [job for job in cluster.listed("Job", look.labels_of(run)) if observe.is_role(job)]
-    return any(observe.condition(job, "Failed") for job in jobs) or all(observe.condition(job, "Complete") for job in jobs)
+    waiting = {observe.role_of(pod) for pod in pods if tied.waits_for_none(pod, pods)}
+    to_come = [job for job in jobs if not observe.condition(job, "Complete")]
+    return any(observe.condition(job, "Failed") for job in jobs) or all(observe.role_of(job) in waiting for job in to_come)
 
 
 def pod_of(cluster: Cluster, run: str) -> Object:

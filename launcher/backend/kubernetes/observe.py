@@ -184,7 +184,8 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
     pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
     about = seen.about(pod)
-    found = tied.of_pod(pod, seen.pods, seen.claims, about) or trouble.of_pod(pod, about)
+    has_led = any(leads(seen, job) and condition(job, "Complete") for job in seen.jobs)
+    found = tied.of_pod(pod, seen.pods, seen.claims, about, has_led=has_led) or trouble.of_pod(pod, about)
     made = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),

@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.backend.kubernetes import trouble
 from launcher.backend.kubernetes.trouble import Trouble
-from launcher.render.kubernetes.objects import VOLUME_LABEL
+from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL
 
 Object = Mapping[str, Any]
 
@@ -23,10 +23,12 @@ _ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
 _GIVE_UP = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
 
 
-def of_pod(pod: Object, pods: Sequence[Object], claims: Iterable[Object], events: Iterable[Object]) -> Trouble | None:
+def of_pod(
+    pod: Object, pods: Sequence[Object], claims: Iterable[Object], events: Iterable[Object], *, has_led: bool = False
+) -> Trouble | None:
     """Return what keeps a pod that waits from the node of its volume, None where that is not the reason or the node is not known.
 
-    `pods` and `claims` are the run's, `events` those about the pod.
+    `pods` and `claims` are the run's, `events` those about the pod; `has_led` says that the task that leads has ended well.
     """
     if pod.get("status", {}).get("phase") != "Pending":
         return None
@@ -35,20 +37,22 @@ def of_pod(pod: Object, pods: Sequence[Object], claims: Iterable[Object], events
         claim = _placed(pod, claims)
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _NOT_BESIDE in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
-        return _beside(pod, pods, message)
+        return _beside(pod, pods, message, has_led=has_led)
     if any(_ATTACHED.search(str(event.get("message", ""))) for event in events):
         return _attached(pod, pods)
     return None
 
 
 def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
-    """Return whether a pod waits to be put beside others of the run's volume, and none of `pods`, the run's, is there any more."""
+    """Return whether a pod waits to be put beside others of the run's volume, and none of `pods`, the run's, is there or is to come first."""
     there = [
         one
         for one in pods
         if one.get("status", {}).get("phase") in {"Running", "Pending"} and one["metadata"]["name"] != pod["metadata"]["name"]
     ]
-    return _NOT_BESIDE in _scheduling(pod) and not any(VOLUME_LABEL in (one["metadata"].get("labels") or {}) for one in there)
+    mounting = [one for one in there if VOLUME_LABEL in (one["metadata"].get("labels") or {})]
+    # Those that wait for each other wait for none.
+    return _NOT_BESIDE in _scheduling(pod) and all(_NOT_BESIDE in _scheduling(one) for one in mounting)
 
 
 def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: str) -> Trouble:
@@ -71,7 +75,7 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
     )
 
 
-def _beside(pod: Object, pods: Sequence[Object], message: str) -> Trouble | None:
+def _beside(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool) -> Trouble | None:
     others = [one for one in pods if one is not pod and _node(one) and VOLUME_LABEL in (one["metadata"].get("labels") or {})]
     there = [one for one in others if one.get("status", {}).get("phase") in {"Running", "Pending"}]
     held = next((one for one in there if one["metadata"].get("deletionTimestamp") and _is_lost(_node(one), pods)), None)
@@ -82,6 +86,10 @@ def _beside(pod: Object, pods: Sequence[Object], message: str) -> Trouble | None
             f"the run's volume ties it to the node {_node(held)}, which is lost: the pod {name} still counts there",
             f"launcher wait gives that pod up; or: {_GIVE_UP.format(name)}",
         )
+    if not there and has_led:
+        return Trouble(
+            "nodes", "the task that leads has ended, and no other pod shows where the run's volume can be used", _again(pod, pods)
+        )
     if not there:
         return Trouble("nodes", "waits for the task that leads, on whose node the run's volume is", "")
     node = _node(there[0])
@@ -90,6 +98,14 @@ def _beside(pod: Object, pods: Sequence[Object], message: str) -> Trouble | None
         f"the run's volume ties it to the node {node}, which does not take it: {trouble.unschedulable(message)}",
         f"free what it asks for on {node}, ask for less, or let it be on another node by a claim with storage.access: ReadWriteMany",
     )
+
+
+def _again(pod: Object, pods: Iterable[Object]) -> str:
+    """Return what makes a pod that has nobody to follow any more start: somebody who chooses a node for it."""
+    run = pod["metadata"]["labels"][VOLUME_LABEL]
+    if any((one["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD for one in pods):
+        return f"launcher tensorboard {run} lets TensorBoard go to the volume, and this task follows it"
+    return f"launcher down {run}, and launcher up again: the task that leads comes back with its last checkpoint, and this task follows it"
 
 
 def _attached(pod: Object, pods: Sequence[Object]) -> Trouble | None:

@@ -1,14 +1,16 @@
 """Why a pod waits that has to be where the run's volume is: the node is named, and what frees it."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import observe
+from launcher.backend.kubernetes import forward, observe
+from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.model import TaskStatus
 from launcher.render.kubernetes.objects import VOLUME_LABEL
-from tests.launcher.backend.kubernetes.objects import NOW, event, job, pod, running
+from tests.launcher.backend.kubernetes.objects import COMPLETE, NOW, ended, event, job, pod, running
 
 # As the scheduler of Kubernetes 1.34 writes it, and that of 1.33.
 OTHERS = "0/4 nodes are available: 1 node(s) had untolerated taint(s), 3 node(s) didn't match PersistentVolume's node affinity."
@@ -97,3 +99,46 @@ def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node() -> No
     held = told(mounting(running("evaluator"), "node-2"), new, events=(warning,))
     assert held.reason == "1m: its volume is in use on the node node-2"
     assert told(new, events=(warning,)).reason == "1m: its volume is in use on another node"
+
+
+ALONE = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
+
+
+@pytest.mark.parametrize(
+    "boards, remedy",
+    [
+        ([waiting("tensorboard", ALONE)], "launcher tensorboard digits lets TensorBoard go to the volume, and this task follows it"),
+        ([], "launcher down digits, and launcher up again"),
+    ],
+)
+def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_way_on(boards: list[dict[str, Any]], remedy: str) -> None:
+    pods = [mounting(ended("chief", 0), "node-2"), *boards, waiting("evaluator", ALONE)]
+    seen = Seen("digits", [job("chief", 1, COMPLETE), job("evaluator")], pods, [claim()])
+    task = next(task for task in observe.status(seen, NOW).tasks if task.name == "evaluator")
+    assert task.reason == "1m: the task that leads has ended, and no other pod shows where the run's volume can be used"
+    assert remedy in task.remedy
+
+
+@pytest.mark.parametrize(
+    "chief, conditions, freed",
+    [
+        (mounting(ended("chief", 0), "node-2"), [COMPLETE], True),
+        (mounting(running("chief"), "node-2"), [], False),
+        (waiting("chief", "0/4 nodes are available: 4 Insufficient cpu."), [], False),
+        (None, [], False),  # its Job waits in a queue
+    ],
+)
+def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_the_chief_has_ended(
+    chief: dict[str, Any] | None, conditions: list[dict[str, str]], freed: bool
+) -> None:
+    pods = [one for one in (chief, waiting("tensorboard", ALONE), waiting("evaluator", ALONE)) if one]
+    jobs = [job("chief", 1, *conditions), job("evaluator")]
+    patched: list[str] = []
+
+    def patch(_: str, name: str, __: object) -> None:
+        patched.append(name)
+        pods[:] = [mounting(running("tensorboard"), "node-1", conditions=[{"type": "Ready", "status": "True"}])]
+
+    listed = {"Pod": pods, "Job": jobs}
+    forward.free(cast("Cluster", SimpleNamespace(listed=lambda kind, _: list(listed[kind]), patch=patch)), "digits")
+    assert patched == (["digits-tensorboard"] if freed else [])
