@@ -183,7 +183,8 @@ def _of_containers(pod: Object) -> Trouble | None:
             last = _last_line(terminated.get("message"))
             if one in beside:
                 name = one.get("name")
-                words = f"its init container {name} ended with exit code {code}" + (f": {last}" if last else "")
+                kind = "sidecar" if name in _sidecars(pod) else "init container"
+                words = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
                 return Trouble("exit", words, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
             meaning = describe(code)
             meant = "" if meaning.endswith(str(code)) else f", {meaning}"
@@ -195,6 +196,11 @@ def _of_containers(pod: Object) -> Trouble | None:
                 return Trouble("restricted", words, RESTRICTION_REMEDY)
             return Trouble("exit", words, "see its log")
     return None
+
+
+def _sidecars(pod: Object) -> set[str]:
+    """Return the names of the init containers that run beside the task."""
+    return {str(one["name"]) for one in pod.get("spec", {}).get("initContainers") or () if one.get("restartPolicy") == "Always"}
 
 
 def _of_scheduling(status: Object) -> Trouble | None:

@@ -235,6 +235,9 @@ def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_aft
     assert found is not None
     assert found.words == "its init container fetch ended with exit code 2: no such host"
     assert found.remedy == "see its log: kubectl logs digits-chief-0 -c fetch"
+    found = trouble.of_pod({"spec": {"initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}, "status": status})
+    assert found is not None
+    assert found.words == "its sidecar fetch ended with exit code 2: no such host"
     own[0]["state"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ValueError: x"}}
     found = trouble.of_pod({"status": status})
     assert found is not None
