@@ -20,7 +20,6 @@ _UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9
     f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
 }
 _KEEPS_OFF = frozenset({"NoSchedule", "NoExecute"})
-_TOGETHER = " on one node"
 _AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 
 
@@ -85,9 +84,8 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
     if left:
         taints = sorted({taint for role in roles_of(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
         tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
-        yield problem(
-            "capacity", f"no node has room for {', '.join(left)}", f"ask for less, free some, or add nodes{tolerate}{_apart(left)}"
-        )
+        apart = "; storage.access: ReadWriteMany lets them on different nodes" if _joint(spec, tied) in left else ""
+        yield problem("capacity", f"no node has room for {', '.join(left)}", f"ask for less, free some, or add nodes{tolerate}{apart}")
     else:
         yield ok("capacity", "every task fits on what is free")
 
@@ -120,8 +118,9 @@ def unplaced(nodes: Sequence[Node], spec: ClusterSpec, tied: Collection[str] = (
     """
     left: dict[str, int] = {}
     asked = [(name, _wanted(spec, role), role.replicas) for name, role in roles_of(spec).items() if name not in tied]
+    joint = _joint(spec, tied)
     if together := {name: role for name, role in roles_of(spec).items() if name in tied}:
-        asked.append((all_of(together) + (_TOGETHER if len(together) > 1 else ""), _sum(spec, together.values()), 1))
+        asked.append((joint or all_of(together), _sum(spec, together.values()), 1))
     for name, wanted, count in sorted(asked, key=lambda one: _size(spec, one[1])):
         for _ in range(count):
             place = next((one for one in nodes if one.takes(wanted)), None)
@@ -130,7 +129,13 @@ def unplaced(nodes: Sequence[Node], spec: ClusterSpec, tied: Collection[str] = (
                 continue
             for key, value in wanted.amounts.items():
                 place.free[key] -= value
-    return [name if name.endswith(_TOGETHER) else f"{count} {name}" for name, count in left.items()]
+    return [name if name == joint else f"{count} {name}" for name, count in left.items()]
+
+
+def _joint(spec: ClusterSpec, tied: Collection[str]) -> str:
+    """Return what roles that have to be on one node are called, empty where it is one role at most."""
+    together = [name for name in roles_of(spec) if name in tied]
+    return f"{all_of(together)} on one node" if len(together) > 1 else ""
 
 
 def _size(spec: ClusterSpec, wanted: Wanted) -> tuple[float, float]:
@@ -149,10 +154,6 @@ def _sum(spec: ClusterSpec, roles: Iterable[Role]) -> Wanted:
         labels |= wanted.labels
         tolerations += wanted.tolerations
     return Wanted(amounts, labels, tolerations)
-
-
-def _apart(left: Iterable[str]) -> str:
-    return "; storage.access: ReadWriteMany lets them on different nodes" if any(name.endswith(_TOGETHER) for name in left) else ""
 
 
 def _wanted(spec: ClusterSpec, role: Role) -> Wanted:
