@@ -1,7 +1,6 @@
 """Whether a cluster and a namespace of it can run what the launcher makes, and one spec."""
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from launcher import images
 from launcher.backend.kubernetes import classes as storage_classes
 from launcher.backend.kubernetes import volume
-from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.backend.kubernetes.api import Cluster, Object, numbers
 from launcher.doctor import capacity, policies
 from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
 from launcher.errors import LauncherError, UsageError
@@ -72,9 +71,9 @@ def examine(question: Question) -> Iterator[Finding]:
 def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     told = cluster.request("get", "/version", doing="asking for the version")
     wanted = spec.kubernetes.version or DEFAULT_VERSION
-    numbers = (int(re.sub(r"\D.*", "", told["major"])), int(re.sub(r"\D.*", "", told["minor"])))
-    if numbers < parse_version(wanted):
-        remedy = f'set kubernetes.version to "{numbers[0]}.{numbers[1]}"' if numbers >= (1, 26) else "use a cluster of 1.26 or newer"
+    offered = numbers(told)
+    if offered < parse_version(wanted):
+        remedy = f'set kubernetes.version to "{offered[0]}.{offered[1]}"' if offered >= (1, 26) else "use a cluster of 1.26 or newer"
         yield problem("version", f"{told['gitVersion']}; the spec is for {wanted} or newer", remedy)
     else:
         yield ok("version", f"{told['gitVersion']}")

@@ -47,6 +47,11 @@ KINDS: dict[str, tuple[str, str]] = {
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
+def numbers(told: Object) -> tuple[int, int]:
+    """Return the major and minor version of what an API server tells of its version, where a minor one may be `29+`."""
+    return int(re.sub(r"\D.*", "", told["major"])), int(re.sub(r"\D.*", "", told["minor"]))
+
+
 class Cluster:
     """One namespace. Calls raise LauncherError with a remedy: UnreachableError where asking again may help."""
 
@@ -139,8 +144,7 @@ class Cluster:
 
     def version(self) -> tuple[int, int]:
         """Return the API server's major and minor version."""
-        told = self.request("get", "/version", doing="asking for the version")
-        return int(re.sub(r"\D.*", "", told["major"])), int(re.sub(r"\D.*", "", told["minor"]))
+        return numbers(self.request("get", "/version", doing="asking for the version"))
 
     def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
         """Return what a container of a pod wrote, as `query` asks for it."""
