@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ def free(cluster: Cluster, run: str) -> None:
     if not any(tied.waits_for_none(pod, of_run) for pod in boards) or not _is_over(cluster, run, of_run):
         return
     cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
+    said = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_STARTS_WITHIN:.0f} s to start there"
+    print(said, file=sys.stderr, flush=True)
     deadline = time.monotonic() + _STARTS_WITHIN
     while time.monotonic() < deadline:
         with contextlib.suppress(LauncherError):

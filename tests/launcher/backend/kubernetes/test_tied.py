@@ -129,7 +129,7 @@ def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_way_on(boards
     ],
 )
 def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_the_chief_has_ended(
-    chief: dict[str, Any] | None, conditions: list[dict[str, str]], freed: bool
+    chief: dict[str, Any] | None, conditions: list[dict[str, str]], freed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pods = [one for one in (chief, waiting("tensorboard", ALONE), waiting("evaluator", ALONE)) if one]
     jobs = [job("chief", 1, *conditions), job("evaluator")]
@@ -142,3 +142,4 @@ def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_t
     listed = {"Pod": pods, "Job": jobs}
     forward.free(cast("Cluster", SimpleNamespace(listed=lambda kind, _: list(listed[kind]), patch=patch)), "digits")
     assert patched == (["digits-tensorboard"] if freed else [])
+    assert ("TensorBoard of digits goes to a node where its volume can be used" in capsys.readouterr().err) == freed
