@@ -7,7 +7,7 @@ from launcher.plan.models import RoleName, Target
 from launcher.spec.container_rules import is_in_compose
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
-from launcher.spec.programs import containers_of, init_containers_of, roles_of, sidecars_of, storage_of
+from launcher.spec.programs import beside, containers_of, roles_of, storage_of
 
 # How messages call a target.
 PLACES: dict[Target, str] = {"local": "on this machine", "docker": "in Compose", "kubernetes": "on Kubernetes"}
@@ -44,8 +44,13 @@ def _volumes_of_kubernetes(spec: ClusterSpec) -> list[str]:
 def _run_volume(spec: ClusterSpec) -> list[str]:
     given = roles_of(spec)
     without = _roles_without_run_volume(spec)
-    beside = [(role, one) for role in without for one in (*init_containers_of(spec, given[role]), *sidecars_of(spec, given[role]))]
-    found = dict.fromkeys(f"{one.name} ({role})" for role, one in beside for mount in one.mounts if mount.volume == RUN_VOLUME)
+    found = dict.fromkeys(
+        f"{one.name} ({role})"
+        for role in without
+        for one in beside(spec, given[role])
+        for mount in one.mounts
+        if mount.volume == RUN_VOLUME
+    )
     if not found:
         return []
     return [f"mounts of the run's volume left out: {', '.join(found)}; it is for containers beside tasks that have it"]

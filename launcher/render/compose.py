@@ -17,18 +17,14 @@ from launcher.plan.models import Plan, Task
 from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.render import board, compose_beside, labels, parent_file
 from launcher.render.compose_beside import PREPARE
-from launcher.render.compose_values import IMAGE_VARIABLE
-from launcher.render.compose_values import amounts as _amounts
-from launcher.render.compose_values import bind as _bind
-from launcher.render.compose_values import escaped as _escaped
-from launcher.render.compose_values import image as _image
+from launcher.render.compose_values import IMAGE_VARIABLE, amounts, bind, escaped, image
 from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
-from launcher.spec.names import RUN_VOLUME
-from launcher.spec.programs import has_tensorboard, secrets_beside, storage_of
+from launcher.spec.names import RUN_VOLUME, TMP
+from launcher.spec.programs import has_init_containers, has_sidecars, has_tensorboard, secrets_beside, storage_of
 from launcher.spec.quantities import parse_memory
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
@@ -164,7 +160,7 @@ def _notes(source: Source) -> list[str]:
         notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
-    if compose_beside.has_sidecars(spec):
+    if has_sidecars(spec):
         notes.append("sidecars go on after their tasks: `launcher up --on docker` ends them, or `down`")
     if spec.storage is not None:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
@@ -177,7 +173,7 @@ def _notes(source: Source) -> list[str]:
 def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
     rights: dict[str, Any] = {"user": f"{USER}:{USER}", "read_only": True, "cap_drop": ["ALL"]} if is_hardened else {}
     return {
-        "image": _image(image_for(spec)),
+        "image": image(image_for(spec)),
         **rights,
         "security_opt": ["no-new-privileges:true"],
         "init": True,
@@ -190,13 +186,13 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
     """Return what the services of a role have in common, of which `task` is one."""
     supervised = rules.supervised(task)
     networks = ["cluster", *(["egress"] if _downloads(spec) else [])]
-    command = [_escaped(word) for word in task.command]
+    command = [escaped(word) for word in task.command]
     of_image = not task.is_entrypoint
     shared: dict[str, Any] = {
-        "image": _image(image_of(task, spec)),
+        "image": image(image_of(task, spec)),
         **({"entrypoint": []} if of_image else {}),
         **({"command": command} if of_image or command else {}),
-        **({"working_dir": where} if (where := task.cwd or (None if task.image else "/tmp")) else {}),  # noqa: S108
+        **({"working_dir": where} if (where := task.cwd or (None if task.image else TMP)) else {}),
         "restart": _restart(task),
         "shm_size": "1gb",
         "sysctls": _GIVE_UP_CONNECTIONS,
@@ -235,7 +231,7 @@ def _other(mapping: dict[str, Any], of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _health(task: Task) -> list[str]:
-    return [*map(_escaped, rules.PARENT["docker"]), "--health"] if rules.brings_parent(task) else list(HEALTH_COMMAND)
+    return [*map(escaped, rules.PARENT["docker"]), "--health"] if rules.brings_parent(task) else list(HEALTH_COMMAND)
 
 
 def _grace(plan: Plan, task: Task) -> float:
@@ -249,23 +245,23 @@ def _shared_environment(plan: Plan) -> dict[str, str | None]:
     shared = {name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.
     parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(rules.brings_parent, plan.tasks)) else {}
-    home = {"HOME": "/tmp"} if plan.tasks[0].is_hardened else {}  # noqa: S108
+    home = {"HOME": TMP} if plan.tasks[0].is_hardened else {}
     return home | {"TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent
 
 
 def _variables(task: Task) -> dict[str, str | None]:
     """Return a task's variables as Compose has them: one without a value is taken from where `docker compose up` is called."""
-    return {name: _escaped(value) for name, value in task.env.items()} | dict.fromkeys(task.secrets)
+    return {name: escaped(value) for name, value in task.env.items()} | dict.fromkeys(task.secrets)
 
 
 def _own_environment(task: Task, shared: dict[str, str | None]) -> dict[str, str | None]:
     own = {name: value for name, value in _variables(task).items() if name not in shared}
-    return own | {"TF_CONFIG": _escaped(tf_config_text(task.tf_config))}
+    return own | {"TF_CONFIG": escaped(tf_config_text(task.tf_config))}
 
 
 def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
     size = task.resources
-    limits = _amounts(size.cpu, size.memory)
+    limits = amounts(size.cpu, size.memory)
     if devices:
         limits["deploy"] = {"resources": {"reservations": {"devices": [devices]}}}
     return limits
@@ -277,9 +273,9 @@ def _storage(source: Source, task: Task, scratch: list[str]) -> dict[str, Any]:
     if task.mounts_run_dir:
         volumes.append({"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS})
     if spec.code is not None:
-        volumes.append(_bind(spec.code, CONTAINER_CODE, directory))
+        volumes.append(bind(spec.code, CONTAINER_CODE, directory))
     if spec.train is not None and is_directory_name(spec.train) and not is_mounted(filter(is_in_compose, spec.volumes), spec.train.data):
-        volumes.append(_bind(spec.train.data, CONTAINER_DATA, directory))
+        volumes.append(bind(spec.train.data, CONTAINER_DATA, directory))
     volumes += compose_beside.of_task(source, task)
     gets_run_volume = task.mounts_run_dir and compose_beside.prepares_run_volume(source.plan)
     needs_prepared = gets_run_volume or any(volume["source"] in scratch for volume in volumes)
@@ -311,12 +307,12 @@ def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
 def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
     return {
         MERGE: base,
-        **({"image": _image(wanted.image)} if wanted.image else {}),
+        **({"image": image(wanted.image)} if wanted.image else {}),
         "hostname": TENSORBOARD,
         "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
         "entrypoint": [],
         "command": board.command(spec, plan),
-        "environment": {"HOME": "/tmp"},  # noqa: S108
+        "environment": {"HOME": TMP},
         "depends_on": {plan.decisive[0]: {"condition": "service_started"}},
         "restart": "unless-stopped",
         "healthcheck": {
@@ -328,7 +324,7 @@ def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[
         },
         "networks": [TENSORBOARD],
         "ports": [{"host_ip": _host(wanted.host), "published": str(wanted.port), "target": board.PORT, "protocol": "tcp"}],
-        **_amounts(wanted.cpu, None if wanted.memory is None else parse_memory(wanted.memory)),
+        **amounts(wanted.cpu, None if wanted.memory is None else parse_memory(wanted.memory)),
         "volumes": [{"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
     }
 
@@ -342,7 +338,7 @@ def _prepare(source: Source, base: dict[str, Any], common: dict[str, str], scrat
     to_all = spec.security == "image"
     mounted = {RUN_VOLUME: CONTAINER_RUNS} if compose_beside.prepares_run_volume(plan) else {}
     mounted |= {name: f"/scratch/{name}" for name in scratch}
-    own = {"image": _image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # one that is needed in any case
+    own = {"image": image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # one that is needed in any case
     return {
         MERGE: base,
         **own,
@@ -362,7 +358,7 @@ def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
         "cluster": {"internal": True, "driver_opts": _NO_HOST, "labels": common},
         **({TENSORBOARD: {"labels": common}} if has_tensorboard(spec) else {}),
     }
-    if compose_beside.has_init_containers(spec):
+    if has_init_containers(spec):
         networks[compose_beside.INIT] = {"labels": common}
     if _downloads(spec):
         networks["egress"] = {"labels": common}

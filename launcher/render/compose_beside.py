@@ -13,23 +13,12 @@ from launcher.render.yaml_text import MERGE
 from launcher.spec.container_rules import is_in_compose
 from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
-from launcher.spec.models import ClusterSpec
-from launcher.spec.names import RUN_VOLUME
-from launcher.spec.programs import init_containers_of, roles_of, sidecars_of
+from launcher.spec.names import RUN_VOLUME, TMP
+from launcher.spec.programs import beside, init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import parse_memory
 
 INIT = "init"  # the network of init containers: they may fetch something, and reach no task
 PREPARE = "prepare-volume"
-
-
-def has_init_containers(spec: ClusterSpec) -> bool:
-    """Return whether any task waits for an init container."""
-    return any(init_containers_of(spec, role) for role in roles_of(spec).values())
-
-
-def has_sidecars(spec: ClusterSpec) -> bool:
-    """Return whether any task has a sidecar."""
-    return any(sidecars_of(spec, role) for role in roles_of(spec).values())
 
 
 def scratch(source: Source) -> list[str]:
@@ -93,7 +82,7 @@ def services(source: Source, task: Task, base: dict[str, Any], common: dict[str,
 
 
 def _service(source: Source, task: Task, one: Container, base: dict[str, Any]) -> dict[str, Any]:
-    home = {"HOME": "/tmp"} if task.is_hardened else {}  # noqa: S108 - the container's own
+    home = {"HOME": TMP} if task.is_hardened else {}
     words = [escaped(word) for word in (*(one.command or ()), *one.args)]
     environment = home | {name: escaped(value) if isinstance(value, str) else None for name, value in one.env.items()}
     memory = None if one.memory is None else parse_memory(one.memory)
@@ -111,9 +100,7 @@ def _service(source: Source, task: Task, one: Container, base: dict[str, Any]) -
 
 
 def _mounts_beside(source: Source, task: Task) -> list[dict[str, Any]]:
-    role = roles_of(source.spec)[task.role]
-    beside = (*init_containers_of(source.spec, role), *sidecars_of(source.spec, role))
-    return [mount for one in beside for mount in _mounts(source, task, one)]
+    return [mount for one in beside(source.spec, roles_of(source.spec)[task.role]) for mount in _mounts(source, task, one)]
 
 
 def _mounts(source: Source, task: Task, one: Container) -> list[dict[str, Any]]:

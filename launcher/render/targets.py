@@ -1,10 +1,11 @@
 """What a spec can be rendered to, by name; a renderer is imported only when it is used."""
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan.models import Plan, Target
@@ -30,18 +31,25 @@ DirectoryRenderer = Callable[[Source], dict[str, str]]
 class RenderTarget:
     """Which plan a renderer takes, and where its function `render` is: Source -> YAML text.
 
-    `directory` says that its module also has `files`: what is written is one file a kind, not one file.
+    `directory` says that its module also has `files`: what is written is one file a kind, not one file. `gang` is the spec's
+    `kubernetes.gang` that the target stands for, whether the spec has it or not.
     """
 
     plan: Target
     module: str
     directory: bool = False
+    gang: str | None = None
+
+    def function(self, name: str) -> Callable[[Source], Any]:
+        """Return a function of the module, given what the target stands for."""
+        found: Callable[[Source], Any] = getattr(importlib.import_module(self.module), name)
+        return found if self.gang is None else lambda source: found(_with_gang(source, self.gang))
 
 
 TARGETS: dict[str, RenderTarget] = {
     "compose": RenderTarget("docker", "launcher.render.compose"),
     "kubernetes": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True),
-    "jobset": RenderTarget("kubernetes", "launcher.render.kubernetes.as_jobset", directory=True),
+    "jobset": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True, gang="jobset"),
 }
 
 
@@ -54,9 +62,14 @@ def target(name: str) -> RenderTarget:
 
 def renderer(name: str) -> Renderer:
     """Return the renderer of the target called `name`. Raises UsageError for a name that is none."""
-    return cast("Renderer", importlib.import_module(target(name).module).render)
+    return target(name).function("render")
 
 
 def directory_renderer(name: str) -> DirectoryRenderer:
     """Return what renders the target called `name` as several files. Raises UsageError for a name that is none."""
-    return cast("DirectoryRenderer", importlib.import_module(target(name).module).files)
+    return target(name).function("files")
+
+
+def _with_gang(source: Source, gang: str | None) -> Source:
+    options = source.spec.kubernetes.model_copy(update={"gang": gang})
+    return dataclasses.replace(source, spec=source.spec.model_copy(update={"kubernetes": options}))

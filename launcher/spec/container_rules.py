@@ -10,8 +10,6 @@ from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, s
 from launcher.spec.programs import containers_of, volumes_of
 from launcher.spec.subject import Subject
 
-_TMP = "/tmp"  # noqa: S108 - the container's own
-
 
 def _listed(subject: Subject) -> Iterator[tuple[Path, Volume]]:
     yield from ((("volumes", index), volume) for index, volume in enumerate(subject.spec.volumes))
@@ -22,7 +20,7 @@ def volumes_apart(subject: Subject) -> Iterator[Finding]:
     """No two volumes have one name, or one place."""
     seen: dict[tuple[str, str], Path] = {}
     for path, volume in _listed(subject):
-        place = posixpath.normpath(volume.mount_path) if volume.mount_path else None
+        place = _plain(volume.mount_path) if volume.mount_path else None
         for field, value in (("name", volume.name), ("mount_path", place)):
             if value is not None and seen.setdefault((field, value), path) != path:
                 message = f"`{value}` is the {field} of two volumes"
@@ -76,7 +74,7 @@ def containers_run_something(subject: Subject) -> Iterator[Finding]:
 def mounts_apart(subject: Subject) -> Iterator[Finding]:
     """No two mounts of a container have one place, or a place where every container has something of its own."""
     is_hardened = subject.spec.security == "hardened"
-    taken = ("/", *([_TMP] if is_hardened else []))
+    taken = ("/", *([names.TMP] if is_hardened else []))
     for path, one in containers_of(subject.spec):
         seen: set[str] = set()
         for index, mount in enumerate(one.mounts):
@@ -117,6 +115,6 @@ def is_in_compose(volume: Volume) -> bool:
 
 def is_mounted(volumes: Iterable[Volume], path: str) -> bool:
     """Return whether a path is on one of these volumes, where tasks mount it; this machine then need not have it."""
-    plain = posixpath.normpath(path)
-    places = (posixpath.normpath(volume.mount_path) for volume in volumes if volume.mount_path)
+    plain = _plain(path)
+    places = (_plain(volume.mount_path) for volume in volumes if volume.mount_path)
     return any(f"{plain}/".startswith(f"{place}/") for place in places)

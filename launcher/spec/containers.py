@@ -48,3 +48,20 @@ class Container(Section):
     cpu: Cpu | None = Field(None, description="CPU cores it gets. No limit when left out.")
     memory: Memory | None = Field(None, description="Memory it gets. No limit when left out.")
     mounts: list[Mount] = Field(default_factory=list, description="What it has of the spec's `volumes`.")
+
+
+# Of the spec, and of a role.
+InitContainers = Annotated[
+    list[Container],
+    Field(
+        description="Containers that end, one after the other, before each task starts. A role's come after the spec's, or in place of one of that name. "
+        "Left out on this machine."
+    ),
+]
+Sidecars = Annotated[
+    list[Container],
+    Field(
+        description="Containers that run beside each task, on its network, and end with it. A role's come after the spec's, or in place of one of that "
+        "name. Left out on this machine; on Kubernetes from 1.29 on."
+    ),
+]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from launcher.spec import names
-from launcher.spec.containers import Command, Container, Env, Image
+from launcher.spec.containers import Command, Env, Image, InitContainers, Sidecars
 from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
 from launcher.spec.kubernetes import Kubernetes, Volume
 from launcher.spec.problems import FieldError, shown
@@ -50,14 +50,8 @@ class Role(Section):
         default_factory=list, description="Words that follow the `command`; where there is none, what the image's entrypoint is given."
     )
     env: Env = Field(default_factory=dict, description="Environment variables of the role's tasks, beside the spec's or in place of one.")
-    init_containers: list[Container] = Field(
-        default_factory=list,
-        description="Containers that end before each task of the role starts, after the spec's or in place of one of that name.",
-    )
-    sidecars: list[Container] = Field(
-        default_factory=list,
-        description="Containers that run beside each task of the role, after the spec's or in place of one of that name.",
-    )
+    init_containers: InitContainers = Field(default_factory=list)
+    sidecars: Sidecars = Field(default_factory=list)
     working_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="Where the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
@@ -189,14 +183,8 @@ class ClusterSpec(Section):
         "read on this machine and for Compose, for what is not set where `launcher up` is called. On Kubernetes the Secrets have the values.",
     )
     volumes: list[Volume] = Field(default_factory=list, description="More volumes of the tasks in containers, such as one with data.")
-    init_containers: list[Container] = Field(
-        default_factory=list,
-        description="Containers that end, one after the other, before each task starts. Left out on this machine.",
-    )
-    sidecars: list[Container] = Field(
-        default_factory=list,
-        description="Containers that run beside each task, on its network, and end with it. Left out on this machine; on Kubernetes from 1.29 on.",
-    )
+    init_containers: InitContainers = Field(default_factory=list)
+    sidecars: Sidecars = Field(default_factory=list)
     storage: Annotated[Storage | None, BeforeValidator(_storage, json_schema_input_type=Storage)] = Field(
         None,
         description="The volume of the run directory. When left out there is one with the defaults, except where all tasks are a `command` in images "

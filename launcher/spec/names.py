@@ -35,11 +35,12 @@ _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "R
 _RESERVED_PREFIX = "TRAINER_"
 # Labels and annotations of the run's own objects begin so.
 _OWN_LABELS = ("app.kubernetes.io/", "tf-launcher/")
+TMP = "/tmp"  # noqa: S108 - of a container: all that can be written where it is hardened
 RUN_VOLUME = "run"  # the run's own volume, in `mounts` and in Compose
 # Every pod has volumes of these names.
 _RESERVED_VOLUMES = frozenset({RUN_VOLUME, "tmp", "shm", "code", "tf-launcher"})
 _RESERVED_CONTAINERS = frozenset({"trainer"})
-_RESERVED_PATHS = ("/runs", "/tmp", "/dev", "/proc", "/sys", "/code", "/tf-launcher")  # noqa: S108 - paths of the container
+_RESERVED_PATHS = ("/runs", TMP, "/dev", "/proc", "/sys", "/code", "/tf-launcher")
 
 
 def is_own_variable(name: str) -> bool:

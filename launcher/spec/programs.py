@@ -70,6 +70,21 @@ def sidecars_of(spec: ClusterSpec, role: Role) -> list[Container]:
     return list({one.name: one for one in (*spec.sidecars, *role.sidecars)}.values())
 
 
+def beside(spec: ClusterSpec, role: Role) -> list[Container]:
+    """Return the init containers and sidecars of a role."""
+    return [*init_containers_of(spec, role), *sidecars_of(spec, role)]
+
+
+def has_init_containers(spec: ClusterSpec) -> bool:
+    """Return whether any task waits for an init container."""
+    return any(path[-2] == "init_containers" for path, _ in containers_of(spec))
+
+
+def has_sidecars(spec: ClusterSpec) -> bool:
+    """Return whether any task has a sidecar."""
+    return any(path[-2] == "sidecars" for path, _ in containers_of(spec))
+
+
 def containers_of(spec: ClusterSpec) -> list[tuple[Path, Container]]:
     """Return every init container and sidecar of a spec with its path in it."""
     sections: list[tuple[Path, ClusterSpec | Role]] = [((), spec), *((("roles", name), role) for name, role in roles_of(spec).items())]

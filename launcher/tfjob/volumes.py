@@ -14,10 +14,9 @@ from launcher.tfjob.draft import Draft, RoleDraft
 
 # How a pod template calls what a mount of a container beside the task says -> how `mounts` does.
 _MOUNT = {"name": "volume", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
-_TMP = "/tmp"  # noqa: S108 - of the container
 # Where the parent of a program is.
 _PARENT = posixpath.dirname(CONTAINER_PARENT)
-_OURS = (_PARENT, _TMP, "/dev/shm")  # noqa: S108
+_OURS = (_PARENT, names.TMP, "/dev/shm")  # noqa: S108
 
 
 def read(role: RoleDraft, path: Path) -> None:

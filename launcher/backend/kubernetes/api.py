@@ -52,6 +52,11 @@ def numbers(told: Object) -> tuple[int, int]:
     return int(re.sub(r"\D.*", "", told["major"])), int(re.sub(r"\D.*", "", told["minor"]))
 
 
+def claims_of(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Return the claims that a pod's specification mounts, by the name of the volume."""
+    return {one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod.get("volumes") or () if "persistentVolumeClaim" in one}
+
+
 class Cluster:
     """One namespace. Calls raise LauncherError with a remedy: UnreachableError where asking again may help."""
 

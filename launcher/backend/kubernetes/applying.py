@@ -14,7 +14,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
-from launcher.spec.programs import roles_of, sidecars_of
+from launcher.spec.programs import has_sidecars
 
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
@@ -51,7 +51,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     """
     made = objects(run, cluster)
     refuse_claim_of_others(cluster, run)
-    if any(sidecars_of(run.spec, role) for role in roles_of(run.spec).values()):
+    if has_sidecars(run.spec):
         refuse_sidecars(cluster.version(), cluster.words())
     needed = [f"{image} ({images.build_command(image)} makes it)" if images.is_ours(image) else image for image in run.images]
     yield f"{cluster.words()}; its nodes need the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}"

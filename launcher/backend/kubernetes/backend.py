@@ -123,7 +123,7 @@ class KubernetesBackend:
     def _status(self, known: _Known, name: str) -> RunStatus:
         with known.lock:
             try:
-                known.last = known.watcher.status() or self._without_jobs(known.cluster, name)
+                known.last = known.watcher.status() or self._without_jobs(known, name)
             except UnreachableError:
                 away = time.monotonic() - known.answered
                 if known.last is None or away > PATIENCE:
@@ -132,14 +132,15 @@ class KubernetesBackend:
             known.answered = time.monotonic()
             return known.last
 
-    def _without_jobs(self, cluster: Cluster, name: str) -> RunStatus:
-        status = vanished.status(cluster, name, self._kept(cluster, name), self._ended.get(name))
+    def _without_jobs(self, known: _Known, name: str) -> RunStatus:
+        cluster = known.cluster
+        status = vanished.status(cluster, known.watcher.seen, self._kept(cluster, name), self._ended.get(name))
         if status is None:
-            known = self._names(cluster)
+            others = self._names(cluster)
             raise UsageError(
                 f"there is no run {name} in {cluster.words()}",
-                f"{did_you_mean(name, known)}the runs there are {', '.join(known)}"
-                if known
+                f"{did_you_mean(name, others)}the runs there are {', '.join(others)}"
+                if others
                 else "start one with `launcher up FILE --on kubernetes`",
             )
         return status

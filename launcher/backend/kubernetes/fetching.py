@@ -21,16 +21,16 @@ from kubernetes.stream import portforward
 
 from launcher.backend import archive
 from launcher.backend.kubernetes import look, volume
-from launcher.backend.kubernetes.api import ERRORS, Cluster, asking
+from launcher.backend.kubernetes.api import ERRORS, Cluster, asking, claims_of
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.stored import PLACES, Part, Stored, nothing
 from launcher.errors import LauncherError, UsageError
 from launcher.images import USER
 from launcher.plan import planner
 from launcher.plan.places import CONTAINER_RUNS
-from launcher.render.kubernetes import storage
 from launcher.render.kubernetes.objects import TRAINER, Run
 from launcher.spec.models import ClusterSpec
+from launcher.spec.names import RUN_VOLUME
 
 _PORT = 8080  # in the pod
 _IDLE = 120.0  # seconds without a request or a reader after which the pod ends by itself
@@ -87,15 +87,13 @@ def _of_jobs(cluster: Cluster, name: str) -> Run | None:
     """Return as much of a run as it takes to mount its volume, from a Job of it: kubectl alone has applied it."""
     for job in cluster.listed("Job", look.labels_of(name)):
         pod = job["spec"]["template"]["spec"]
-        claims = {
-            one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod.get("volumes") or () if "persistentVolumeClaim" in one
-        }
-        claim = cluster.get("PersistentVolumeClaim", claims[storage.RUN_VOLUME]) if storage.RUN_VOLUME in claims else None
+        claims = claims_of(pod)
+        claim = cluster.get("PersistentVolumeClaim", claims[RUN_VOLUME]) if RUN_VOLUME in claims else None
         if claim is None:
             continue
         [access, *_] = claim["spec"]["accessModes"]
         options = {
-            "claim": claims[storage.RUN_VOLUME],
+            "claim": claims[RUN_VOLUME],
             "user": pod.get("securityContext", {}).get("runAsUser") or USER,
             "image_pull_secrets": [one["name"] for one in pod.get("imagePullSecrets") or ()],
             "node_selector": pod.get("nodeSelector") or {},

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 from launcher.backend.kubernetes import gone, observe, record
-from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.backend.kubernetes.api import Cluster, Object, claims_of
 from launcher.backend.kubernetes.observe import Seen, task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import ForbiddenError
@@ -14,6 +14,7 @@ from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import Restart, RunStatus, State
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
+from launcher.spec.names import RUN_VOLUME
 
 NAME_LABEL = "app.kubernetes.io/name"
 OURS = {NAME_LABEL: "tf-launcher"}
@@ -42,7 +43,7 @@ def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) ->
     Events are asked for only where a pod does not run, or where other pods are there than `before`, their names.
     """
     jobs = [job for job in cluster.listed("Job", labels_of(run)) if observe.is_role(job)]
-    whole = jobset_of(cluster, run, jobs)
+    whole = _jobset(cluster, run, jobs)
     pods = telling(cluster.listed("Pod", labels_of(run)))
     wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
     waits = any(observe.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([whole] if whole else [])])
@@ -57,8 +58,7 @@ def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) ->
 def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
     """Return the claim of the run's own, and those that its tasks mount beside it."""
     found = {one["metadata"]["name"]: one for one in cluster.listed("PersistentVolumeClaim", labels_of(run))}
-    volumes = (volume for job in jobs for volume in job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes") or ())
-    for name in {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume} - found.keys():
+    for name in {name for job in jobs for name in _mounted(job).values()} - found.keys():
         if there := cluster.get("PersistentVolumeClaim", name):
             found[name] = there
     return list(found.values())
@@ -81,7 +81,7 @@ def _has(thing: Object, label: str) -> bool:
     return label in (thing["metadata"].get("labels") or {})
 
 
-def jobset_of(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
+def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
     """Return the JobSet that has made a run's Jobs, or is to make them: it alone knows whether one that has failed is made again."""
     kind, _, name = (observe.maker(jobs) or "").partition("/")
     if not jobs:
@@ -185,11 +185,12 @@ def judged(status: RunStatus, *, ready: bool) -> RunStatus:
 
 def place_of(seen: Seen, cluster: Cluster) -> str:
     """Return where the run stores what it stores, for people."""
-    for job in seen.jobs:
-        for volume in job.get("spec", {}).get("template", {}).get("spec", {}).get("volumes") or ():
-            if volume.get("name") == "run" and "persistentVolumeClaim" in volume:
-                return claim_words(volume["persistentVolumeClaim"]["claimName"], cluster, seen.name)
-    return ""
+    claim = next((claims[RUN_VOLUME] for job in seen.jobs if RUN_VOLUME in (claims := _mounted(job))), None)
+    return claim_words(claim, cluster, seen.name) if claim else ""
+
+
+def _mounted(job: observe.Object) -> dict[str, str]:
+    return claims_of(job.get("spec", {}).get("template", {}).get("spec", {}))
 
 
 def claim_words(claim: str, cluster: Cluster, run: str) -> str:

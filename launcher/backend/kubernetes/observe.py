@@ -284,7 +284,7 @@ def is_over(whole: Object) -> bool:
 
 def is_own_set(seen: Seen) -> bool:
     """Return whether the run's JobSet is the launcher's: it goes with the run."""
-    return seen.whole is not None and seen.whole.get("kind") == "JobSet" and _label(seen.whole, INSTANCE) == seen.name
+    return seen.whole is not None and _label(seen.whole, INSTANCE) == seen.name
 
 
 def queue_of(thing: Object) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.backend.kubernetes import trouble
+from launcher.backend.kubernetes.api import claims_of
 from launcher.backend.kubernetes.trouble import Trouble
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL
 
@@ -109,8 +110,8 @@ def _again(pod: Object, pods: Iterable[Object]) -> str:
 
 
 def _attached(pod: Object, pods: Sequence[Object]) -> Trouble | None:
-    mine = _claims_of(pod)
-    nodes = [_node(one) for one in pods if one is not pod and mine & _claims_of(one) and _node(one) not in {"", _node(pod)}]
+    mine = _claims(pod)
+    nodes = [_node(one) for one in pods if one is not pod and mine & _claims(one) and _node(one) not in {"", _node(pod)}]
     if not nodes:
         return None
     node = nodes[-1]
@@ -132,14 +133,13 @@ def _scheduling(pod: Object) -> str:
 
 def _placed(pod: Object, claims: Iterable[Object]) -> Mapping[str, str]:
     """Return the annotations of the pod's claim whose volume was made for a node, none where none was."""
-    wanted = _claims_of(pod)
+    wanted = _claims(pod)
     noted = (one["metadata"].get("annotations") or {} for one in claims if one["metadata"]["name"] in wanted)
     return next((one for one in noted if one.get(_SELECTED_NODE)), {})
 
 
-def _claims_of(pod: Object) -> set[str]:
-    volumes = pod.get("spec", {}).get("volumes") or ()
-    return {str(one["persistentVolumeClaim"]["claimName"]) for one in volumes if "persistentVolumeClaim" in one}
+def _claims(pod: Object) -> set[str]:
+    return set(claims_of(pod.get("spec", {})).values())
 
 
 def _node(pod: Object) -> str:

@@ -12,11 +12,12 @@ from launcher.plan import rules
 BACKEND = "kubernetes"
 
 
-def status(cluster: Cluster, run: str, kept: Path, ended: RunStatus | None) -> RunStatus | None:
+def status(cluster: Cluster, seen: observe.Seen, kept: Path, ended: RunStatus | None) -> RunStatus | None:
     """Return how a run without Jobs is, None where there is nothing of it.
 
-    `kept` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
+    `seen` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `kept` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
     """
+    run = seen.name
     noted = cluster.get("ConfigMap", record.name_of(run))
     place = look.claim_words(run, cluster, run)
     spec = record.spec(noted) or {}
@@ -27,14 +28,9 @@ def status(cluster: Cluster, run: str, kept: Path, ended: RunStatus | None) -> R
 
     if pods := look.pods_of(cluster, run):
         return told(State.RUNNING, "it is being stopped", _leaving(known, pods))
-    whole = look.jobset_of(cluster, run, ())
-    if whole and not observe.is_over(whole):
-        queue = observe.waits(observe.Seen(run, (), whole=whole, queued=cluster.listed_if_any("Workload")))
-        return told(
-            State.PENDING,
-            queue or f"its JobSet {whole['metadata']['name']} has no Jobs yet",
-            (TaskStatus(task, State.PENDING) for task in known),
-        )
+    if seen.whole and not observe.is_over(seen.whole):
+        reason = observe.waits(seen) or f"its JobSet {seen.whole['metadata']['name']} has no Jobs yet"
+        return told(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
     if words := record.being_started(noted):
         return told(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
     if final := record.final(noted) or record.announced(noted):

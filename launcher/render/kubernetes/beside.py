@@ -4,13 +4,12 @@ from collections.abc import Mapping
 
 from launcher.errors import UsageError
 from launcher.plan.groups import Group
-from launcher.render.kubernetes import storage
-from launcher.render.kubernetes.objects import NO_RIGHTS, Object, Run, amounts, literal
-from launcher.spec.containers import Container, Env, FromSecret, Mount
+from launcher.render.kubernetes.objects import NO_RIGHTS, Object, Run, amounts, env, literal
+from launcher.spec import programs
+from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
+from launcher.spec.names import RUN_VOLUME, TMP
 from launcher.spec.programs import init_containers_of, roles_of, sidecars_of, volumes_of
-
-_TMP = "/tmp"  # noqa: S108 - the container's own
 
 
 def init_containers(run: Run, group: Group) -> Object:
@@ -27,23 +26,12 @@ def init_containers(run: Run, group: Group) -> Object:
 
 def mounted(run: Run, role_name: str) -> set[str]:
     """Return the names of the volumes that containers beside the tasks of a role mount."""
-    role = roles_of(run.spec)[role_name]
-    return {mount.volume for one in (*init_containers_of(run.spec, role), *sidecars_of(run.spec, role)) for mount in one.mounts}
-
-
-def env(variables: Env) -> list[Object]:
-    """Return variables as a container has them."""
-    return [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": value.secret, "key": value.key}}}
-        if isinstance(value, FromSecret)
-        else {"name": name, "value": literal(value)}
-        for name, value in variables.items()
-    ]
+    return {mount.volume for one in programs.beside(run.spec, roles_of(run.spec)[role_name]) for mount in one.mounts}
 
 
 def _container(run: Run, group: Group, one: Container) -> Object:
     is_hardened = group.task.is_hardened
-    home = {"HOME": _TMP} if is_hardened and "HOME" not in one.env else {}
+    home = {"HOME": TMP} if is_hardened and "HOME" not in one.env else {}
     given = amounts(one.cpu, one.memory)
     made: Object = {
         "name": one.name,
@@ -64,12 +52,12 @@ def _container(run: Run, group: Group, one: Container) -> Object:
 def _mounts(run: Run, group: Group, one: Container) -> list[Object]:
     volumes = {volume.name: volume for volume in volumes_of(run.spec)}
     # Each has a /tmp of its own, as the task has: nothing else can be written.
-    own: list[Object] = [{"name": "tmp", "mountPath": _TMP, "subPath": one.name}] if group.task.is_hardened else []
+    own: list[Object] = [{"name": "tmp", "mountPath": TMP, "subPath": one.name}] if group.task.is_hardened else []
     return own + [_mount(group, one, mount, volumes) for mount in one.mounts]
 
 
 def _mount(group: Group, one: Container, mount: Mount, volumes: Mapping[str, Volume]) -> Object:
-    if mount.volume == storage.RUN_VOLUME:
+    if mount.volume == RUN_VOLUME:
         if not group.mounts_run_dir:
             raise UsageError(
                 f"the container {one.name} mounts the run's volume, which the {group.role}'s tasks do not have",

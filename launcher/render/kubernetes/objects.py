@@ -6,8 +6,9 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.images import all_for
-from launcher.plan.models import Plan
+from launcher.plan.models import Plan, SecretKey
 from launcher.spec import programs
+from launcher.spec.containers import FromSecret
 from launcher.spec.kubernetes import DEFAULT_VERSION, Kubernetes, parse_version
 from launcher.spec.models import ClusterSpec, Storage
 from launcher.spec.names import LONGEST_LABEL
@@ -157,6 +158,16 @@ def checked(name: str) -> str:
 def literal(text: str) -> str:
     """Return a text as `command` and `env` take it: there `$(NAME)` is replaced, and `$$` is a dollar."""
     return text.replace("$", "$$")
+
+
+def env(variables: Mapping[str, str | FromSecret | SecretKey]) -> list[Object]:
+    """Return variables as a container has them."""
+    return [
+        {"name": name, "value": literal(value)}
+        if isinstance(value, str)
+        else {"name": name, "valueFrom": {"secretKeyRef": {"name": value.secret, "key": value.key}}}
+        for name, value in variables.items()
+    ]
 
 
 def amounts(cpu: float | None, memory: str | None) -> Object:

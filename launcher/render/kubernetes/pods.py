@@ -12,13 +12,13 @@ from launcher.plan.places import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.render.kubernetes import beside, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, NO_RIGHTS, TRAINER, Object, Run, amounts, literal, pod_metadata, selector
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, NO_RIGHTS, TRAINER, Object, Run, amounts, env, literal, pod_metadata, selector
 from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
 from launcher.spec.models import Role
+from launcher.spec.names import TMP
 from launcher.spec.programs import roles_of, volumes_of
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-_TMP = "/tmp"  # noqa: S108 - the pod's own
 _EXECUTABLE = 0o555
 _PARENT = "tf-launcher"  # the volume with the parent of a command
 
@@ -95,7 +95,7 @@ def container(run: Run, name: str, command: Sequence[str], *, task: Task | None 
 
 def tmp() -> tuple[Object, Object]:
     """Return the volume /tmp, and where a hardened container has it: nothing else can be written, the run's volume apart."""
-    return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": _TMP}
+    return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": TMP}
 
 
 def _container(run: Run, group: Group) -> Object:
@@ -114,18 +114,13 @@ def _container(run: Run, group: Group) -> Object:
 
 
 def _env(run: Run, group: Group) -> list[Object]:
-    values = ({"HOME": _TMP} if group.task.is_hardened else {}) | group.task.env
+    values = ({"HOME": TMP} if group.task.is_hardened else {}) | group.task.env
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
     taken = {entry["name"] for entry in single}
     kind = group.task.tf_config["task"]["type"]
     told = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{kind}","index":$(JOB_COMPLETION_INDEX)}}}}'
     return [
-        *({"name": name, "value": literal(value)} for name, value in values.items() if name not in taken),
-        *(
-            {"name": name, "valueFrom": {"secretKeyRef": {"name": value.secret, "key": value.key}}}
-            for name, value in group.task.secrets.items()
-            if name not in taken
-        ),
+        *(entry for entry in [*env(values), *env(group.task.secrets)] if entry["name"] not in taken),
         *single,
         {"name": "TF_CLUSTER", "valueFrom": {"configMapKeyRef": {"name": cluster_name(run), "key": CLUSTER_KEY}}},
         {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}},

@@ -10,10 +10,10 @@ from launcher.plan.places import CONTAINER_RUNS
 from launcher.plan.rules import leading_role
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
 from launcher.spec.models import ClusterSpec
+from launcher.spec.names import RUN_VOLUME
 from launcher.spec.problems import all_of
 from launcher.spec.programs import leads, roles_of
 
-RUN_VOLUME = "run"
 _HOSTNAME = "kubernetes.io/hostname"
 
 
