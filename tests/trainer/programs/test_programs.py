@@ -101,6 +101,8 @@ def test_matmul_on_every_task(report: Report) -> None:
     products = {task for operation, name, _, task, _, _ in told["rows"] if name == "product"}
     assert products == {"chief", "worker-0", "worker-1", "worker-2"}
     assert "1500x1500" in told["files"]["matmul.txt"]
+    # What is timed as a move is one, each time: there and back, once before and three times to be timed.
+    assert told["received"] > WORKERS * 2 * 4 * matrix.astype(np.float32).nbytes
 
 
 def test_matmul_falls_back_where_a_device_is_not_there(report: Report) -> None:
@@ -109,9 +111,6 @@ def test_matmul_falls_back_where_a_device_is_not_there(report: Report) -> None:
         "chief has no gpu:1, it has cpu:0: what was to run there runs on its CPU",
         "worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU",
     ]
-    # Moved for certain: 36 MB both ways take longer than 20 kB.
-    large = report["matmul"]["metrics"]["worker-1/cpu:0/transfer_s"]
-    assert large > 3 * told["metrics"]["worker-1/cpu:0/transfer_s"]
     assert {name.rpartition("/")[0] for name in told["metrics"] if name.endswith("compute_s")} == {
         "chief/cpu:0",
         "worker-1/cpu:0",
