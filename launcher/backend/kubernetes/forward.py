@@ -25,24 +25,39 @@ _STARTS_WITHIN = 120.0  # seconds, on another node
 _LOOK_EVERY = 0.5
 
 
-def free(cluster: Cluster, run: str) -> None:
-    """Let a run's TensorBoard go to any node where it waits for that of tasks that have ended, as it does when its own was drained.
+def await_board(cluster: Cluster, run: str) -> None:
+    """Wait until a run's TensorBoard answers, for as long as nothing is known that keeps it from that.
 
-    An evaluator that was drained with it, and has nobody to follow either, follows it.
+    One that waits for the node of tasks that have ended, as it does when its own was drained, may go to any node from then on; an evaluator that
+    was drained with it, and has nobody to follow either, follows it. Raises as `pod_of`.
     """
-    of_run = cluster.listed("Pod", look.labels_of(run))
-    boards = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
-    if not any(tied.waits_for_none(pod, of_run) for pod in boards) or not _is_over(cluster, run, of_run):
-        return
-    cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
-    said = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_STARTS_WITHIN:.0f} s to start there"
-    print(said, file=sys.stderr, flush=True)
+    moved = said = False
     deadline = time.monotonic() + _STARTS_WITHIN
     while time.monotonic() < deadline:
-        with contextlib.suppress(LauncherError):
-            pod_of(cluster, run)
+        of_run = cluster.listed("Pod", look.labels_of(run))
+        boards = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
+        if any(observe.condition(pod, "Ready") for pod in boards):
             return
+        words = f"waiting up to {_STARTS_WITHIN:.0f} s for TensorBoard of {run} to start"
+        if not moved and any(tied.waits_for_none(pod, of_run) for pod in boards) and _is_over(cluster, run, of_run):
+            cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
+            words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_STARTS_WITHIN:.0f} s to start there"
+            moved, said = True, False
+        elif not moved and (any(map(trouble.of_pod, boards)) or not (boards or _is_to_come(cluster, run))):
+            break
+        if not said:
+            print(words, file=sys.stderr, flush=True)
+            said = True
         time.sleep(_LOOK_EVERY)
+    pod_of(cluster, run)
+
+
+def _is_to_come(cluster: Cluster, run: str) -> bool:
+    """Return whether a run has a TensorBoard without a pod, as one has just gone; raise LauncherError where none may be made."""
+    made = cluster.get("Deployment", f"{run}-{TENSORBOARD}")
+    if made and (refused := observe.condition(made, "ReplicaFailure")):
+        raise LauncherError(f"TensorBoard of {run} gets no pod: {refused.get('message', '')}", "see tensorboard.cpu and tensorboard.memory")
+    return made is not None
 
 
 def _is_over(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
@@ -60,7 +75,7 @@ def pod_of(cluster: Cluster, run: str) -> Object:
     """
     pods = cluster.listed("Pod", {**look.labels_of(run), COMPONENT: TENSORBOARD})
     for pod in pods:
-        if any(one["type"] == "Ready" and one["status"] == "True" for one in pod.get("status", {}).get("conditions") or ()):
+        if observe.condition(pod, "Ready"):
             return pod
     if not pods:
         raise UsageError(
@@ -76,8 +91,7 @@ class Forward:
     """Listens on this machine. `url` says where; `serve` carries connections until the process is interrupted."""
 
     def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
-        free(cluster, run)
-        pod_of(cluster, run)  # fails now and aloud rather than with the first connection
+        await_board(cluster, run)  # fails now and aloud rather than with the first connection
         self._cluster, self._run = cluster, run
         self._server = _listen(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"

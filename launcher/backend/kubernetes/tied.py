@@ -7,7 +7,7 @@ from typing import Any
 from launcher.backend.kubernetes import trouble
 from launcher.backend.kubernetes.api import claims_of
 from launcher.backend.kubernetes.trouble import Trouble
-from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL
+from launcher.render.kubernetes.objects import COMPONENT, HOUSEKEEPING, TENSORBOARD, VOLUME_LABEL
 
 Object = Mapping[str, Any]
 
@@ -51,7 +51,7 @@ def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
         for one in pods
         if one.get("status", {}).get("phase") in {"Running", "Pending"} and one["metadata"]["name"] != pod["metadata"]["name"]
     ]
-    mounting = [one for one in there if VOLUME_LABEL in (one["metadata"].get("labels") or {})]
+    mounting = [one for one in there if _is_followed(one)]
     # Those that wait for each other wait for none.
     return _NOT_BESIDE in _scheduling(pod) and all(_NOT_BESIDE in _scheduling(one) for one in mounting)
 
@@ -77,7 +77,7 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
 
 
 def _beside(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool) -> Trouble | None:
-    others = [one for one in pods if one is not pod and _node(one) and VOLUME_LABEL in (one["metadata"].get("labels") or {})]
+    others = [one for one in pods if one is not pod and _node(one) and _is_followed(one)]
     there = [one for one in others if one.get("status", {}).get("phase") in {"Running", "Pending"}]
     held = next((one for one in there if one["metadata"].get("deletionTimestamp") and _is_lost(_node(one), pods)), None)
     if held is not None:
@@ -107,6 +107,12 @@ def _again(pod: Object, pods: Iterable[Object]) -> str:
     if any((one["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD for one in pods):
         return f"launcher tensorboard {run} lets TensorBoard go to the volume, and this task follows it"
     return f"launcher down {run}, and launcher up again: the task that leads comes back with its last checkpoint, and this task follows it"
+
+
+def _is_followed(pod: Object) -> bool:
+    """Return whether others go to the node of a pod: not to that of one by which the launcher reads the volume, which is gone in a moment."""
+    labels = pod["metadata"].get("labels") or {}
+    return VOLUME_LABEL in labels and labels.get(COMPONENT) != HOUSEKEEPING
 
 
 def _attached(pod: Object, pods: Sequence[Object]) -> Trouble | None:

@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 
-from launcher.backend.kubernetes import look, observe, trouble
+from launcher.backend.kubernetes import look, trouble
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import TRAINER, Run, metadata
+from launcher.render.kubernetes.objects import COMPONENT, HOUSEKEEPING, TRAINER, Run, metadata
 
-COMPONENT = "housekeeping"
 # What little it takes, said so that a quota admits it.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 _WITHIN = 300.0  # seconds, an image that is pulled first and a node that is added for it included
@@ -98,7 +97,7 @@ def beside(run: Run, own: Iterable[Object]) -> Object:
 
 def tidy(cluster: Cluster, run: str) -> None:
     """Delete the run's pods of this kind that have ended and whose launcher was killed: a claim that one has mounted cannot go."""
-    for pod in cluster.listed("Pod", {**look.labels_of(run), observe.COMPONENT: COMPONENT}):
+    for pod in cluster.listed("Pod", {**look.labels_of(run), COMPONENT: HOUSEKEEPING}):
         if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
@@ -118,7 +117,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
     own = storage.mount(read_only=read_only)
     mounts, volumes = ([own, mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
     container = pods.container(run, TRAINER, command) | {"resources": _RESOURCES, "volumeMounts": mounts}
-    head = metadata(run, f"{run.name}-{COMPONENT}", COMPONENT)
+    head = metadata(run, f"{run.name}-{HOUSEKEEPING}", HOUSEKEEPING)
     head["generateName"] = f"{head.pop('name')}-"  # one for each use: two may be at work at once
     spec = {
         "restartPolicy": "Never",

@@ -19,6 +19,7 @@ Object = dict[str, Any]
 # Containers: what overrides and policies call them.
 TRAINER = "trainer"
 TENSORBOARD = "tensorboard"
+HOUSEKEEPING = "housekeeping"
 
 # What a hardened container's security context has beside that of every container.
 NO_RIGHTS: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

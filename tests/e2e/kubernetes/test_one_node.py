@@ -88,12 +88,16 @@ def test_a_run_that_has_ended_is_read_where_its_volume_is(run: Run, spec: str, t
 
     # TensorBoard is moved when there is nobody left whom it could follow.
     launcher.namespace.kubectl("delete", "pod", "-l", "app.kubernetes.io/component=tensorboard,app.kubernetes.io/instance=local")
-    serving = launcher.start("tensorboard", run.name, "--port", "0")
-    try:
-        until(lambda: nodes(run) == {"tensorboard": node}, ALIVE, "TensorBoard to be there again", run.describe)
-    finally:
-        serving.kill()
-        serving.communicate()
+    with launcher.start("tensorboard", run.name, "--port", "0") as serving:
+
+        def is_there() -> bool:
+            assert serving.poll() is None, serving.stdout and serving.stdout.read()
+            return nodes(run) == {"tensorboard": node}
+
+        try:
+            until(is_there, ALIVE, "TensorBoard to be there again", run.describe)
+        finally:
+            serving.kill()
 
 
 def test_a_claim_for_many_nodes_is_kept(run: Run, image: str, tmp_path: Path) -> None:

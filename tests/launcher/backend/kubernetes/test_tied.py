@@ -1,5 +1,7 @@
 """Why a pod waits that has to be where the run's volume is: the node is named, and what frees it."""
 
+import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ from launcher.backend.kubernetes import forward, observe
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.model import TaskStatus
+from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import VOLUME_LABEL
 from tests.launcher.backend.kubernetes.objects import COMPLETE, NOW, ended, event, job, pod, running
 
@@ -101,6 +104,7 @@ def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node() -> No
     assert told(new, events=(warning,)).reason == "1m: its volume is in use on another node"
 
 
+READY = {"type": "Ready", "status": "True"}
 ALONE = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
 
 
@@ -137,9 +141,43 @@ def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_t
 
     def patch(_: str, name: str, __: object) -> None:
         patched.append(name)
-        pods[:] = [mounting(running("tensorboard"), "node-1", conditions=[{"type": "Ready", "status": "True"}])]
+        pods[:] = [mounting(running("tensorboard"), "node-1", conditions=[READY])]
 
-    listed = {"Pod": pods, "Job": jobs}
-    forward.free(cast("Cluster", SimpleNamespace(listed=lambda kind, _: list(listed[kind]), patch=patch)), "digits")
+    with contextlib.nullcontext() if freed else pytest.raises(LauncherError, match="TensorBoard of digits is not ready: "):
+        await_board({"Pod": lambda: pods, "Job": lambda: jobs}, patch)
     assert patched == (["digits-tensorboard"] if freed else [])
     assert ("TensorBoard of digits goes to a node where its volume can be used" in capsys.readouterr().err) == freed
+
+
+def await_board(listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Callable[..., None], board: object = None) -> None:
+    """Wait for the TensorBoard of a cluster that lists this, and has `board` as its Deployment."""
+    cluster = SimpleNamespace(listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: board, words=lambda: "mine")
+    forward.await_board(cast("Cluster", cluster), "digits")
+
+
+def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its Deployment has made no pod yet, then the scheduler has not looked at it yet."""
+    ready = mounting(running("tensorboard"), "node-1", conditions=[READY])
+    reads = mounting(running("housekeeping"), "node-2")  # as the pod does by which `launcher get` reads the volume, for a moment more
+    times = [[], [waiting("tensorboard")], [waiting("tensorboard", ALONE)], [waiting("tensorboard")], [ready]]
+    monkeypatch.setattr("time.sleep", lambda _: times.pop(0))
+    patched: list[str] = []
+    chief = mounting(ended("chief", 0), "node-2")
+    listed = {"Pod": lambda: [chief, reads, *times[0]], "Job": lambda: [job("chief", 1, COMPLETE)]}
+    await_board(listed, lambda _, name, __: patched.append(name), board={"status": {}})
+    assert patched == ["digits-tensorboard"]
+    assert [line.split(" of digits ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "to start",
+        "goes to a node where its volume can be used, and has 120 s to start there",
+    ]
+
+
+def test_a_tensorboard_that_gets_no_pod_says_why_and_one_that_is_not_there_is_not_waited_for() -> None:
+    refused = {"type": "ReplicaFailure", "status": "True", "message": 'pods "digits-tensorboard-1" is forbidden: exceeded quota: q'}
+    listed: dict[str, Callable[[], list[dict[str, Any]]]] = {"Pod": list, "Job": list}
+    with pytest.raises(LauncherError, match=r"TensorBoard of digits gets no pod: pods .* exceeded quota: q"):
+        await_board(listed, pytest.fail, board={"status": {"conditions": [refused]}})
+    with pytest.raises(UsageError, match="digits has no TensorBoard in mine"):
+        await_board(listed, pytest.fail)
