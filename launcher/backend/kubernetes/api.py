@@ -42,7 +42,9 @@ KINDS: dict[str, tuple[str, str]] = {
     "Pod": (_CORE, "pods"),
     "Event": (_CORE, "events"),
     "JobSet": ("apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
-    "Workload": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
+    # Kueue 0.15 and later have both, later ones the newer alone, earlier ones the older.
+    "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    "Workload (v1beta1)": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
 }
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

@@ -47,7 +47,7 @@ def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) ->
     pods = telling(cluster.listed("Pod", labels_of(run)))
     wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
     waits = any(observe.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([whole] if whole else [])])
-    queued = tuple(cluster.listed_if_any("Workload")) if waits else ()
+    queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if waits else ()
     at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} and _has(pod, CLUSTER_LABEL) for pod in pods)
     same = before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
     if at_work >= wanted:

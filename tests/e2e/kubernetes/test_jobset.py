@@ -8,7 +8,7 @@ import copy
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +16,69 @@ import pytest
 import yaml
 
 from launcher.cli.main import run
+from tests.e2e.kubernetes import controllers
 from tests.e2e.kubernetes.cluster import EXAMPLES, ROOT, Namespace, kubectl, standing_in, until
-from tests.e2e.kubernetes.jobset import Build, building, controller, module
+from tests.e2e.kubernetes.controllers import JOBSET, KUEUE, Build
 from tests.e2e.kubernetes.launching import Launcher
 from tests.e2e.kubernetes.nodes import node_tool
 from tests.e2e.kubernetes.test_accepted import CLUSTER, OPTIONS, accepted
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900), pytest.mark.takes_minutes, pytest.mark.usefixtures("build")]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900), pytest.mark.takes_minutes, pytest.mark.usefixtures("builds")]
 
 SERVED = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}\nkubernetes: {tensorboard: false}\n"
-DEFINITION = "jobsets.jobset.x-k8s.io"
-_FILE = "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"  # of the definition
+QUEUES = """\
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {{name: {namespace}}}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {{name: {namespace}}}
+spec:
+  namespaceSelector: {{}}
+  resourceGroups:
+  - coveredResources: [cpu]
+    flavors: [{{name: {namespace}, resources: [{{name: cpu, nominalQuota: 1}}]}}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {{name: team, namespace: {namespace}}}
+spec: {{clusterQueue: {namespace}}}
+"""
+_BASES = "config/components/crd/bases"  # of the definitions
 # The oldest that docs/kubernetes.md names, and a newer one.
-VERSIONS = ("v0.6.0", "v0.10.1")
+VERSIONS = ("v0.6.0", JOBSET.version)
 
 
 @pytest.fixture(scope="module")
-def build(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build | str]:
-    """Build JobSet's controller while the tests that need none are run; where it is not built, return why."""
+def builds(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[controllers.Controller], Build]]:
+    """Build the controllers while the tests that need none are run; return what tells of one, or skips with why it is not built."""
     assert cluster
-    if "KUBE_TESTBED" not in os.environ:
-        yield "KUBE_TESTBED names no cluster of this machine"
-        return
-    directory = tmp_path_factory.mktemp("jobset")
-    try:
-        source = module(VERSIONS[-1], directory)
-    except pytest.skip.Exception as skipped:  # the other version, which needs no controller, may be there all the same
-        yield str(skipped)
-        return
-    with building(source, directory) as begun:
-        yield begun
+    begun: dict[str, Build | str] = {}
+    with contextlib.ExitStack() as stack:
+        for one in (JOBSET, KUEUE) if "KUBE_TESTBED" in os.environ else ():
+            try:
+                begun[one.name] = stack.enter_context(controllers.building(one, tmp_path_factory.mktemp(one.name)))
+            except pytest.skip.Exception as skipped:  # the other version, which needs no controller, may be there all the same
+                begun[one.name] = str(skipped)
+
+        def told(one: controllers.Controller) -> Build:
+            node_tool()
+            build = begun.get(one.name, "KUBE_TESTBED names no cluster of this machine")
+            if isinstance(build, str):
+                pytest.skip(build)
+            return build
+
+        yield told
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def jobset(request: pytest.FixtureRequest, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Have the cluster know JobSets of a version; skip where it knows some already, or the version cannot be had."""
     assert cluster
-    if kubectl("get", "crd", DEFINITION, check=False).returncode == 0:
-        pytest.skip("the cluster has JobSet already")
-    definition = module(request.param, tmp_path_factory.mktemp("go")) / _FILE
-    kubectl("create", "-f", str(definition))
-    try:
-        until(known, 30, "the cluster to know JobSets", lambda: kubectl("get", "crd", DEFINITION, "-o", "yaml").stdout)
+    source = controllers.source(JOBSET.module, request.param, tmp_path_factory.mktemp("go"))
+    with controllers.known(source / _BASES / "jobset.x-k8s.io_jobsets.yaml"):
         yield request.param
-    finally:
-        kubectl("delete", "crd", DEFINITION, "--timeout=60s", timeout=90)
-
-
-def known() -> bool:
-    """Return whether the API server takes JobSets by now."""
-    status = json.loads(kubectl("get", "crd", DEFINITION, "-o", "json").stdout).get("status", {})
-    return any(one["type"] == "Established" and one["status"] == "True" for one in status.get("conditions") or ())
 
 
 def rendered(spec: Path, name: str) -> list[dict[str, Any]]:
@@ -155,14 +167,26 @@ def test_jobs_of_a_jobset_are_deleted_with_it_where_it_is_the_runs(jobset: str, 
 
 
 @pytest.fixture(scope="module")
-def controlled(jobset: str, build: Build | str, namespace: Namespace) -> Iterator[Namespace]:
+def controlled(jobset: str, builds: Callable[[controllers.Controller], Build], namespace: Namespace) -> Iterator[Namespace]:
     """Have JobSet's controller make something of the JobSets; skip where it cannot be built, or KUBE_TESTBED names no cluster here."""
-    node_tool()
     assert jobset == VERSIONS[-1]
-    if isinstance(build, str):
-        pytest.skip(build)
-    with controller(build, namespace.name):
+    with controllers.running(builds(JOBSET), namespace.name):
         yield namespace
+
+
+@pytest.fixture(scope="module")
+def queue(controlled: Namespace, builds: Callable[[controllers.Controller], Build]) -> Iterator[str]:
+    """Have Kueue admit what waits for a queue with room for one run; return the queue's name."""
+    build = builds(KUEUE)
+    with controllers.known(*sorted((build.source / _BASES).glob("*.yaml"))), controllers.running(build, controlled.name):
+        # Its own webhooks for these are not asked.
+        kubectl("create", "-f", "-", text=QUEUES.format(namespace=controlled.name))
+        try:
+            yield "team"
+        finally:
+            # While Kueue is there: a queue goes when nothing is admitted by it, which a run is that a failed test has left.
+            controlled.kubectl("delete", "jobsets", "--all", "--timeout=60s")
+            kubectl("delete", "--ignore-not-found", "--timeout=30s", "-f", "-", text=QUEUES.format(namespace=controlled.name), timeout=60)
 
 
 def start(namespace: Namespace, name: str, spec: str, directory: Path) -> None:
@@ -267,6 +291,37 @@ class TestItsController:
         resumed = [event["step"] for event in controlled.events("gang", "chief") if event["event"] == "restored"]
         assert resumed == [stopped["checkpoint_step"]]
         launcher("down", "gang", "--delete-data", "--yes")
+
+    def test_a_queue_with_room_for_one_admits_two_runs_one_after_the_other_each_as_a_whole(
+        self, controlled: Namespace, queue: str, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        roles = "strategy: parameter_server\nroles: {chief: {cpu: 0.2}, ps: {cpu: 0.2}, worker: {replicas: 2, cpu: 0.2}}\n"
+        text = f"{roles}kubernetes: {{gang: jobset, queue: {queue}, tensorboard: false}}\n{standing_in()}"
+        for name in ("first", "second"):
+            file = tmp_path / f"{name}.yaml"
+            file.write_text(f"version: 1\nname: {name}\n{text}")
+            launcher("up", str(file), "--detach", "--set", "train.params.step_seconds=0.05", "--set", "train.steps=1000000")
+            if name == "first":
+                until(lambda: len(running(controlled, "first")) == 4, 120, "four pods", lambda: controlled.describe("first"))
+
+        def waits() -> bool:
+            return "insufficient unused quota for cpu" in launcher.status("second")["reason"]
+
+        until(waits, 60, "a reason for which the second run waits", lambda: launcher("status", "second") + log(controlled))
+        status = launcher.status("second")
+        assert status["state"] == "pending"
+        assert "waits for its queue team: " in status["reason"]
+        assert controlled.pods("second") == []
+        launcher("down", "first")
+        until(lambda: len(running(controlled, "second")) == 4, 120, "four pods", lambda: launcher("status", "second"))
+        until(lambda: (launcher.status("second")["step"] or 0) > 0, 120, "a step", lambda: launcher("status", "second"))
+        for name in ("first", "second"):
+            launcher("down", name, "--delete-data", "--yes")
+
+
+def log(namespace: Namespace) -> str:
+    """Return what Kueue knows of the runs."""
+    return namespace.kubectl("get", "workloads", "-o", "yaml")
 
 
 def trains(namespace: Namespace, launcher: Launcher) -> None:

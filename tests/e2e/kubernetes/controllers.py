@@ -1,0 +1,209 @@
+"""Controllers that others write, built from their Go modules, beside a cluster that runs on this machine."""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.kubernetes.cluster import kubectl, until
+from tests.processes import end, free_port
+
+BUILT = 900.0  # seconds for a build with nothing cached
+# Kueue looks for the certificate of its metrics there, also where it shows none: https://github.com/kubernetes-sigs/kueue/blob/v0.17.0/cmd/kueue/main.go
+_WITH_CERTIFICATE = """
+mount -t tmpfs tmpfs /mnt && cp -a /etc /mnt && mkdir -p /mnt/etc/kueue/metrics/certs && cp "$0"/tls.* /mnt/etc/kueue/metrics/certs &&
+mount --bind /mnt/etc /etc && exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A controller of a module at a version: the package of its program, what its configuration says beside where it listens, its webhooks.
+
+    Of the webhooks that it comes with, those whose names are `webhooks` are registered, or all.
+    """
+
+    module: str
+    version: str
+    package: str
+    configuration: dict[str, Any]
+    webhooks: tuple[str, ...] = ()
+    launch: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """Return how others call it."""
+        return self.module.rpartition("/")[2]
+
+
+JOBSET = Controller("sigs.k8s.io/jobset", "v0.10.1", ".", {"apiVersion": "config.jobset.x-k8s.io/v1alpha1", "kind": "Configuration"})
+KUEUE = Controller(
+    "sigs.k8s.io/kueue",
+    "v0.17.0",
+    "./cmd/kueue",
+    {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
+        "featureGates": {"VisibilityOnDemand": False, "MultiKueue": False, "TopologyAwareScheduling": False},
+    },
+    # Of what a queue admits, with a namespace; those of queues and flavors are for all namespaces.
+    ("mjob.kb.io", "mjobset.kb.io", "mworkload.kb.io", "vjob.kb.io", "vjobset.kb.io", "vworkload.kb.io"),
+    ("unshare", "--mount", "sh", "-c", _WITH_CERTIFICATE),
+)
+
+
+def source(module: str, version: str, directory: Path) -> Path:
+    """Return the directory of a Go module; skip where there is no Go to fetch it."""
+    if shutil.which("go") is None:
+        pytest.skip(f"there is no go here, which fetches {module}")
+    done = subprocess.run(
+        ["go", "mod", "download", "-json", f"{module}@{version}"], cwd=directory, capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"{module} {version} cannot be fetched: {(done.stdout + done.stderr).strip()[-200:]}")
+    return Path(json.loads(done.stdout)["Dir"])
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of a controller from its module at `source`, which goes on beside other things."""
+
+    of: Controller
+    source: Path
+    directory: Path
+    process: "subprocess.Popen[str]"
+
+    def program(self) -> Path:
+        """Wait for its end and return the program; skip where it cannot be built."""
+        _, said = self.process.communicate(timeout=BUILT)
+        if self.process.returncode:
+            pytest.skip(f"{self.of.name} cannot be built here: {said.strip()[-300:]}")
+        return self.directory / self.of.name
+
+
+@contextlib.contextmanager
+def building(controller: Controller, directory: Path) -> Iterator[Build]:
+    """Build a controller for a block, for minutes where nothing is cached; give it up at the end of the block."""
+    path = source(controller.module, controller.version, directory)
+    words = [
+        "nice",
+        "go",
+        "build",
+        "-mod=mod",
+        "-trimpath",
+        "-ldflags",
+        "-s -w",
+        "-o",
+        str(directory / controller.name),
+        controller.package,
+    ]
+    env = os.environ | {"CGO_ENABLED": "0"}
+    process = subprocess.Popen(words, cwd=path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with process:
+        try:
+            yield Build(controller, path, directory, process)
+        finally:
+            if process.poll() is None:  # else its number may be another's by now
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def running(build: Build, namespace: str) -> Iterator[Path]:
+    """Run a controller, with its webhooks for one namespace; yield the file with what it writes. Skip where it cannot be built.
+
+    The API server calls the webhooks on the loopback of this machine, so it has to run here.
+    """
+    program, directory = build.program(), build.directory
+    certificate = _certificate(directory)
+    webhooks, health = free_port(), free_port()
+    configuration = {
+        **build.of.configuration,
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "webhook": {"host": "127.0.0.1", "port": webhooks, "certDir": str(directory)},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+        "metrics": {"bindAddress": "0"},
+    }
+    (directory / "configuration.yaml").write_text(json.dumps(configuration))
+    log = directory / "log"
+    caller = {"url": f"https://127.0.0.1:{webhooks}", "caBundle": base64.b64encode(certificate).decode()}
+    registered = yaml.safe_dump_all(_registered(build, namespace, caller))
+    launch = [*build.of.launch, str(directory)] if build.of.launch else []
+    with log.open("w") as output:
+        process = subprocess.Popen([*launch, str(program), "--config", str(directory / "configuration.yaml")], stdout=output, stderr=output)
+    try:
+        until(lambda: _answers(f"http://127.0.0.1:{health}/readyz"), 60, f"{build.of.name} to be ready", lambda: log.read_text()[-3000:])
+        kubectl("create", "-f", "-", text=registered)
+        yield log
+    finally:
+        # First who would be asked: else nothing could be made in the namespace any more.
+        kubectl("delete", "--ignore-not-found", "-f", "-", text=registered, check=False)
+        end(process)
+
+
+def _registered(build: Build, namespace: str, caller: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the registrations of the webhooks as the controller has them, but by address and for one namespace."""
+    made = list(yaml.safe_load_all((build.source / "config" / "components" / "webhook" / "manifests.yaml").read_text()))
+    for one in made:
+        one["metadata"]["name"] = f"{namespace}-{build.of.name}-{one['metadata']['name']}"
+        one["webhooks"] = [webhook for webhook in one["webhooks"] if webhook["name"] in (build.of.webhooks or {webhook["name"]})]
+        for webhook in one["webhooks"]:
+            path = webhook["clientConfig"]["service"]["path"]
+            webhook["clientConfig"] = {**caller, "url": caller["url"] + path}
+            webhook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    return made
+
+
+def _certificate(directory: Path) -> bytes:
+    """Make a key and a certificate for 127.0.0.1, valid for a day, and return the certificate."""
+    key, certificate = directory / "tls.key", directory / "tls.crt"
+    names = ["-subj", "/CN=controller", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names, *files]
+    subprocess.run(command, capture_output=True, check=True, timeout=60)
+    return certificate.read_bytes()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def known(*definitions: Path) -> Iterator[None]:
+    """Have the cluster know the kinds of these files for a block; skip where it knows one of them already."""
+    names = [yaml.safe_load(file.read_text())["metadata"]["name"] for file in definitions]
+    if there := [name for name in names if kubectl("get", "crd", name, check=False).returncode == 0]:
+        pytest.skip(f"the cluster has {', '.join(there)} already")
+    files = [word for file in definitions for word in ("-f", str(file))]
+    kubectl("create", *files)
+    try:
+        until(
+            lambda: all(map(_is_served, names)),
+            30,
+            f"the cluster to know {names}",
+            lambda: kubectl("get", "crd", *names, "-o", "yaml").stdout,
+        )
+        yield
+    finally:
+        kubectl("delete", "--ignore-not-found", "--timeout=60s", *files, timeout=90)
+
+
+def _is_served(definition: str) -> bool:
+    status = json.loads(kubectl("get", "crd", definition, "-o", "json").stdout).get("status", {})
+    return any(one["type"] == "Established" and one["status"] == "True" for one in status.get("conditions") or ())
