@@ -41,6 +41,10 @@ _ENVIRONMENT = {
 }
 
 _ASKED_TO_STOP = (signal.SIGTERM, signal.SIGINT)
+# For how many seconds at least a stop lasts that ends with 143. Kubernetes has it: a pod that is evicted as it has outgrown its storage has 2 s to
+# end, and is killed then, which counts, where its exit code would be that of one that somebody has merely deleted.
+_STOP_SECONDS = "TRAINER_STOP_SECONDS"
+_LONGEST_STOP = 60
 _LAST_WORDS = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
 
 
@@ -67,6 +71,13 @@ def main(arguments: list[str] | None = None) -> int:
     code = _run(options, command)
     _last_words(code, time.monotonic())
     return code
+
+
+def _outlast(code: int, told: dict[str, tuple[float, str]], stop_seconds: float) -> None:
+    """Stay until a stop has lasted for `stop_seconds`."""
+    asked_at, _ = told.get("stopping", (time.monotonic(), ""))
+    if code == ExitCode.STOPPED:
+        time.sleep(max(0.0, asked_at + stop_seconds - time.monotonic()))
 
 
 def _last_words(code: int, told: float) -> None:
@@ -134,7 +145,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     settings: Settings | None = (_settings if command is None else _command_settings)(options.settings, problems)
     if not problems:
         problems += _misuse(task, settings, command)
-    lifeline = _lifeline(problems)
+    lifeline, stop_seconds = _lifeline(problems), _stop_seconds(problems)
     if problems:
         print("\n".join(f"trainer: {problem}" for problem in problems), file=sys.stderr, flush=True)
         if not options.check:
@@ -156,6 +167,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     failed_at, why = told.get("failed", (time.monotonic(), ""))
     if settings is not None and not command and task.is_chief:
         _settle(settings, code, why)
+    _outlast(code, told, stop_seconds)
     if "stopping" not in told:  # who asks it to stop has told its engine too, and waits for it
         _last_words(code, failed_at)
     # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
@@ -270,6 +282,16 @@ def _lifeline(problems: list[str]) -> int | None:
             return int(text)
     problems.append(f"TRAINER_LIFELINE is {text!r}; expected the number of an open pipe; pass it on to this process, or unset the variable")
     return None
+
+
+def _stop_seconds(problems: list[str]) -> float:
+    """Return TRAINER_STOP_SECONDS, 0 where it is not set."""
+    text = os.environ.get(_STOP_SECONDS) or "0"
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= _LONGEST_STOP:
+            return float(text)
+    problems.append(f"{_STOP_SECONDS} is {text!r}; expected seconds, 0 to {_LONGEST_STOP}; write 4, or unset the variable")
+    return 0.0
 
 
 def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> Job:

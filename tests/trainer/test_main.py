@@ -60,13 +60,24 @@ def test_settings_come_from_a_file_or_stdin_too(tmp_path: Path) -> None:
 
 
 def test_problems_of_tf_config_and_settings_come_together() -> None:
-    ended = trainer(TRAINER_SETTINGS={"run": 1}, TF_CONFIG={"cluster": {}, "task": {"type": "master", "index": 0}}, TRAINER_LIFELINE="77")
+    ended = trainer(
+        TRAINER_SETTINGS={"run": 1},
+        TF_CONFIG={"cluster": {}, "task": {"type": "master", "index": 0}},
+        TRAINER_LIFELINE="77",
+        TRAINER_STOP_SECONDS="soon",
+    )
     assert ended.returncode == 2
-    for part in ("TF_CONFIG.task.type", "TRAINER_SETTINGS.run is 1", "TRAINER_SETTINGS.run_dir is missing", "TRAINER_LIFELINE is '77'"):
+    for part in (
+        "TF_CONFIG.task.type",
+        "TRAINER_SETTINGS.run is 1",
+        "TRAINER_SETTINGS.run_dir is missing",
+        "TRAINER_LIFELINE is '77'",
+        "TRAINER_STOP_SECONDS is 'soon'",
+    ):
         assert f"trainer: {part}" in ended.stderr
     event = json.loads(ended.stdout)
     assert (event["event"], event["exit_code"], event["cause"]) == ("failed", 2, "the configuration is wrong")
-    assert "(and 4 more)" in event["detail"]
+    assert "(and 5 more)" in event["detail"]
 
 
 @pytest.mark.parametrize(

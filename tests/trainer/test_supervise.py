@@ -146,6 +146,14 @@ class TestStops:
         assert number.name in run.event("stopping")["reason"]
         assert not run.events("failed")
 
+    def test_a_stop_lasts_as_long_as_it_is_told_to(self, trainers: Any) -> None:
+        run = trainers.trainer("--", *GRACEFUL, env={"TRAINER_STOP_SECONDS": "1.5", "TRAINER_EVENTS": "json"})
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        asked = run.event("stopping")["time"]
+        assert run.code() == 143
+        assert time.time() - asked > 1.4
+
     # Deaf for a while, as TensorFlow's collective runtime is when it starts.
     LATE = ("sh", "-c", 'trap "" TERM; echo ready; sleep 1.5; trap "echo saved; exit 143" TERM; echo hears; while :; do sleep 0.05; done')
 

@@ -63,6 +63,12 @@ _POD: dict[str, tuple[str, str, str]] = {
     "UnexpectedAdmissionError": ("node", "its node could not give it the devices", "it is replaced"),
     "DeadlineExceeded": ("deadline", "limits.deadline has passed", "raise limits.deadline"),
 }
+# Why the kubelet evicts a pod for its own excess. It has no DisruptionTarget then, and counts as any failure.
+_EXCESS = (
+    "excess",
+    "evicted for what it has stored",
+    "let it store less, or raise the limit: sizeLimit of the volume, or ephemeral-storage in kubernetes.overrides or the namespace's LimitRange",
+)
 # What the messages of events say -> (kind, words, remedy, final). The first that is found holds.
 _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"exceeded quota: ([\w.-]+)", "quota", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
@@ -145,7 +151,8 @@ def _of_whole_pod(status: Object) -> Trouble | None:
         return None
     reason = status.get("reason", "")
     if reason in _POD:
-        kind, words, remedy = _POD[reason]
+        own_excess = reason == "Evicted" and not target and "exceed" in str(status.get("message"))
+        kind, words, remedy = _EXCESS if own_excess else _POD[reason]
         return Trouble(kind, words + _because(status.get("message")), remedy)
     if target:
         return Trouble(

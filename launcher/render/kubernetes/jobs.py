@@ -38,16 +38,18 @@ def spec_of(run: Run, group: Group, *, retries: int, joined: bool = False) -> Ob
             f"roles.{group.role}.restart is always; Kubernetes starts the pod of a Job again after failures alone",
             "give the role a `command`, which then runs under the trainer's parent, and no `supervise: false`; or remove `restart`",
         )
+    template = pods.template(run, group)
+    rules_of_failures = _failure_rules(run, group, joined=joined, may_outgrow=pods.may_outgrow(template))
     spec: Object = {
         "completionMode": "Indexed",
         "completions": group.count,
         "parallelism": group.count,
         **_limit(run, group, retries),
-        **since(run, {"podFailurePolicy": {"rules": _failure_rules(run, group, joined=joined)}, "podReplacementPolicy": "Failed"}),
+        **since(run, {"podFailurePolicy": {"rules": rules_of_failures}, "podReplacementPolicy": "Failed"}),
     }
     if run.plan.deadline is not None:
         spec["activeDeadlineSeconds"] = math.ceil(run.plan.deadline)
-    spec["template"] = pods.template(run, group)
+    spec["template"] = template
     return spec
 
 
@@ -61,7 +63,7 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
 
 
-def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
+def _failure_rules(run: Run, group: Group, *, joined: bool, may_outgrow: bool) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
     if group.task.restart.when == "exit_code" and not rules.supervised(group.task):
@@ -72,8 +74,10 @@ def _failure_rules(run: Run, group: Group, *, joined: bool) -> list[Object]:
     found = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         _on_exit("FailJob", "In", final),
-        _on_exit("Ignore", "In", [int(ExitCode.STOPPED)]),
     ]
+    if pods.outlasts_eviction(run, group) or not may_outgrow:
+        # Else it is also of a pod that was evicted as it has outgrown its storage, which has no condition that tells it from a deleted one.
+        found.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
     if rules.supervised(group.task):
         # It has tried limits.max_restarts times before it left with a failure.
         found.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))

@@ -20,6 +20,9 @@ from launcher.spec.programs import roles_of, volumes_of
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _EXECUTABLE = 0o555
+# For so many seconds a stop lasts at least. A pod that is evicted as it has outgrown its storage gets 2 s, whatever its grace period says
+# (evictPod of the kubelet's eviction_manager.go, minimumGracePeriodInSeconds of kuberuntime_manager.go): it is killed then, and counts.
+_STOP_SECONDS = 4
 _PARENT = "tf-launcher"  # the volume with the parent of a command
 
 
@@ -40,6 +43,21 @@ def template(run: Run, group: Group) -> Object:
         "volumes": _volumes(run, group),
     }
     return overridden(run, group.role, {"metadata": metadata, "spec": spec})
+
+
+def outlasts_eviction(run: Run, group: Group) -> bool:
+    """Return whether a task that is evicted for its own excess is killed, rather than ends as one that somebody has deleted."""
+    return rules.supervised(group.task) and run.plan.grace_period > _STOP_SECONDS
+
+
+def may_outgrow(made: Object) -> bool:
+    """Return whether a pod template says how much storage its pod may fill, beyond which the kubelet evicts it."""
+    limited = [(one.get("resources") or {}).get("limits") or {} for one in made["spec"]["containers"]]
+    scratch = [one.get("emptyDir") or {} for one in made["spec"].get("volumes") or ()]
+    # One in memory is full at its limit, and takes no more.
+    return any("ephemeral-storage" in limits for limits in limited) or any(
+        "sizeLimit" in one and one.get("medium") != "Memory" for one in scratch
+    )
 
 
 def overridden(run: Run, component: str, made: Object) -> Object:
@@ -115,6 +133,8 @@ def _container(run: Run, group: Group) -> Object:
 
 def _env(run: Run, group: Group) -> list[Object]:
     values = ({"HOME": TMP} if group.task.is_hardened else {}) | group.task.env
+    if outlasts_eviction(run, group):
+        values |= {"TRAINER_STOP_SECONDS": str(_STOP_SECONDS)}
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
     taken = {entry["name"] for entry in single}
     kind = group.task.tf_config["task"]["type"]

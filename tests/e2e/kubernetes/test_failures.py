@@ -20,12 +20,19 @@ FAILS = (
     "import json, os, sys, time; role = json.loads(os.environ['TF_CONFIG'])['task']['type']; "
     "time.sleep(1 if role == 'worker' else 600); print('no such column: label'); sys.exit(2)"
 )
+# Stores more than it may, and ends as one that was asked to stop and has saved.
+GROWS = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
+    "open('/cache/all', 'wb').write(bytes(3 << 20)); print('stored'); time.sleep(600)"
+)
 ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nkubernetes: {tensorboard: false}\n"
 SPECS = {
     "greedy": "roles: {chief: {gpus: 60}}\ntrain: {workload: mnist_mlp}\nlimits: {start_timeout: 20s}\n",
     # Its pods have to run before, which takes a while on a busy machine: then the deadline alone can end it.
     "late": f"image: IMAGE\nsupervise: false\n{ROLES}limits: {{deadline: 120s, start_timeout: 120s, grace_period: 2s}}\n"
     "command: [python, -c, 'import time; time.sleep(600)']\n",
+    "grows": "image: IMAGE\nlimits: {max_restarts: 1}\nvolumes: [{name: cache, mount_path: /cache, source: {emptyDir: {sizeLimit: 1Mi}}}]\n"
+    f"command: [python, -c, {json.dumps(GROWS)}]\n",
     "broken": f"image: IMAGE\nsupervise: false\n{ROLES}limits: {{grace_period: 3s}}\ncommand: [python, -c, {json.dumps(FAILS)}]\n",
 }
 
@@ -80,3 +87,10 @@ def test_a_deadline_that_passes_ends_every_task_and_is_told(ups: dict[str, subpr
     assert "limits.deadline has passed" in written(ups["late"])
     assert "limits.deadline has passed" in launcher.status("late")["reason"]
     until(lambda: not namespace.pods("late"), 60, "its pods to go", lambda: namespace.describe("late"))
+
+
+def test_a_task_that_outgrows_its_storage_is_not_replaced_endlessly(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
+    said = written(ups["grows"])
+    assert "evicted for what it has stored: Usage of EmptyDir volume " in said
+    ended = launcher.namespace.pods("grows")
+    assert [pod["status"]["reason"] for pod in ended] == ["Evicted", "Evicted"]

@@ -70,6 +70,9 @@ PODS = {
     "evicted by its node: The node was low on resource: memory.": {
         "status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     },
+    'evicted for what it has stored: Usage of EmptyDir volume "cache" exceeds the limit "1Mi".': {
+        "status": {"phase": "Failed", "reason": "Evicted", "message": 'Usage of EmptyDir volume "cache" exceeds the limit "1Mi". '}
+    },
     "moved away: EvictionByEvictionAPI: Eviction API: evicting": {
         "status": {
             "phase": "Failed",

@@ -155,6 +155,30 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
     )
 
 
+CACHE = "volumes: [{name: cache, mount_path: /cache, source: {emptyDir: {sizeLimit: 1Mi}}}]\n"
+UNWATCHED = OWN + "supervise: false\n"
+LIMITED = "kubernetes: {overrides: {all: {spec: {containers: [{name: trainer, resources: {limits: {ephemeral-storage: 1Gi}}}]}}}}\n"
+
+
+@pytest.mark.parametrize(
+    "spec, lasts, ignored",
+    [
+        (TRAIN + CACHE, "4", [143]),
+        (TRAIN + CACHE + "limits: {grace_period: 4s}\n", None, []),  # too short to tell by
+        (UNWATCHED, None, [143]),
+        (UNWATCHED + CACHE, None, []),
+        (UNWATCHED + CACHE.replace("1Mi", "1Mi, medium: Memory"), None, [143]),
+        (UNWATCHED + LIMITED, None, []),
+    ],
+)
+def test_a_pod_that_outgrows_its_storage_counts(rendered: Rendered, spec: str, lasts: str | None, ignored: list[int]) -> None:
+    objects = rendered(spec)
+    told = {one["name"]: one.get("value") for one in container(objects, "chief")["env"]}
+    assert told.get("TRAINER_STOP_SECONDS") == lasts
+    rules = objects["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][1:]
+    assert [code for rule in rules if rule["action"] == "Ignore" for code in rule["onExitCodes"]["values"]] == ignored
+
+
 @pytest.mark.parametrize("role", ["chief", "worker", "ps", "evaluator"])
 def test_a_trainer_that_has_used_up_its_restarts_is_never_replaced(rendered: Rendered, role: str) -> None:
     rules = rendered(CLUSTER)["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
