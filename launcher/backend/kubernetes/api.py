@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +71,29 @@ class Cluster:
         self.namespace = namespace or own
         # Paths are ours, so nothing has to be discovered first.
         self._dynamic = dynamic.DynamicClient(self.client, discoverer=lambda _client, _cache: None)
+        self._ahead = time.time() - time.monotonic()  # of time.monotonic; this machine's own, until the API server has told
 
     def words(self) -> str:
         """Say which cluster and namespace this is."""
         return f"namespace {self.namespace}" + (f" of {self.context}" if self.context else "")
 
+    def now(self) -> float:
+        """Return the time by the API server's clock, in seconds since the epoch: objects have their times by it. It may be up to a second late.
+
+        Before the first answer, and where an answer tells no time, it is this machine's.
+        """
+        return time.monotonic() + self._ahead
+
     def request(self, method: str, path: str, *, doing: str, **options: Any) -> Any:
         """Ask the API server for a path; the answer is what its JSON says."""
-        options = {"serializer": lambda _client, data: data, "_request_timeout": TIMEOUT, **options}
         with asking(doing):
-            return self._dynamic.request(method, path, **options)
+            return json.loads(self._ask(method, path, **options).data)
+
+    def _ask(self, method: str, path: str, **options: Any) -> Any:
+        answer = self._dynamic.request(method, path, serialize=False, **{"_request_timeout": TIMEOUT, **options})
+        with contextlib.suppress(TypeError, ValueError):
+            self._ahead = parsedate_to_datetime(answer.headers.get("Date")).timestamp() - time.monotonic()
+        return answer
 
     def path(self, kind: str, name: str = "") -> str:
         """Return where the API has an object, or all of its kind."""
@@ -173,15 +188,14 @@ class Cluster:
                     yield lines
 
     def _log(self, pod: str, container: str, query: list[tuple[str, str]], timeout: float) -> Any:
-        return self.request(
-            "get",
-            f"{self.path('Pod', pod)}/log",
-            doing=f"reading the log of {pod}",
-            query_params=[("container", container), *query],
-            header_params={"Accept": "*/*"},
-            serialize=False,
-            _request_timeout=(TIMEOUT[0], timeout),
-        )
+        with asking(f"reading the log of {pod}"):
+            return self._ask(
+                "get",
+                f"{self.path('Pod', pod)}/log",
+                query_params=[("container", container), *query],
+                header_params={"Accept": "*/*"},
+                _request_timeout=(TIMEOUT[0], timeout),
+            )
 
 
 @contextlib.contextmanager

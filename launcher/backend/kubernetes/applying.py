@@ -161,11 +161,11 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
     began = time.monotonic()
     while (pods := look.pods_of(cluster, run)) and time.monotonic() < began + within:
         saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
-        if len(_lost(pods, _LOST_FOR + saves)) == len(pods):
+        if len(_lost(cluster, pods, _LOST_FOR + saves)) == len(pods):
             break
         meanwhile()
         time.sleep(_LOOK_EVERY)
-    for pod in _lost(pods, 0):  # nobody is there to end it; its Job, which would hold on to it, is gone
+    for pod in _lost(cluster, pods, 0):  # nobody is there to end it; its Job, which would hold on to it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
     forgotten_by = time.monotonic() + _FORGOTTEN_WITHIN
     while pods := look.pods_of(cluster, run):
@@ -178,8 +178,8 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
         time.sleep(_LOOK_EVERY)
 
 
-def _lost(pods: list[Object], patience: float) -> list[observe.Object]:
-    return lost(Seen("", (), pods), time.time(), patience)
+def _lost(cluster: Cluster, pods: list[Object], patience: float) -> list[observe.Object]:
+    return lost(Seen("", (), pods), cluster.now(), patience)
 
 
 def delete_claim(cluster: Cluster, run: str) -> None:

@@ -112,7 +112,7 @@ class KubernetesBackend:
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
         place = look.claim_words(run.claim, cluster, name) if run.storage else ""
         # From here on it runs: a cluster that does not answer now is waited for as later.
-        known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=time.time(), tasks=tasks)
+        known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
         known.start = None if start.settle_soon() else start
 
@@ -189,7 +189,7 @@ class KubernetesBackend:
         late = known.tender.late(seen, status, patience)
         if late:
             said.append(late)
-            failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=time.time(), eta=None)
+            failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=known.cluster.now(), eta=None)
             ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on

@@ -1,7 +1,6 @@
 """A run's end by its user: its tasks save and stop, its objects are deleted, and how it was is noted; its data on request."""
 
 import dataclasses
-import time
 from collections import Counter
 
 from launcher.backend.kubernetes import applying, look, observe, record
@@ -32,7 +31,7 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
     story.take(logs.news(pods))  # what has ended is gone in a moment
     if before is not None:
         # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
-        (record.note if before.state in ENDED else record.announce)(cluster, _ended(before, story))
+        (record.note if before.state in ENDED else record.announce)(cluster, _ended(before, story, cluster.now()))
     with logs.to_the_end(sorted(pods, key=lambda pod: not story.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
             if one.kind in applying.WORKLOADS:
@@ -50,24 +49,24 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
     removed = dict(Counter(one.kind for one in there))
     if before is None:
         return None, removed
-    ended = _ended(before, story)
+    ended = _ended(before, story, cluster.now())
     record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
     return ended, removed
 
 
-def _ended(before: RunStatus, story: Story) -> RunStatus:
+def _ended(before: RunStatus, story: Story, now: float) -> RunStatus:
     """Return how the run is to be remembered: as it ended, or stopped now, after a last checkpoint perhaps."""
     if before.state in ENDED:
         return before
     last = story.progress
     done = [task.state is State.SUCCEEDED or story.done(task.name) for task in before.tasks]
-    tasks = tuple(_stopped(task, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
+    tasks = tuple(_stopped(task, now, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
     finished = bool(done) and all(done)
     return dataclasses.replace(
         before,
         state=State.SUCCEEDED if finished else State.STOPPED,
         reason="it was done before it stopped" if finished else "asked to stop",
-        ended=time.time(),
+        ended=now,
         eta=None,
         tasks=tasks,
         step=last.step if last.step is not None else before.step,
@@ -76,7 +75,7 @@ def _ended(before: RunStatus, story: Story) -> RunStatus:
     )
 
 
-def _stopped(task: TaskStatus, *, done: bool) -> TaskStatus:
+def _stopped(task: TaskStatus, now: float, *, done: bool) -> TaskStatus:
     if task.state in ENDED:
         return task
-    return dataclasses.replace(task, state=State.SUCCEEDED if done else State.STOPPED, reason="", ended=time.time())
+    return dataclasses.replace(task, state=State.SUCCEEDED if done else State.STOPPED, reason="", ended=now)

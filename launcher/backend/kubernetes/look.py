@@ -150,7 +150,7 @@ class Watcher:
         return record.final(noted) if record.roles(noted) - {observe.role_of(job) for job in self.seen.jobs} else None
 
     def _read(self) -> RunStatus:
-        status = observe.status(self.seen, time.time())
+        status = observe.status(self.seen, self.cluster.now())
         if self._story is None:
             self._story = Story(status.tasks[0].name if status.tasks else "")
         failed = [task.name for task in status.tasks if task.state is State.FAILED][:_MOST_READ]

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from launcher.render.kubernetes.objects import Run, checked, metadata
 
 COMPONENT = "record"
 _SPEC, _STATUS, _STOPPING, _START = "spec.json", "status.json", "stopping.json", "start"
-# On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds; clocks may differ.
+# On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
 _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
@@ -50,7 +49,7 @@ class Mark:
 
 def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
     """Raise UsageError where another launcher starts the run at the moment."""
-    if words := being_started(record):
+    if words := being_started(record, cluster.now()):
         raise UsageError(f"{run} in {cluster.words()} is being {words}", _OTHER_START)
 
 
@@ -67,7 +66,7 @@ def take(cluster: Cluster, run: Run, mark: Mark) -> bool:
 
     May be called again where the cluster did not answer.
     """
-    made = _annotated(mark.before or _made(cluster, run, {}), {_STARTING: _text(mark)})
+    made = _annotated(mark.before or _made(cluster, run, {}), {_STARTING: _text(mark, cluster.now())})
     try:
         if "resourceVersion" in made["metadata"]:
             cluster.replace(made)
@@ -82,7 +81,7 @@ def take(cluster: Cluster, run: Run, mark: Mark) -> bool:
 
 def write(cluster: Cluster, run: Run, mark: Mark, spec: dict[str, Any]) -> Object:
     """Write with what a run starts in place of what there was; return the record. Raises LostMarkError."""
-    made = _annotated(_made(cluster, run, {_SPEC: as_json(spec), _START: mark.id}), {_STARTING: _text(mark)})
+    made = _annotated(_made(cluster, run, {_SPEC: as_json(spec), _START: mark.id}), {_STARTING: _text(mark, cluster.now())})
     return _change(cluster, mark, lambda _there: made)
 
 
@@ -149,11 +148,11 @@ def undo(cluster: Cluster, mark: Mark) -> None:
             _change(cluster, mark, lambda there: _annotated(_before(mark, there), {_STARTING: None}))
 
 
-def being_started(record: Object | None) -> str:
-    """Return who starts a run at the moment, as `started by ...`; empty where nobody does, or he must have died over it."""
+def being_started(record: Object | None, now: float) -> str:
+    """Return who starts a run at `now` by the cluster's clock, as `started by ...`; empty where nobody does, or he must have died over it."""
     mark = _mark(record)
     try:
-        age = time.time() - float(mark["since"])
+        age = now - float(mark["since"])
     except (KeyError, TypeError, ValueError):
         return ""
     # Of another machine or container of that name nothing is known.
@@ -218,9 +217,9 @@ def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**head, "namespace": cluster.namespace}, "data": data}
 
 
-def _text(mark: Mark) -> str:
+def _text(mark: Mark, now: float) -> str:
     """Return the mark as the record has it, of this moment and process."""
-    return as_json({"id": mark.id, "host": socket.gethostname(), "since": time.time(), **_process(os.getpid())})
+    return as_json({"id": mark.id, "host": socket.gethostname(), "since": now, **_process(os.getpid())})
 
 
 def _mark(record: Object | None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
     if not seen.jobs and seen.whole is not None and not observe.is_over(seen.whole):
         whole = f"jobset/{seen.whole['metadata']['name']}"
         raise UsageError(f"{run} waits already in {cluster.words()}: {whole}", f"stop it first: launcher down {run} --on kubernetes")
-    if seen.jobs and look.judged(observe.status(seen, time.time()), ready=False).state not in ENDED:
+    if seen.jobs and look.judged(observe.status(seen, cluster.now()), ready=False).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
         raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
     status = look.Watcher(cluster, run).status() if seen.jobs and record.final(noted) is None else None

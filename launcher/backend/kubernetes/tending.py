@@ -21,11 +21,14 @@ GIVE_UP = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its n
 def lost(seen: Seen, now: float, patience: float) -> list[Object]:
     """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure.
 
+    A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
     Those of a silent node are lost together, though one was given up a second later than another: what replaces the one is put where others
     of the volume are, as long as these count, and is looked at again only minutes later. So those that mount the volume come first, too,
     and before the tasks among them what is none.
     """
-    gone = [(pod, now - since >= patience) for pod in seen.pods if (since := given_up(pod)) is not None]
+    answering = {_node(pod) for pod in seen.pods if observe.condition(pod, "Ready")}  # else the cluster takes it back, of every pod there
+    pods = [pod for pod in seen.pods if _node(pod) not in answering]
+    gone = [(pod, now - since >= patience) for pod in pods if (since := given_up(pod)) is not None]
     silent = {_node(pod) for pod, due in gone if due and trouble.is_silent(pod)}
     found = [pod for pod, due in gone if due or (trouble.is_silent(pod) and _node(pod) in silent)]
     return sorted(found, key=_turn)
@@ -111,19 +114,19 @@ class Tender:
             self._pending_since = None
             return ""
         self._pending_since = self._pending_since or now
-        return too_late(status, seen, time.time(), start_timeout) if now - self._pending_since >= start_timeout else ""
+        return too_late(status, seen, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
 
     def tend(self, seen: Seen, status: RunStatus) -> Iterator[str]:
         """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
         yield from self._trouble(status)
-        for pod in lost(seen, time.time(), self._patience):
+        for pod in lost(seen, self._cluster.now(), self._patience):
             if pod["metadata"]["uid"] not in self._done:
                 said = self._give_up(pod)
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
                 yield said
         if status.state is State.FAILED:
             yield from self._let_go(seen)
-        for job, stay in dismissed(seen, time.time()):
+        for job, stay in dismissed(seen, self._cluster.now()):
             name = job["metadata"]["name"]
             self._keep_logs([pod for pod in seen.pods if observe.role_of(pod) == observe.role_of(job)])
             self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})

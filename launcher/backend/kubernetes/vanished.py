@@ -31,7 +31,7 @@ def status(cluster: Cluster, seen: observe.Seen, kept: Path, ended: RunStatus | 
     if seen.whole and not observe.is_over(seen.whole):
         reason = observe.waits(seen) or f"its JobSet {seen.whole['metadata']['name']} has no Jobs yet"
         return told(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
-    if words := record.being_started(noted):
+    if words := record.being_started(noted, cluster.now()):
         return told(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
     if final := record.final(noted) or record.announced(noted):
         return final

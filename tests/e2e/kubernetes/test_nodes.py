@@ -1,5 +1,6 @@
 """Nodes change: tasks wait for GPUs until there are enough, and doctor sees taints."""
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Iterator
@@ -81,3 +82,50 @@ def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace, tmp_path: 
     assert code == 1
     assert found["capacity"] == ("problem", "no node has room for 1 chief")
     assert "untolerated taint" in found["image"][1]
+
+
+# Saves for longer than limits.node_lost when it is asked to stop, once; then it is done.
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(8)
+    open("/runs/saved", "w").close()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("saved" if os.path.exists("/runs/saved") else "new", flush=True)
+while not os.path.exists("/runs/saved"):
+    time.sleep(0.2)
+"""
+FAST = "import time; time.time = lambda told=time.time: told() + 600"
+
+
+def test_a_pod_moved_off_a_node_that_answers_has_time_to_save_whatever_our_clock_says(
+    launcher: Launcher, image: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAST)
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        f"version: 1\nname: moved\nimage: {image}\nlimits: {{node_lost: 1s}}\nstorage: {{}}\ntensorboard: false\n"
+        f"command: [python, -c, {json.dumps(SAVES)}]\n"
+    )
+    up = dataclasses.replace(launcher, env={**launcher.env, "PYTHONPATH": str(tmp_path)}).start("up", str(file))
+    namespace = launcher.namespace
+
+    def runs() -> bool:
+        return "new" in namespace.kubectl("logs", "job/moved-chief", check=False)
+
+    try:
+        until(runs, 120, "its program to run", lambda: namespace.describe("moved"))
+        (pod,) = namespace.pods("moved")
+        name = pod["metadata"]["name"]
+        # As the taint manager leaves it, without a taint on a node that others use.
+        target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        namespace.kubectl("patch", "pod", name, "--subresource=status", "-p", json.dumps({"status": {"conditions": [target]}}))
+        namespace.kubectl("delete", "pod", name, "--wait=false")
+        written = said_to_its_end(up, UP)
+    finally:
+        up.kill()
+        launcher("down", "moved", "--now", "--delete-data", "--yes")
+    assert up.returncode == 0, written
+    assert "given up" not in written
+    assert "saved" in written

@@ -23,6 +23,6 @@ def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...],
     for name in finished:
         told = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
         story.take([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
-    ended = _ended(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), story)
+    ended = _ended(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), story, 2.0)
     assert (ended.state, ended.reason) == (state, reason)
     assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]

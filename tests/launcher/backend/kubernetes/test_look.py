@@ -21,6 +21,7 @@ def pod(component: str, *labels: str, deleted: bool = False) -> dict[str, Any]:
     ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"} if deleted else {"type": "Ready", "status": "True"}
     return {
         "metadata": {"name": component, "labels": name | dict.fromkeys(labels, "digits"), **gone},
+        "spec": {"nodeName": "node-1" if deleted else "node-2"},
         "status": {"phase": "Running", "conditions": [ready]},
     }
 
@@ -69,6 +70,9 @@ class Losing:
 
     def words(self) -> str:
         return ""
+
+    def now(self) -> float:
+        return objects.NOW
 
     def log(self, *_: Any, **__: Any) -> bytes:
         conditions = [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]

@@ -238,7 +238,7 @@ def test_a_log_is_followed_by_whole_lines(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(options)
         return answer
 
-    monkeypatch.setattr(cluster, "request", request)
+    monkeypatch.setattr(cluster, "_ask", request)
     whole = list(cluster.log_to_the_end("pod", "trainer", [("timestamps", "true")], timeout=5.0))
     assert whole == [b"1 one\n2 two", b"3 three"]
     assert answer.closed

@@ -20,33 +20,35 @@ def marked(**mark: Any) -> dict[str, Any]:
 
 def test_a_launcher_that_starts_the_run_is_told_with_its_machine() -> None:
     here = marked(host=socket.gethostname(), since=time.time() - 7, **record._process(os.getpid()))
-    assert record.being_started(here) == f"started by `launcher up` on {socket.gethostname()} since 7 s"
-    assert record.being_started(marked(host="elsewhere", since=time.time() - 7)).startswith("started by `launcher up` on elsewhere")
+    assert record.being_started(here, time.time()) == f"started by `launcher up` on {socket.gethostname()} since 7 s"
+    assert record.being_started(marked(host="elsewhere", since=time.time() - 7), time.time()).startswith(
+        "started by `launcher up` on elsewhere"
+    )
 
 
 def test_one_that_was_killed_over_it_is_not_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         mark = {"host": socket.gethostname(), "since": time.time(), **record._process(process.pid)}
-        assert record.being_started(marked(**mark))
+        assert record.being_started(marked(**mark), time.time())
         process.kill()
-    assert record.being_started(marked(**mark)) == ""
-    assert record.being_started(marked(host="elsewhere", since=time.time() - 700)) == ""
+    assert record.being_started(marked(**mark), time.time()) == ""
+    assert record.being_started(marked(host="elsewhere", since=time.time() - 700), time.time()) == ""
 
 
 def test_one_in_another_container_of_the_same_name_is_not_taken_for_one_that_was_killed() -> None:
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if subprocess.run([*apart, "true"], capture_output=True, timeout=10, check=False).returncode:
         pytest.skip("this machine lets nobody make a PID namespace (unshare)")
-    program = "from launcher.backend.kubernetes import record; print(record._text(record.Mark('run', 'id', None)), flush=True); input()"
+    program = "import time; from launcher.backend.kubernetes import record; print(record._text(record.Mark('run', 'id', None), time.time()), flush=True); input()"
     with subprocess.Popen([*apart, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         mark = json.loads(process.stdout.readline())
         # Its ids of processes are its own: here nobody has that one, or somebody else.
         assert (mark["host"], mark["pid"]) == (socket.gethostname(), 1)
-        assert record.being_started(marked(**mark)).startswith("started by `launcher up` on")
+        assert record.being_started(marked(**mark), time.time()).startswith("started by `launcher up` on")
         process.kill()
 
 
 @pytest.mark.parametrize("other", [None, {}, {"metadata": {}}, marked(host="elsewhere"), marked(since="yesterday")])
 def test_a_record_without_such_a_mark_can_be_started(other: dict[str, Any] | None) -> None:
-    assert record.being_started(other) == ""
+    assert record.being_started(other, time.time()) == ""

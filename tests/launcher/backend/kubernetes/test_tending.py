@@ -33,14 +33,28 @@ def test_a_pod_on_a_lost_node_is_given_up_some_time_after_kubernetes_did() -> No
     assert lost(seen, NOW, 61) == []
 
 
-def test_a_pod_that_somebody_wants_off_its_node_is_given_up_only_when_its_grace_period_is_long_over() -> None:
-    tainted = pod(ready="")
-    tainted["status"]["conditions"] = [
+def moved_off(ready: str) -> dict[str, Any]:
+    made = pod()
+    made["status"]["conditions"] = [
         {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
-        {"type": "Ready", "status": "True"},
+        {"type": "Ready", "status": ready, "reason": "ContainersNotReady"},
     ]
+    return made
+
+
+def test_a_pod_whose_node_may_answer_is_given_up_only_when_its_grace_period_is_long_over() -> None:
+    tainted = moved_off("False")
     assert lost(Seen("digits", (), [tainted]), NOW, 30) == [tainted]  # it should have been gone by 00:09:30
     assert lost(Seen("digits", (), [tainted]), NOW, 31) == []
+
+
+def test_a_pod_whose_node_answers_is_never_given_up() -> None:
+    saving, beside, well = moved_off("True"), moved_off("False"), pod(deleted=None)
+    well["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    assert lost(Seen("digits", (), [saving]), NOW + 600, 0) == []
+    assert lost(Seen("digits", (), [beside, well]), NOW + 600, 0) == []
+    well["spec"]["nodeName"] = "node-2"
+    assert lost(Seen("digits", (), [beside, well]), NOW + 600, 0) == [beside]
 
 
 def test_the_pods_of_a_silent_node_are_given_up_together_those_of_the_volume_first() -> None:
@@ -145,6 +159,10 @@ class AwayOnce:
     namespace = "team-a"
     patched = 0
 
+    def now(self) -> float:
+        """Return a time by which what is here was given up."""
+        return NOW
+
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
         """Answer the second time."""
         self.patched += 1
@@ -167,6 +185,10 @@ class Refusing:
     """A cluster in which the status of pods may not be changed."""
 
     namespace = "team-a"
+
+    def now(self) -> float:
+        """Return a time by which what is here was given up."""
+        return NOW
 
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
         """Refuse."""
