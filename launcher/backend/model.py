@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from launcher.backend.stored import Part, Stored
 from launcher.plan.models import Plan
@@ -59,6 +59,14 @@ class TaskStatus:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """Why what a run has stored is not, or will not be, where it was: `deleted`, `deleting`, or `replaced` by something of that name."""
+
+    code: Literal["deleted", "deleting", "replaced"]
+    message: str
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """One run as `launcher status` shows it."""
 
@@ -87,6 +95,7 @@ class RunStatus:
     model: str | None = None  # where the exported model is
     tensorboard: str = ""  # where it answers, when it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()
+    data_lost: Loss | None = None
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,14 @@ def down(
     from launcher.cli.backends import open_run
 
     backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
-    directory = backend.status(run).run_dir
+    status = backend.status(run)
+    directory = status.run_dir
     if delete_data and not yes:
         _confirm(run, directory, may_prompt=not as_json and sys.stdin.isatty())
     say: Say = lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731 - one line, used twice
     told = _stop(backend, run, say, now=now, keeps=not delete_data)
+    if status.data_lost and not delete_data:
+        say(f"notice: {status.data_lost.message}")
     if delete_data:
         backend.delete(run)
         say(f"deleted {directory or f'what was noted of {run}, which had no volume'}")
@@ -76,7 +79,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
         what = ", ".join(count(number, kind) for kind, number in removed.items())
         did = f"{'ended' if 'process' in removed else 'removed'} {what}" if what else "there was nothing to remove"
         is_there = status.run_dir and (status.backend != "local" or Path(status.run_dir).is_dir())
-        stays = f"; its data stays in {near(status.run_dir)}" if keeps and is_there else ""
+        stays = f"; its data stays in {near(status.run_dir)}" if keeps and is_there and not status.data_lost else ""
         say(f"{run} {how} and does not run; {did}{stays}")
         after = status
     else:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from launcher.backend.model import ENDED, Backend, RunStatus, State
+from launcher.backend.model import ENDED, Backend, Loss, RunStatus, State
 from launcher.cli.runs import beside, command, homes, near, stored
 from launcher.errors import UsageError
 from launcher.plan.models import Plan, Target
@@ -18,6 +18,8 @@ from launcher.spec.models import ClusterSpec
 # One value of the spec that is not what it was: its path, the old value, the new one.
 Change = tuple[str, Any, Any]
 Decision = Literal["start", "resume", "fresh", "complete"]
+# What the user is to choose from, with what it would do.
+_Choices = dict[Decision, str]
 
 # Another `up` of that name holds the lock until its run is on its way; then there is more to say than that it is there.
 _LOCK_WAIT = 3.0
@@ -169,6 +171,8 @@ def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked
         return "fresh"
     if old is None:
         return "start"
+    if old.data_lost and not (changes == [] and old.state is State.SUCCEEDED):
+        return _ask_about_data(old.data_lost, asked)
     if changes is None:
         if not digest:  # it has never been on its way
             return "start"
@@ -206,20 +210,30 @@ def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
     return _ask(f"the spec of {name} has changed since it ran last: {', '.join(path for path, _, _ in changes)}", asked)
 
 
-def _ask(why: str, asked: Asked) -> Decision:
-    remedy = "say --resume to go on from its last checkpoint, or --fresh to start anew (the old run is kept aside)"
+def _ask_about_data(loss: Loss, asked: Asked) -> Decision:
+    anew: _Choices = {"fresh": "start anew on a new claim"}
+    if loss.code != "replaced":
+        return _ask(loss.message, asked, anew)
+    if asked.resume:
+        return "resume"
+    return _ask(loss.message, asked, {"resume": "go on from what is on that one", "fresh": "start anew"})
+
+
+def _ask(why: str, asked: Asked, choices: _Choices | None = None) -> Decision:
+    """Return what the user chooses. Raises UsageError where nobody can be asked, or nothing is chosen."""
+    choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start anew (the old run is kept aside)"}
+    remedy = "say " + ", or ".join(f"--{choice} to {what}" for choice, what in choices.items())
     if not asked.may_prompt:
         raise UsageError(why, remedy)
     import typer
 
     print(why, file=sys.stderr)
-
-    answers: dict[str, Decision] = {"resume": "resume", "r": "resume", "fresh": "fresh", "f": "fresh"}
-    print("resume goes on from its last checkpoint; fresh starts anew, the old run is kept aside", file=sys.stderr)
-    answer = typer.prompt("resume, fresh or quit?", default="quit", err=True)
-    if answer not in answers:
+    print("; ".join(f"{choice}: {what}" for choice, what in choices.items()), file=sys.stderr)
+    answer = typer.prompt(f"{', '.join(choices)} or quit?", default="quit", err=True)
+    chosen: Decision | None = next((choice for choice in choices if answer in {choice, choice[0]}), None)
+    if chosen is None:
         raise UsageError("nothing was started", remedy)
-    return answers[answer]
+    return chosen
 
 
 def _shown(value: Any) -> str:
@@ -231,7 +245,7 @@ def from_where(status: RunStatus, run_dir: str) -> str:
     if not run_dir:
         stays = f"; what it has stored stays in {status.run_dir}" if status.run_dir else ""
         return f"from its beginning, as its spec has no `storage`{stays}"
-    step = last_checkpoint(status)
+    step = last_checkpoint(status) if status.data_lost is None else None
     if step is not None:
         return f"from the checkpoint of step {step:,}"
     if not Path(status.run_dir).is_absolute():  # where its backend keeps it, which cannot be looked into from here

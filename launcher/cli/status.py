@@ -114,6 +114,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "checkpoint": _checkpoint(current),
         "model": "" if current.model is None else near(current.model),
         "run directory": near(current.run_dir),
+        "data": current.data_lost.message if current.data_lost else "",
     }
     return [(fact, value) for fact, value in facts.items() if value]
 

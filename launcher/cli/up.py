@@ -68,6 +68,8 @@ def up(
         elsewhere = plan.spec_digest if on == "docker" and not is_there(home(runs, on), spec.name) else ""
         decision = decide(old, changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt), runs, digest=elsewhere)
         if decision == "complete" and old is not None:
+            if old.data_lost:
+                say(f"notice: {old.data_lost.message}")
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         if on != "kubernetes":

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.backend.kubernetes import (
     applying,
+    claims,
     differences,
     ending,
     kept,
@@ -53,6 +54,7 @@ class _Known:
 
     cluster: Cluster
     watcher: look.Watcher
+    claim: claims.Watch | None = None  # where it is to be known whether the data is there still
     spec: dict[str, Any] | None = None
     last: RunStatus | None = None
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
@@ -123,7 +125,8 @@ class KubernetesBackend:
     def _status(self, known: _Known, name: str) -> RunStatus:
         with known.lock:
             try:
-                known.last = known.watcher.status() or self._without_jobs(known, name)
+                found = known.watcher.status() or self._without_jobs(known, name)
+                known.last = dataclasses.replace(found, data_lost=known.claim.loss() if known.claim else None)
             except UnreachableError:
                 away = time.monotonic() - known.answered
                 if known.last is None or away > PATIENCE:
@@ -285,13 +288,16 @@ class KubernetesBackend:
         mark = self._marks.get(name)
         if mark is not None:
             record.hold(cluster, mark)
-        if run.storage is not None and cluster.get("PersistentVolumeClaim", run.claim) is not None:
+        there = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
+        stays = there is not None and not there["metadata"].get("deletionTimestamp")
+        if stays:
             volume.move_aside(cluster, run, aside)
         if mark is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
             self._marks[name] = record.empty(cluster, mark)
         kept.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
-        return look.claim_words(run.claim, cluster, aside) if run.storage else "gone, as it had no volume"
+        gone = "gone with its claim" if run.storage else "gone, as it had no volume"
+        return look.claim_words(run.claim, cluster, aside) if stays else gone
 
     def fetch(self, name: str, part: Part) -> contextlib.AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
@@ -322,7 +328,7 @@ class KubernetesBackend:
     def _look_at(self, name: str) -> _Known:
         if name not in self._known:
             cluster = self._cluster(name)
-            self._known[name] = _Known(cluster, look.Watcher(cluster, name))
+            self._known[name] = _Known(cluster, look.Watcher(cluster, name), claims.Watch(cluster, name))
         return self._known[name]
 
     def _forget(self, name: str) -> None:

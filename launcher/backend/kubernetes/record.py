@@ -20,7 +20,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run, checked, metadata
 
 COMPONENT = "record"
-_SPEC, _STATUS, _STOPPING, _START = "spec.json", "status.json", "stopping.json", "start"
+_SPEC, _STATUS, _STOPPING, _START, _CLAIM = "spec.json", "status.json", "stopping.json", "start", "claim"
 # On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
 _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
@@ -82,7 +82,16 @@ def take(cluster: Cluster, run: Run, mark: Mark) -> bool:
 def write(cluster: Cluster, run: Run, mark: Mark, spec: dict[str, Any]) -> Object:
     """Write with what a run starts in place of what there was; return the record. Raises LostMarkError."""
     made = _annotated(_made(cluster, run, {_SPEC: as_json(spec), _START: mark.id}), {_STARTING: _text(mark, cluster.now())})
-    return _change(cluster, mark, lambda _there: made)
+    return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if run.storage else None))
+
+
+def note_claim(cluster: Cluster, mark: Mark, uid: str) -> None:
+    """Note the uid of the claim that the run stores its data on. Raises LostMarkError."""
+    _change(cluster, mark, lambda there: _with_claim(there, uid))
+
+
+def _with_claim(record: Object, uid: str | None) -> Object:
+    return {**record, "data": {**record["data"], **({_CLAIM: uid} if uid else {})}}
 
 
 def empty(cluster: Cluster, mark: Mark) -> Mark:
@@ -171,6 +180,11 @@ def spec(record: Object | None) -> dict[str, Any] | None:
     return _document(record, _SPEC)
 
 
+def claim(record: Object | None) -> str | None:
+    """Return the uid of the claim that the run was last started with, or None when it is not known."""
+    return ((record or {}).get("data") or {}).get(_CLAIM)
+
+
 def final(record: Object | None) -> RunStatus | None:
     """Return how the run has ended, where that was noted."""
     return _status(record, _STATUS)
@@ -209,7 +223,7 @@ def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> No
 
 
 def _dumped(status: RunStatus) -> str:
-    return as_json(dataclasses.asdict(status))
+    return as_json({key: value for key, value in dataclasses.asdict(status).items() if key != "data_lost"})  # which changes after the end
 
 
 def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:

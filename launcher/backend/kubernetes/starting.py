@@ -76,6 +76,7 @@ class Start:
             _insist(lambda: self._begin(spec), self._wanted)
             for one in applying.objects(self._run, self._cluster):
                 self._make(one)
+            _insist(self._note_claim, self._wanted)
             _insist(self._find_unused, self._wanted)
         except BaseException as error:
             left = self._undo(undone)
@@ -150,6 +151,12 @@ class Start:
             self._made.append(thing)
         elif self._claim_is_new:  # else it has data
             self._claim = thing
+
+    def _note_claim(self) -> None:
+        """Have the record know the claim, so that another one of its name is not taken for it."""
+        there = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
+        if there is not None:
+            record.note_claim(self._cluster, self._mark, str(there["metadata"]["uid"]))
 
     def _find_unused(self) -> None:
         used = {(one.kind, one.name) for one in self._made}

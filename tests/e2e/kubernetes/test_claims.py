@@ -60,9 +60,26 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     assert launcher.status("guest")["step"] == 5  # from the start: what there was is gone
     assert directories(namespace) == sorted([aside, "guest"])
 
-    # The claim is deleted by somebody: there is nothing left to delete, and nothing to wait for.
+    # The claim is deleted by somebody, and made again.
     launcher("down", "guest")
     namespace.kubectl("delete", "pvc", "team")
+    assert launcher.status("guest")["data_lost"]["code"] == "deleted"
+    assert "the claim team was deleted" in launcher("down", "guest")
+    longer = ("up", str(file), "--set", "train.steps=40")
+    assert "say --fresh to start anew" in launcher(*longer, code=2)
+    namespace.kubectl("apply", "-f", "-", text=json.dumps(CLAIM))
+    assert "the claim team was deleted and made again" in launcher(*longer, code=2)
+    launcher(*longer, "--resume", timeout=UP)
+    assert launcher.status("guest")["data_lost"] is None
+    assert directories(namespace) == ["guest"]
+
+    # It is deleted, and something uses it still.
+    namespace.kubectl("delete", "pvc", "team", "--wait=false")
+    assert launcher.status("guest")["data_lost"]["code"] == "deleting"
+
+    # Once it is gone there is nothing left to delete, and nothing to wait for.
+    launcher("down", "guest")
+    namespace.kubectl("wait", "--for=delete", "pvc/team", "--timeout=60s")
     launcher("down", "guest", "--delete-data", "--yes", timeout=60)
     assert left(namespace) == []
     pods = ("get", "pods", "-o", "name")

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.backend.local import locks
 from launcher.backend.local.backend import LocalBackend
-from launcher.backend.model import Backend, RunStatus, State
+from launcher.backend.model import Backend, Loss, RunStatus, State
 from launcher.cli.rerun import Asked, Change, alone, changed, decide, from_where, is_there, move_aside, other_spec
 from launcher.errors import UsageError
 from launcher.plan import planner
@@ -44,6 +44,31 @@ def run(state: State) -> RunStatus:
 )
 def test_what_is_clear_is_decided_without_asking(state: State, changes: list[Change], asked: Asked, decision: str) -> None:
     assert decide(run(state), changes, asked, RUNS) == decision
+
+
+LOST = {
+    code: replace(run(State.STOPPED), data_lost=Loss(code, "the claim mnist was deleted")) for code in ("deleted", "deleting", "replaced")
+}
+RESUME = Asked(fresh=False, resume=True, may_prompt=False)
+
+
+@pytest.mark.parametrize("asked", [NOTHING_ASKED, RESUME])
+@pytest.mark.parametrize("code", ["deleted", "deleting"])
+@pytest.mark.parametrize("changes", [[], [("train.steps", 100, 200)], None])
+def test_a_run_whose_data_is_gone_starts_anew_only_when_asked_to(code: str, changes: list[Change] | None, asked: Asked) -> None:
+    with pytest.raises(UsageError, match="the claim mnist was deleted") as refused:
+        decide(LOST[code], changes, asked, RUNS)
+    assert "--fresh" in refused.value.remedy
+    assert "--resume" not in refused.value.remedy
+    assert decide(LOST[code], changes, Asked(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
+
+
+def test_a_run_goes_on_from_another_claim_only_when_asked_to() -> None:
+    with pytest.raises(UsageError) as refused:
+        decide(LOST["replaced"], [], NOTHING_ASKED, RUNS)
+    assert "--resume to go on from what is on that one" in refused.value.remedy
+    assert decide(LOST["replaced"], [], RESUME, RUNS) == "resume"
+    assert decide(replace(LOST["replaced"], state=State.SUCCEEDED), [], NOTHING_ASKED, RUNS) == "complete"
 
 
 def test_nothing_there_is_started() -> None:
