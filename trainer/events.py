@@ -22,7 +22,8 @@ EVENTS_FD = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes i
 # kind -> what the event carries besides event, time and task.
 FIELDS: dict[str, str] = {
     "started": "attempt (int, from 1), role, pid: a training process was started",
-    "waiting": "missing ([{task, address, reason}]), more (how many besides), seconds (waited so far), timeout: peers are not there yet",
+    "waiting": "missing ([{task, address, reason}]), more (how many besides), seconds (waited so far), timeout: peers are not there yet. "
+    "With nobody missing: seconds since every peer was reached, and no step was made since",
     "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: every peer answers that was waited for",
     "restored": "step, path: training goes on from a checkpoint",
     "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
@@ -147,11 +148,18 @@ def _progress(event: Event) -> str:
     return "  ".join(filter(None, parts))
 
 
+def first_step(seconds: float) -> str:
+    """Return what a task waits for whose peers were all reached `seconds` ago."""
+    return f"waiting for the first step: every peer was reached {seconds:.0f} s ago, and none was made since"
+
+
 def render(event: Event) -> str:
     """Return the readable line for an event, without time and task."""
     kind = event["event"]
     if kind == "progress":
         return _progress(event)
+    if kind == "waiting" and not event["missing"]:
+        return first_step(event["seconds"])
     if kind == "waiting":
         missing = ", ".join(f"{m['task']} ({m['address']}: {m['reason']})" for m in event["missing"])
         more = f" and {event['more']} more" if event.get("more") else ""

@@ -20,6 +20,7 @@ class Patience:
     orphan: float = 600.0  # for a chief that is gone, or every worker
     first_waiting: float = 5.0
     waiting_every: float = 10.0
+    stalled: float = 60.0  # after every peer was reached, or after it was last said that no step follows
     again: float = 1.0  # between two SIGTERM to a training process, which may not have heard the first
     serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
     giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
@@ -36,6 +37,7 @@ class Job:
     command: tuple[str, ...]
     role: str = "chief"
     built_in: bool = True  # trainer.task, which knows the parent; else a user's program
+    makes_steps: bool = False  # and tells of them
     environment: Mapping[str, str] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None

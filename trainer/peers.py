@@ -187,7 +187,8 @@ class PeerWait:
 
     `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
     changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`
-    is called, unless `cancel` comes before.
+    is called, unless `cancel` comes before. With `stalled`, `waiting([], seconds)` is called every so many seconds after
+    that, until `stepped`: seconds since all were reached.
     """
 
     def __init__(
@@ -202,12 +203,13 @@ class PeerWait:
         timed_out: Callable[[list[dict[str, str]]], None],
         first: float = 5.0,
         every: float = 10.0,
+        stalled: float | None = None,
     ) -> None:
         self._reactor, self._prober = reactor, prober
         self._missing = dict(peers)
         self._reasons = dict.fromkeys(peers, "not asked yet")
         self._waiting, self._complete, self._timed_out = waiting, complete, timed_out
-        self._every = every
+        self._every, self._stalled = every, stalled
         self._started = self._reactor.now()
         self._told: set[str] = set()
         self._next_report = self._started + first
@@ -229,6 +231,12 @@ class PeerWait:
         for timer in self._timers:
             timer.cancel()
 
+    def stepped(self) -> None:
+        """Note that a step was made: what follows is no longer waited for."""
+        self._stalled = None
+        if self._over:
+            self.cancel()
+
     def _ask(self, name: str) -> None:
         if not self._over:
             self._prober.ask(self._missing[name], partial(self._answered, name))
@@ -245,6 +253,15 @@ class PeerWait:
         if not self._missing:
             self.cancel()
             self._complete(self._reactor.now() - self._started)
+            self._expect_a_step(self._reactor.now())
+
+    def _expect_a_step(self, since: float) -> None:
+        if self._stalled is not None:
+            self._timers = [self._reactor.call_later(self._stalled, partial(self._no_step, since))]
+
+    def _no_step(self, since: float) -> None:
+        self._waiting([], self._reactor.now() - since)
+        self._expect_a_step(since)
 
     def _look(self) -> None:
         now = self._reactor.now()

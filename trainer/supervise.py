@@ -134,6 +134,7 @@ class _Supervisor:
             timeout=patience.start,
             first=patience.first_waiting,
             every=patience.waiting_every,
+            stalled=patience.stalled if self._job.makes_steps else None,
             waiting=self._tell_waiting,
             complete=self._peers_there,
             timed_out=self._peers_not_there,
@@ -197,6 +198,8 @@ class _Supervisor:
             return
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack what makes a line of it
             self._report(event["event"], **{name: value for name, value in event.items() if name != "event"})
+        if event["event"] in {"progress", "done"} and self._wait is not None:
+            self._wait.stepped()
         step = event.get("step")
         if event["event"] in _NEWER and isinstance(step, int) and step > self._newest:
             self._newest = step
@@ -458,9 +461,8 @@ class _Supervisor:
     # Peers
 
     def _tell_waiting(self, missing: list[dict[str, str]], seconds: float) -> None:
-        timeout = self._job.patience.start
-        listed = missing[:LISTED]
-        self._report("waiting", missing=listed, more=len(missing) - len(listed), seconds=round(seconds, 1), timeout=timeout)
+        listed, limit = missing[:LISTED], {"timeout": self._job.patience.start} if missing else {}
+        self._report("waiting", missing=listed, more=len(missing) - len(listed), seconds=round(seconds, 1), **limit)
 
     def _peers_there(self, seconds: float) -> None:
         self._peers_missing = False

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from launcher.backend.progress import text, whole
-from trainer.events import Event
+from launcher.backend.progress import number, text, whole
+from trainer.events import Event, first_step
 from trainer.exit_codes import SIGKILL
 
 LAST_LINE = 300  # characters of a task's own words that a reason quotes
@@ -42,12 +42,14 @@ class Start:
         kind = event["event"]
         if kind in {"started", "ready"}:
             self.ready = kind == "ready"
-        return kind == "waiting" and not self.ready
+        return kind == "waiting" and (not self.ready or event.get("missing") == [])
 
 
 def waiting(event: Event) -> str:
-    """Return whom a task waits for, by its event `waiting`."""
+    """Return what a task waits for, by its event `waiting`."""
     missing = event.get("missing")
+    if missing == [] and (seconds := number(event, "seconds")) is not None:
+        return first_step(seconds)
     names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
     return f"waiting for {', '.join(names)}" if names else "waiting for peers"
 

@@ -247,6 +247,28 @@ def test_of_several_addresses_one_that_answers_is_enough(clocked: Clocked) -> No
     assert watched.told[2:] == ["lost: connection refused", "gone: connection refused"]
 
 
+def test_once_all_are_there_it_is_told_again_and_again_that_no_step_follows_until_one_does(clocked: Clocked) -> None:
+    told: list[tuple[list[Any], float]] = []
+    prober = Answers(clocked)
+    wait = PeerWait(
+        clocked,
+        prober,
+        {"ps-0": "a:1"},
+        timeout=60,
+        waiting=lambda missing, seconds: told.append((missing, seconds)),
+        complete=lambda _seconds: None,
+        timed_out=lambda _missing: pytest.fail("it was there"),
+        stalled=60,
+    )
+    clocked.pass_time(3)
+    prober.there.add("a:1")
+    clocked.pass_time(130)
+    assert told == [([], 60), ([], 120)]
+    wait.stepped()
+    clocked.pass_time(130)
+    assert len(told) == 2
+
+
 def test_missing_peers_are_told_first_soon_then_seldom_and_at_each_change_until_the_time_is_over(clocked: Clocked) -> None:
     prober, told, ended = Answers(clocked), list[tuple[float, list[str]]](), list[str]()
     PeerWait(

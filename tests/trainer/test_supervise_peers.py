@@ -46,6 +46,15 @@ class TestPeers:
         assert run.code() == 143
         assert len(run.events("started")) == 1
 
+    def test_a_task_whose_peers_are_all_there_says_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
+        there = ports.address()
+        ports.listen(there)
+        run = trainers.supervise(*GRACEFUL, awaited={"ps-0": there}, makes_steps=True, patience={"stalled": 0.2})
+        told = run.event("waiting", 2)
+        assert told["missing"] == []
+        assert told["seconds"] >= 0.4
+        stops(run)
+
     def test_a_program_of_ones_own_is_ready_once_the_peers_that_it_waited_for_are_there(self, trainers: Any, ports: Any) -> None:
         late = ports.address()
         run = trainers.supervise(*GRACEFUL, built_in=False, awaited={"worker-1": late}, patience={"first_waiting": 0.2})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import clock
+from trainer.engine import clock, version
 from trainer.engine.exchange import Exchange
 from trainer.engine.meeting import MOST_TASKS, Invitation, Listener
 from trainer.engine.probing import Probe
@@ -16,7 +16,7 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _DEVICES, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
+_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _ALIKE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
 _NAMED = 5  # tasks that a message names
 _MEETING = 15.0  # seconds for all tasks to connect to each other
 
@@ -83,11 +83,16 @@ class Ring:
         )
 
     def _check_alike(self, names: Sequence[str]) -> None:
-        """See that gradients can be reduced in one way: by NCCL where all have a GPU; else tasks would wait for each other for ever."""
+        """See that all tasks have one trainer, and can reduce gradients in one way: by NCCL where all have a GPU. Else they would wait forever.
+
+        This is the first that tasks exchange, so its form stays as it is, whatever follows: an int64 a task, 2 * version + whether it has a GPU.
+        """
         mine = np.zeros([self.size], np.int64)
-        mine[self.index] = self._hint == "nccl"
+        mine[self.index] = 2 * version.number() + (self._hint == "nccl")
         with self.watching():
-            has_gpu = self._now(mine, _DEVICES)
+            told = self._now(mine, _ALIKE)
+        _check_versions(names, [int(one) // 2 for one in told])
+        has_gpu = told % 2
         if 0 < has_gpu.sum() < self.size:
             without, having = (
                 _listed([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one]) for one in (False, True)
@@ -206,6 +211,20 @@ class Ring:
             if "Collective ops is aborted" not in str(error.message):
                 raise
             raise PeerLostError(cause(error)) from error
+
+
+def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
+    if len(set(numbers)) == 1:
+        return
+    having = {
+        number: _listed([name for name, its in zip(names, numbers, strict=True) if its == number]) for number in dict.fromkeys(numbers)
+    }
+    raise WorkloadError(
+        "the tasks have different versions of the trainer: "
+        + "; ".join(f"{who} {version.words(number)}" for number, who in having.items())
+        + ". They start from different images, perhaps of one name on different nodes: load one image on all of them, "
+        "or push it under a tag of its own (`launcher image build --push`) and name that as `image`"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -43,6 +43,13 @@ def test_who_is_missing_is_named(missing: Any, words: str) -> None:
     assert waiting({"event": "waiting", "missing": missing}) == words
 
 
+def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_even_when_it_was_ready() -> None:
+    start = Start()
+    none: dict[str, Any] = {"event": "waiting", "missing": [], "more": 0, "seconds": 61.2}
+    assert [start.waits(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
+    assert waiting(none) == "waiting for the first step: every peer was reached 61 s ago, and none was made since"
+
+
 def test_who_was_ready_does_not_wait_for_peers_until_it_is_started_again() -> None:
     start = Start()
     heard = [

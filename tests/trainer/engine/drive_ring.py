@@ -18,7 +18,7 @@ def main(index: int, addresses: list[str]) -> None:
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
     import tensorflow as tf
 
-    from trainer.engine import ring
+    from trainer.engine import ring, version
     from trainer.workloads.errors import WorkloadError
 
     ring._MEETING = 1.0
@@ -40,16 +40,22 @@ def main(index: int, addresses: list[str]) -> None:
             "total": total.numpy().tolist(),
         }
 
-    def refused(has_gpu: bool) -> str:
+    def refused(has_gpu: bool, number: int | None = None) -> str:
+        own = version.number
+        version.number = lambda: own() if number is None else number
         tasks = ring.Ring(2, index)
         tasks._hint = "nccl" if has_gpu else "ring"
         try:
             tasks.meet(NAMES, addresses)
         except WorkloadError as error:
             return str(error)
+        finally:
+            version.number = own
         return ""
 
     report: dict[str, object] = {"own": [g.tolist() for g in gradients], "one GPU": refused(index == 1), "two GPUs": refused(True)}
+    report["two versions"] = refused(False, 10 + index)
+    report["an old version"] = refused(False, index)
     # The second task connects to the first one; where that is told to be nowhere, it cannot.
     for wire in ("float32", "bfloat16"):
         tasks = ring.Ring(2, index, wire)

@@ -60,6 +60,19 @@ def test_tasks_that_cannot_connect_say_so_and_all_stay_with_tensorflow(reports: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "case, versions",
+    [("two versions", "worker-0 00000000000a; worker-1 00000000000b"), ("an old version", "worker-0 an older one; worker-1 000000000001")],
+)
+def test_tasks_of_different_images_are_refused_by_all_and_the_versions_named(
+    reports: list[dict[str, Any]], case: str, versions: str
+) -> None:
+    message, other = (report[case] for report in reports)
+    assert message == other
+    assert message.startswith(f"the tasks have different versions of the trainer: {versions}. ")
+
+
+@pytest.mark.slow
 def test_tasks_of_which_only_some_have_a_gpu_are_refused_by_all(reports: list[dict[str, Any]]) -> None:
     """They would wait for each other for ever: some by NCCL, some by connections of their own."""
     message, other = (report["one GPU"] for report in reports)
