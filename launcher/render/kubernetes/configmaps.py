@@ -1,4 +1,8 @@
-"""The ConfigMaps of a run: where its tasks are, the user's code, and the parent of a command. Pure, but for reading files."""
+"""The ConfigMaps of a run: where its tasks are, the user's code, and the parent of a command. Pure, but for reading files.
+
+The name of each has a digest of its content, and none is ever changed: what runs never sees other addresses or files, and Jobs, which are
+immutable as well, refuse to be changed to others by halves.
+"""
 
 import base64
 import hashlib
@@ -12,7 +16,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.plan import rules
 from launcher.plan.places import CONTAINER_PARENT
 from launcher.render import parent_file
-from launcher.render.kubernetes.objects import Object, Run, checked, metadata
+from launcher.render.kubernetes.objects import Object, Run, metadata
 
 CLUSTER_KEY = "TF_CLUSTER"
 
@@ -28,23 +32,17 @@ _MOST_FILES = 2000
 
 def cluster_name(run: Run) -> str:
     """Return the name of the ConfigMap with the addresses of all tasks."""
-    return checked(f"{run.name}-cluster")
+    return _named(run, "cluster", _addresses(run))
 
 
 def code_name(run: Run) -> str:
-    """Return the name of the ConfigMap with the user's code, which has a digest of it.
-
-    Other code is another object: what runs never sees files change, and Jobs refuse to be changed to other code by halves.
-    """
-    digest = hashlib.sha256(json.dumps(_contents(run), sort_keys=True).encode()).hexdigest()
-    return f"{run.name}-code-{digest[:8]}"
+    """Return the name of the ConfigMap with the user's code."""
+    return _named(run, "code", json.dumps(_contents(run), sort_keys=True))
 
 
 def cluster(run: Run) -> Object:
     """Return the ConfigMap with TF_CONFIG's `cluster`: the addresses stand there once, for all pods."""
-    members = run.plan.tasks[0].tf_config["cluster"]
-    text = json.dumps(members, separators=(",", ":"))
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, cluster_name(run)), "data": {CLUSTER_KEY: text}}
+    return _immutable(run, cluster_name(run)) | {"data": {CLUSTER_KEY: _addresses(run)}}
 
 
 def code(run: Run) -> list[Object]:
@@ -54,7 +52,7 @@ def code(run: Run) -> list[Object]:
     """
     if run.spec.code is None:
         return []
-    made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, code_name(run)), "immutable": True}
+    made = _immutable(run, code_name(run))
     made |= {field: files for field, files in _contents(run).items() if files}
     if len(json.dumps(made)) > _LARGEST:
         raise _too_large(run)
@@ -62,8 +60,8 @@ def code(run: Run) -> list[Object]:
 
 
 def parent_name(run: Run) -> str:
-    """Return the name of the ConfigMap with the parent of a command: another parent is another object, as other code is."""
-    return f"{run.name}-parent-{hashlib.sha256(parent_file.text().encode()).hexdigest()[:8]}"
+    """Return the name of the ConfigMap with the parent of a command."""
+    return _named(run, "parent", parent_file.text())
 
 
 def parent(run: Run) -> list[Object]:
@@ -71,7 +69,19 @@ def parent(run: Run) -> list[Object]:
     if not any(map(rules.brings_parent, run.plan.tasks)):
         return []
     text = {posixpath.basename(CONTAINER_PARENT): parent_file.text()}
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, parent_name(run)), "immutable": True, "data": text}]
+    return [_immutable(run, parent_name(run)) | {"data": text}]
+
+
+def _named(run: Run, what: str, content: str) -> str:
+    return f"{run.name}-{what}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def _immutable(run: Run, name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(run, name), "immutable": True}
+
+
+def _addresses(run: Run) -> str:
+    return json.dumps(run.plan.tasks[0].tf_config["cluster"], separators=(",", ":"))
 
 
 def notice(objects: list[Object]) -> str | None:

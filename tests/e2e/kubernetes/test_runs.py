@@ -77,17 +77,21 @@ SPECS = {
 }
 
 
+def manifests(directory: Path, name: str, spec: str) -> str:
+    """Return what a spec is rendered to."""
+    file = directory / f"{name}.yaml"
+    file.write_text(f"version: 1\nname: {name}\n{spec}")
+    render = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
+    return subprocess.run(render, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
 @pytest.fixture(scope="module")
 def rendered(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
     """Render the specs and apply them, each as one pipe."""
     directory = tmp_path_factory.mktemp("specs")
 
     def start(name: str) -> None:
-        file = directory / f"{name}.yaml"
-        file.write_text(f"version: 1\nname: {name}\n{SPECS[name]}")
-        render = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
-        manifests = subprocess.run(render, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
-        namespace.kubectl("apply", "-f", "-", text=manifests)
+        namespace.kubectl("apply", "-f", "-", text=manifests(directory, name, SPECS[name]))
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(start, SPECS))
@@ -126,7 +130,11 @@ def told(namespace: Namespace, run: str, kind: str) -> list[dict[str, Any]]:
     return [event for event in namespace.events(run, "chief") if event["event"] == kind]
 
 
-def test_a_deleted_pod_is_replaced_and_the_run_goes_on(under_way: Namespace) -> None:
+def test_a_deleted_pod_is_replaced_and_the_run_goes_on_whatever_a_sync_has_applied_over_it(under_way: Namespace, tmp_path: Path) -> None:
+    changed = manifests(tmp_path, "orphans", SPECS["orphans"].replace("replicas: 2", "replicas: 3"))
+    refused = kubectl("-n", under_way.name, "apply", "-f", "-", check=False, text=changed)
+    assert refused.returncode == 1
+    assert "immutable" in refused.stderr
     before = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in under_way.pods("orphans", "worker")}
     under_way.kubectl("delete", "pod", next(iter(before.values())), "--wait=false", "--grace-period=2")
 

@@ -60,6 +60,12 @@ def rendered(text: Callable[..., str]) -> Rendered:
     return objects
 
 
+def cluster_name(objects: Objects) -> str:
+    """Return the name of the ConfigMap with the addresses."""
+    (name,) = [name for kind, name in objects if kind == "ConfigMap" and name.startswith("digits-cluster-")]
+    return name
+
+
 def pod(objects: Objects, role: str) -> dict[str, Any]:
     """Return the pod template of a role's Job."""
     template = objects["Job", f"digits-{role}"]["spec"]["template"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import UsageError
-from tests.launcher.render.kubernetes.conftest import CLUSTER, TRAIN, Rendered
+from tests.launcher.render.kubernetes.conftest import CLUSTER, TRAIN, Rendered, cluster_name
 
 
 def jobset(rendered: Rendered, spec: str = CLUSTER) -> dict[str, Any]:
@@ -16,8 +16,8 @@ def jobset(rendered: Rendered, spec: str = CLUSTER) -> dict[str, Any]:
 
 def test_one_jobset_takes_the_place_of_jobs_and_headless_service(rendered: Rendered) -> None:
     plain, objects = rendered(), rendered(CLUSTER, to="jobset")
-    gone = {("Service", "digits"), *(key for key in plain if key[0] == "Job")}
-    assert set(objects) == (set(plain) - gone) | {("JobSet", "digits")}
+    gone = {("Service", "digits"), ("ConfigMap", cluster_name(plain)), *(key for key in plain if key[0] == "Job")}
+    assert set(objects) == (set(plain) - gone) | {("JobSet", "digits"), ("ConfigMap", cluster_name(objects))}
     replicated = jobset(rendered)["spec"]["replicatedJobs"]
     assert [(one["name"], one["replicas"], one["template"]["spec"]["completions"]) for one in replicated] == [
         ("chief", 1, 1),
@@ -35,7 +35,8 @@ def test_a_spec_can_ask_for_it(rendered: Rendered) -> None:
 
 
 def test_addresses_are_the_names_that_a_jobset_gives_its_pods(rendered: Rendered) -> None:
-    members = json.loads(rendered(CLUSTER, to="jobset")["ConfigMap", "digits-cluster"]["data"]["TF_CLUSTER"])
+    objects = rendered(CLUSTER, to="jobset")
+    members = json.loads(objects["ConfigMap", cluster_name(objects)]["data"]["TF_CLUSTER"])
     assert members["worker"] == ["digits-worker-0-0.digits:2222", "digits-worker-0-1.digits:2222"]
     assert members["chief"] == ["digits-chief-0-0.digits:2222"]
     assert jobset(rendered)["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "digits"}

@@ -14,7 +14,7 @@ from launcher.cli.main import run
 from launcher.cli.planning import planned
 from launcher.errors import LauncherError, UsageError
 from launcher.render import parent_file
-from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, container, pod, pods
+from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, cluster_name, container, pod, pods
 from trainer.exit_codes import ExitCode
 from trainer.restarts import End, History, Policy, judge
 
@@ -41,11 +41,26 @@ def environment(objects: Objects, role: str, index: int) -> dict[str, str]:
     return values
 
 
+def test_other_addresses_are_another_object_that_never_changes(rendered: Rendered) -> None:
+    """Jobs refuse to be changed: one that runs goes on with the addresses that it was made with, whatever is applied over it."""
+    roles = "strategy: parameter_server\nroles: {{chief: {{}}, ps: {{replicas: 1}}, worker: {{replicas: {}}}}}\ntrain: {{workload: mnist, steps: {}}}\n"
+    first, same, other = (rendered(roles.format(workers, steps)) for workers, steps in ((2, 10), (2, 20), (3, 10)))
+    assert cluster_name(first) == cluster_name(same) != cluster_name(other)
+    assert first["ConfigMap", cluster_name(first)]["immutable"] is True
+    for objects in (first, other):
+        names = {
+            e["valueFrom"]["configMapKeyRef"]["name"]
+            for e in container(objects, "chief")["env"]
+            if "configMapKeyRef" in e.get("valueFrom", {})
+        }
+        assert names == {cluster_name(objects)}
+
+
 def test_there_is_one_indexed_job_a_role_and_what_they_need(rendered: Rendered) -> None:
     objects = rendered()
     assert list(objects) == [
         ("PersistentVolumeClaim", "digits"),
-        ("ConfigMap", "digits-cluster"),
+        ("ConfigMap", cluster_name(objects)),
         ("NetworkPolicy", "digits"),
         ("NetworkPolicy", "digits-tensorboard"),
         ("Service", "digits"),
@@ -417,13 +432,13 @@ def test_a_namespace_stands_in_every_object_and_nowhere_else(rendered: Rendered)
     assert all("namespace" not in one["metadata"] for one in rendered().values())
     there = rendered(CLUSTER + "kubernetes: {namespace: team-a}\n")
     assert {one["metadata"]["namespace"] for one in there.values()} == {"team-a"}
-    assert "team-a" not in json.dumps(there["ConfigMap", "digits-cluster"]["data"])
+    assert "team-a" not in json.dumps(there["ConfigMap", cluster_name(there)]["data"])
 
 
 def test_names_fit_in_63_characters_or_are_refused_early(rendered: Rendered) -> None:
     longest = "a" * 51
     objects = rendered(CLUSTER, head=f"version: 1\nname: {longest}\n")
-    assert max(len(name) for _, name in objects) <= 63
+    assert max(len(name) for kind, name in objects if kind != "ConfigMap") <= 63  # theirs may have 253, and are no labels
     with pytest.raises(LauncherError):
         rendered(CLUSTER, head=f"version: 1\nname: {longest}a\n")
     with pytest.raises(UsageError, match="65 characters"):
