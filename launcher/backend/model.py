@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from launcher.backend.stored import Part, Stored
+from launcher.errors import LauncherError
 from launcher.plan.models import Plan
 
 
@@ -56,6 +57,12 @@ class TaskStatus:
     examples_per_second: float | None = None
     input_wait: float | None = None  # the part of its time, 0 to 1, that it waited for input
     peer_wait: float | None = None  # and for the gradients of others
+
+
+class OutOfSightError(LauncherError):
+    """A run goes on where it is, but nothing is heard of it any more."""
+
+    exit_code = 69  # EX_UNAVAILABLE of sysexits(3)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Protocol
 
-from launcher.backend.model import ENDED, Backend, LogLine, RunStatus
+from launcher.backend.model import ENDED, Backend, LogLine, OutOfSightError, RunStatus
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.lines import event_in
 from launcher.cli.pump import LogPump
@@ -41,6 +41,8 @@ def follow(backend: Backend, name: str, tasks: list[str], view: View, interrupts
     """Return the run's last status once it has ended and every line is shown. `asking` says what a stop does (stopping.py)."""
     try:
         return _follow(backend, name, view, Stopper(backend, name, view, interrupts, asking), LogPump(backend, name, tasks, since))
+    except OutOfSightError:
+        raise  # nor could it be stopped
     except BaseException:
         # The terminal is gone, the pipe is closed, or we are wrong: nobody watches any more.
         backend.stop(name)

@@ -12,11 +12,12 @@ from typing import Any
 
 import urllib3
 from kubernetes import config, dynamic
-from kubernetes.client import ApiClient, Configuration
+from kubernetes.client import ApiClient
 from kubernetes.client.exceptions import OpenApiException
 from kubernetes.config import ConfigException
 
-from launcher.backend.kubernetes.problems import explain
+from launcher.backend.kubernetes import credentials
+from launcher.backend.kubernetes.problems import CredentialsError, explain
 from launcher.errors import LauncherError, UsageError
 
 Object = dict[str, Any]
@@ -27,6 +28,9 @@ MANAGER = "launcher"
 ERRORS = (OpenApiException, ConfigException, urllib3.exceptions.HTTPError, OSError)
 # Seconds to connect, and for one answer.
 TIMEOUT = (5, 30)
+
+# A login that has expired is renewed no more often than this, in seconds.
+_LOGIN_EVERY = 5.0
 
 # Kept open to an API server, more than are used at once (two stops of a run that each follow 32 logs, and readers of 8 logs each): what is
 # beyond it the client throws away, and complains on stderr.
@@ -67,10 +71,8 @@ class Cluster:
     def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
         with asking("reading the kubeconfig"):
             self.context, own = _context(context)
-            self.client = _client(self.context)
-        self.namespace = namespace or own
-        # Paths are ours, so nothing has to be discovered first.
-        self._dynamic = dynamic.DynamicClient(self.client, discoverer=lambda _client, _cache: None)
+            self._log_in()
+            self.namespace = namespace or own
         self._ahead = time.time() - time.monotonic()  # of time.monotonic; this machine's own, until the API server has told
 
     def words(self) -> str:
@@ -89,8 +91,23 @@ class Cluster:
         with asking(doing):
             return json.loads(self._ask(method, path, **options).data)
 
+    def _log_in(self) -> None:
+        self.client, self._logged_in = _client(self.context), time.monotonic()
+        # Paths are ours, so nothing has to be discovered first.
+        self._dynamic = dynamic.DynamicClient(self.client, discoverer=lambda _client, _cache: None)
+
     def _ask(self, method: str, path: str, **options: Any) -> Any:
-        answer = self._dynamic.request(method, path, serialize=False, **{"_request_timeout": TIMEOUT, **options})
+        options = {"serialize": False, "_request_timeout": TIMEOUT, **options}
+        try:
+            answer = self._dynamic.request(method, path, **options)
+        except dynamic.exceptions.UnauthorizedError:
+            if time.monotonic() < self._logged_in + _LOGIN_EVERY:
+                raise
+            try:
+                self._log_in()  # by what the kubeconfig says now: the user may have logged in again
+            except LauncherError as error:
+                raise CredentialsError(error.message, error.remedy) from error
+            answer = self._dynamic.request(method, path, **options)
         with contextlib.suppress(TypeError, ValueError):
             self._ahead = parsedate_to_datetime(answer.headers.get("Date")).timestamp() - time.monotonic()
         return answer
@@ -235,12 +252,7 @@ def _context(wanted: str | None) -> tuple[str | None, str]:
 
 
 def _client(context: str | None) -> ApiClient:
-    if context is None:
-        settings = Configuration()
-        config.load_incluster_config(client_configuration=settings)
-    else:
-        settings = Configuration()
-        config.load_kube_config(config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings)
+    settings = credentials.configuration(context)
     settings.retries = 1
     settings.connection_pool_maxsize = _CONNECTIONS
     return ApiClient(configuration=settings)

@@ -32,7 +32,7 @@ from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.kubernetes.vanished import BACKEND
-from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where, always
+from launcher.backend.model import ENDED, Board, LogLine, OutOfSightError, RunStatus, State, TaskStatus, Where, always
 from launcher.backend.stored import Part, Stored
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
@@ -127,11 +127,13 @@ class KubernetesBackend:
             try:
                 found = known.watcher.status() or self._without_jobs(known, name)
                 known.last = dataclasses.replace(found, data_lost=known.claim.loss() if known.claim else None)
-            except UnreachableError:
-                away = time.monotonic() - known.answered
-                if known.last is None or away > PATIENCE:
+            except UnreachableError as error:
+                if known.last is None:
                     raise
-                return dataclasses.replace(known.last, reason=f"the cluster has not answered for {away:.0f} s")
+                away = time.monotonic() - known.answered
+                if away > PATIENCE and known.last.state not in ENDED:
+                    raise OutOfSightError(f"{name} goes on, and cannot be followed any more: {error.message}", error.remedy) from error
+                return dataclasses.replace(known.last, reason=f"the cluster {error.lacking} for {away:.0f} s; the run goes on")
             known.answered = time.monotonic()
             return known.last
 

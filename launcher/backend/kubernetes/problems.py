@@ -31,6 +31,14 @@ _OVERTAKEN = "the object has been modified; please apply your changes to the lat
 class UnreachableError(LauncherError):
     """The API server does not answer, or not now; asked again it may."""
 
+    lacking = "has not answered"
+
+
+class CredentialsError(UnreachableError):
+    """The API server does not know who asks; it will once the user has logged in again."""
+
+    lacking = "has not accepted your credentials"
+
 
 class ForbiddenError(LauncherError):
     """The cluster does not let the user do this. `rule` is the RBAC rule that is missing, as YAML."""
@@ -52,7 +60,7 @@ def explain(error: Exception, doing: str) -> LauncherError:
     if status == 409 and _OVERTAKEN in told:
         return UnreachableError(f"{doing}: the cluster has changed something at the same moment: {told}", "try again")
     if status == 401:
-        return LauncherError(f"{doing}: the cluster does not know you: {told}", "log in to it again; `kubectl auth whoami` must answer")
+        return CredentialsError(f"{doing}: the cluster does not know you: {told}", "log in to it again; `kubectl auth whoami` must answer")
     if status == 403 and (match := _FORBIDDEN.search(told)):
         return _forbidden(match, doing)
     for pattern, message, remedy in _KNOWN:

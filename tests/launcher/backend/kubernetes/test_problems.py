@@ -4,8 +4,8 @@ import json
 
 from kubernetes.client.exceptions import ApiException
 
-from launcher.backend.kubernetes.problems import ForbiddenError, UnreachableError, explain
-from launcher.errors import LauncherError, UsageError
+from launcher.backend.kubernetes.problems import CredentialsError, ForbiddenError, UnreachableError, explain
+from launcher.errors import UsageError
 
 
 def refusal(status: int, message: str) -> ApiException:
@@ -63,5 +63,5 @@ def test_a_write_that_another_overtook_may_be_asked_again() -> None:
 
 def test_who_is_not_known_is_to_log_in() -> None:
     told = explain(refusal(401, "Unauthorized"), "listing jobs")
-    assert type(told) is LauncherError
+    assert type(told) is CredentialsError
     assert "log in to it again" in told.remedy

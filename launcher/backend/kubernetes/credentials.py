@@ -1,0 +1,62 @@
+"""By which credentials this user reaches a cluster: those of the kubeconfig, or of the account that the cluster gave to this pod."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from kubernetes import config
+from kubernetes.client import Configuration
+
+from launcher.errors import LauncherError
+
+# A plugin is asked for a new token no more often than this, in seconds. The client would before each request, once a token is of less than five
+# minutes, as some are from the first. One that is of less than this is refused (401), and then another one is asked for.
+_PLUGIN_EVERY = 30.0
+
+
+def configuration(context: str | None) -> Configuration:
+    """Return how to reach the cluster of a context of the kubeconfig, None inside one. Raises LauncherError where a plugin gives no credential."""
+    settings = Configuration()
+    if context is None:
+        config.load_incluster_config(client_configuration=settings)
+        return settings
+    with _complaints() as told:
+        config.load_kube_config(config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings)
+    if told:
+        raise LauncherError(
+            f"reading the kubeconfig: the plugin that has the credentials of the context {context} gives none: {'; '.join(told)}",
+            "install it, or log in again; `kubectl auth whoami` must answer",
+        )
+    if settings.refresh_api_key_hook:
+        settings.refresh_api_key_hook = _seldom(settings.refresh_api_key_hook)
+    return settings
+
+
+def _seldom(refresh: Callable[[Configuration], None]) -> Callable[[Configuration], None]:
+    """Return a refresh of credentials that is done now and then, and without a word: a token that is not good any more the cluster refuses."""
+    due = time.monotonic() + _PLUGIN_EVERY
+
+    def seldom(settings: Configuration) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _PLUGIN_EVERY
+            with _complaints():
+                refresh(settings)
+
+    return seldom
+
+
+@contextlib.contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """Yield what the client logs as errors in a `with` block: a plugin that fails it goes on without."""
+    told: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: told.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield told
+    finally:
+        root.removeHandler(handler)

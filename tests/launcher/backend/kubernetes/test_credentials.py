@@ -1,0 +1,127 @@
+"""A user's credentials expire, are renewed, and are not to be had: what the launcher does with those of its kubeconfig."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from launcher.backend.kubernetes import api, backend
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.problems import CredentialsError
+from launcher.backend.model import OutOfSightError, RunStatus, State, Where
+from launcher.errors import LauncherError
+
+# Writes down each call, and gives the token of a file for a minute.
+PLUGIN = """\
+import datetime, json, pathlib, sys
+here = pathlib.Path(sys.argv[1])
+with (here / "calls").open("a") as calls:
+    calls.write(".")
+until = (datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%SZ")
+status = {"token": (here / "token").read_text(), "expirationTimestamp": until}
+print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}))
+"""
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """Answers like an API server that knows one token."""
+
+    token = "first"  # noqa: S105  of this test
+
+    def do_GET(self) -> None:
+        knows = self.headers.get("Authorization") == f"Bearer {self.token}"
+        answer = {"items": [], "major": "1", "minor": "34"} if knows else {"message": "Unauthorized"}
+        body = json.dumps(answer).encode()
+        self.send_response(200 if knows else 401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+Configure = Callable[[object], None]
+
+
+@pytest.fixture
+def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
+    """Have a cluster, and return what writes a kubeconfig whose user has these credentials. A login may be renewed at once."""
+    monkeypatch.setattr(Guarded, "token", "first")
+    monkeypatch.setattr(api, "_LOGIN_EVERY", 0.0)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def write(user: object) -> None:
+            there = {"cluster": {"server": f"http://127.0.0.1:{server.server_port}"}, "name": "c"}
+            used = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
+            config = {"clusters": [there], "contexts": [used], "current-context": "here", "users": [{"name": "u", "user": user}]}
+            (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **config}))
+
+        yield write
+        server.shutdown()
+
+
+def plugin(directory: Path, command: str = sys.executable) -> dict[str, object]:
+    (directory / "plugin.py").write_text(PLUGIN)
+    (directory / "token").write_text("first")
+    words = [str(directory / "plugin.py"), str(directory)]
+    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": command, "args": words, "interactiveMode": "Never"}}
+
+
+def test_a_plugin_is_not_called_for_each_request_though_its_token_is_short_lived(configure: Configure, tmp_path: Path) -> None:
+    configure(plugin(tmp_path))
+    cluster = Cluster()
+    for _ in range(20):
+        assert cluster.version() == (1, 34)
+    assert (tmp_path / "calls").read_text() == "."
+
+
+def test_a_token_that_is_refused_is_renewed_by_the_plugin_and_by_the_kubeconfig(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(plugin(tmp_path))
+    cluster = Cluster()
+    monkeypatch.setattr(Guarded, "token", "second")
+    (tmp_path / "token").write_text("second")
+    assert cluster.version() == (1, 34)
+    monkeypatch.setattr(Guarded, "token", "third")
+    with pytest.raises(CredentialsError, match="the cluster does not know you") as told:
+        cluster.version()
+    assert "log in to it again" in told.value.remedy
+    configure({"token": "third"})  # as somebody does who logs in again
+    assert cluster.version() == (1, 34)
+
+
+def test_a_plugin_that_is_not_installed_is_named(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configure(plugin(tmp_path, command="no-such-plugin"))
+    with pytest.raises(
+        LauncherError, match=r"the plugin that has the credentials of the context here gives none: .*no-such-plugin"
+    ) as told:
+        Cluster()
+    assert "install it" in told.value.remedy
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_goes_on_without_credentials_and_is_given_up_in_the_end(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure({"token": "first"})
+    runs = backend.KubernetesBackend(tmp_path, Where(None, None))
+    known = runs._look_at("digits")
+    known.last, known.answered = RunStatus("digits", "kubernetes", State.RUNNING), time.monotonic()
+    monkeypatch.setattr(Guarded, "token", "second")
+    status = runs.status("digits")
+    assert status.state is State.RUNNING
+    assert status.reason == "the cluster has not accepted your credentials for 0 s; the run goes on"
+    monkeypatch.setattr(backend, "PATIENCE", -1.0)
+    with pytest.raises(OutOfSightError, match=r"digits goes on, and cannot be followed any more: .*does not know you") as told:
+        runs.status("digits")
+    assert told.value.exit_code == 69
