@@ -103,6 +103,8 @@ class RunStatus:
     tensorboard: str = ""  # where it answers, when it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()
     data_lost: Loss | None = None
+    user: str = ""  # who started it, where several may
+    mine: bool = True  # not where that is known to be somebody else
 
 
 @dataclass(frozen=True)

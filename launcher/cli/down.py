@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from launcher.backend.model import ENDED, Backend, State, Where
+from launcher.cli import owners
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.runs import DEFAULT_RUNS, near
@@ -27,7 +28,7 @@ def down(
     *,
     now: Annotated[bool, typer.Option("--now", help="Kill it without a last checkpoint.")] = False,
     delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the run directory too: checkpoints, logs, results.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete, and stop what another user has started, without asking.")] = False,
     on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -42,6 +43,7 @@ def down(
     directory = status.run_dir
     if delete_data and not yes:
         _confirm(run, directory, may_prompt=not as_json and sys.stdin.isatty())
+    owners.confirm(status, "delete" if delete_data else "stop", yes=yes, may_prompt=not as_json and sys.stdin.isatty())
     say: Say = lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731 - one line, used twice
     told = _stop(backend, run, say, now=now, keeps=not delete_data)
     if status.data_lost and not delete_data:

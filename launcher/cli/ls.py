@@ -15,7 +15,7 @@ EXAMPLES = (
     ("launcher ls", "newest first"),
     ("launcher ls --json | jq -r '.[] | select(.state == \"running\") | .name'", "the names of those that run"),
 )
-_HEADERS = ("NAME", "ON", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK")
+_HEADERS = ("NAME", "ON", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK", "USER")
 # What a narrow terminal leaves out first; `status` tells it.
 _SPARE = ("STRATEGY", "TASKS", "TOOK", "ON", "STARTED", "METRICS", "STEP")
 
@@ -77,4 +77,15 @@ def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...
     started = "" if status.started is None else formats.ago(status.started)
     name = (status.name, "bold")
     state = state_cell(status.state, marked=marked)
-    return (name, status.backend, state, status.strategy, str(len(status.tasks)), step, measures.metrics_cell(status), started, took)
+    return (
+        name,
+        status.backend,
+        state,
+        status.strategy,
+        str(len(status.tasks)),
+        step,
+        measures.metrics_cell(status),
+        started,
+        took,
+        status.user,
+    )

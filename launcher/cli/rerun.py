@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from launcher.backend.model import ENDED, Backend, Loss, RunStatus, State
+from launcher.cli import owners
 from launcher.cli.runs import beside, command, homes, near, stored
 from launcher.errors import UsageError
 from launcher.plan.models import Plan, Target
@@ -36,6 +37,7 @@ class Asked:
     fresh: bool
     resume: bool
     may_prompt: bool
+    yes: bool = False  # another user's run is meant
 
 
 @contextlib.contextmanager
@@ -163,10 +165,11 @@ def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked
     """
     if old is not None and old.state not in ENDED:
         raise UsageError(
-            f"{old.name} runs already ({old.state})",
+            f"{old.name} runs already ({old.state})" + (f", started by {old.user}" if not old.mine else ""),
             f"follow it with `{command(runs, 'logs', '-f', old.name, on=old.backend)}`,"
             f" or stop it with `{command(runs, 'down', old.name, on=old.backend)}`",
         )
+    owners.confirm(old, "go on with", yes=asked.yes, may_prompt=asked.may_prompt)
     if asked.fresh:
         return "fresh"
     if old is None:

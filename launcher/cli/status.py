@@ -105,7 +105,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
     facts = {
         "run": f"{current.name} on {current.backend}" + (f", {current.strategy}" if current.strategy else ""),
         "state": ": ".join(filter(None, (str(current.state), current.reason or _early(current)))),
-        "started": _times(current),
+        "started": " by ".join(filter(None, (_times(current), current.user))),
         "step": measures.steps(current),
         "training": measures.training(current),
         "evaluation": measures.evaluation(current),

@@ -35,6 +35,7 @@ def up(
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what the run stored is moved aside.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over what another user has started without asking.")] = False,
     on: On = "local",
     context: Context = None,
     namespace: Namespace = None,
@@ -66,7 +67,7 @@ def up(
         old = before(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
         elsewhere = plan.spec_digest if on == "docker" and not is_there(home(runs, on), spec.name) else ""
-        decision = decide(old, changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt), runs, digest=elsewhere)
+        decision = decide(old, changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt, yes), runs, digest=elsewhere)
         if decision == "complete" and old is not None:
             if old.data_lost:
                 say(f"notice: {old.data_lost.message}")

@@ -73,6 +73,7 @@ class Cluster:
             self.context, own = _context(context)
             self._log_in()
             self.namespace = namespace or own
+        self._user: str | None = None
         self._ahead = time.time() - time.monotonic()  # of time.monotonic; this machine's own, until the API server has told
 
     def words(self) -> str:
@@ -111,6 +112,19 @@ class Cluster:
         with contextlib.suppress(TypeError, ValueError):
             self._ahead = parsedate_to_datetime(answer.headers.get("Date")).timestamp() - time.monotonic()
         return answer
+
+    def user(self) -> str:
+        """Return who asks, as the cluster knows them; empty where it does not tell, as before Kubernetes 1.28."""
+        if self._user is None:
+            made = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+            try:
+                told = self.request("post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", doing="asking who you are", body=made)
+            except LauncherError as error:
+                if status_of(error) not in {403, 404}:
+                    raise
+                told = {}
+            self._user = str(told.get("status", {}).get("userInfo", {}).get("username", ""))
+        return self._user
 
     def path(self, kind: str, name: str = "") -> str:
         """Return where the API has an object, or all of its kind."""

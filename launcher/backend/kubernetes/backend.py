@@ -9,7 +9,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from launcher.backend.kubernetes import (
     vanished,
     volume,
 )
-from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.problems import UnreachableError
@@ -56,6 +56,7 @@ class _Known:
     watcher: look.Watcher
     claim: claims.Watch | None = None  # where it is to be known whether the data is there still
     spec: dict[str, Any] | None = None
+    user: str | None = None  # who started it, empty where that is not known
     last: RunStatus | None = None
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
     start: starting.Start | None = None  # ours, while it is not settled
@@ -126,7 +127,8 @@ class KubernetesBackend:
         with known.lock:
             try:
                 found = known.watcher.status() or self._without_jobs(known, name)
-                known.last = dataclasses.replace(found, data_lost=known.claim.loss() if known.claim else None)
+                lost = known.claim.loss() if known.claim else None
+                known.last = dataclasses.replace(found, data_lost=lost, **self._owned(known, name))
             except UnreachableError as error:
                 if known.last is None:
                     raise
@@ -137,11 +139,17 @@ class KubernetesBackend:
             known.answered = time.monotonic()
             return known.last
 
+    def _owned(self, known: _Known, name: str) -> dict[str, Any]:
+        """Return who started a run, and whether that is who asks."""
+        if known.user is None:
+            known.user = record.user(known.cluster.get("ConfigMap", record.name_of(name)))
+        return {"user": known.user, "mine": not known.user or known.cluster.user() in {"", known.user}}
+
     def _without_jobs(self, known: _Known, name: str) -> RunStatus:
         cluster = known.cluster
         status = vanished.status(cluster, known.watcher.seen, self._kept(cluster, name), self._ended.get(name))
         if status is None:
-            others = self._names(cluster)
+            others = self._names(cluster, _records(cluster))
             raise UsageError(
                 f"there is no run {name} in {cluster.words()}",
                 f"{did_you_mean(name, others)}the runs there are {', '.join(others)}"
@@ -207,13 +215,15 @@ class KubernetesBackend:
         """Tell of every run of the namespace, newest first."""
         cluster = Cluster(self._where.context, self._where.namespace)
         known = []
-        for name in self._names(cluster):
+        records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
+        for name in self._names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
-                known.append(self._status(_Known(cluster, look.Watcher(cluster, name, gone=False)), name))
+                one = _Known(cluster, look.Watcher(cluster, name, gone=False), user=record.user(records.get(name)))
+                known.append(self._status(one, name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
-    def _names(self, cluster: Cluster) -> list[str]:
-        found = [*cluster.listed("Job", look.OURS), *cluster.listed("ConfigMap", {**look.OURS, COMPONENT: record.COMPONENT})]
+    def _names(self, cluster: Cluster, records: Iterable[Object]) -> list[str]:
+        found = [*cluster.listed("Job", look.OURS), *records]
         found += cluster.listed("PersistentVolumeClaim", look.OURS)
         return sorted({one["metadata"]["labels"].get(INSTANCE, "") for one in found} - {""})
 
@@ -345,6 +355,10 @@ class KubernetesBackend:
 
     def _kept(self, cluster: Cluster, name: str) -> Path:
         return kept.logs(self._runs, _place(cluster), name)
+
+
+def _records(cluster: Cluster) -> list[Object]:
+    return cluster.listed("ConfigMap", {**look.OURS, COMPONENT: record.COMPONENT})
 
 
 def _place(cluster: Cluster) -> kept.Place:

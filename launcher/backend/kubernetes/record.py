@@ -20,11 +20,13 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run, checked, metadata
 
 COMPONENT = "record"
-_SPEC, _STATUS, _STOPPING, _START, _CLAIM = "spec.json", "status.json", "stopping.json", "start", "claim"
+_SPEC, _STATUS, _STOPPING, _START, _CLAIM, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "user"
 # On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
 _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
+# Of a status what depends on who asks, and when.
+_ASKED = frozenset({"data_lost", "user", "mine"})
 # So often a change is tried again that somebody else's has overtaken, a note of how the run has ended say.
 _TRIES = 10
 
@@ -81,7 +83,9 @@ def take(cluster: Cluster, run: Run, mark: Mark) -> bool:
 
 def write(cluster: Cluster, run: Run, mark: Mark, spec: dict[str, Any]) -> Object:
     """Write with what a run starts in place of what there was; return the record. Raises LostMarkError."""
-    made = _annotated(_made(cluster, run, {_SPEC: as_json(spec), _START: mark.id}), {_STARTING: _text(mark, cluster.now())})
+    made = _annotated(
+        _made(cluster, run, {_SPEC: as_json(spec), _START: mark.id, _USER: cluster.user()}), {_STARTING: _text(mark, cluster.now())}
+    )
     return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if run.storage else None))
 
 
@@ -185,6 +189,11 @@ def claim(record: Object | None) -> str | None:
     return ((record or {}).get("data") or {}).get(_CLAIM)
 
 
+def user(record: Object | None) -> str:
+    """Return who started the run last, empty when it is not known."""
+    return str(((record or {}).get("data") or {}).get(_USER, ""))
+
+
 def final(record: Object | None) -> RunStatus | None:
     """Return how the run has ended, where that was noted."""
     return _status(record, _STATUS)
@@ -223,7 +232,8 @@ def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> No
 
 
 def _dumped(status: RunStatus) -> str:
-    return as_json({key: value for key, value in dataclasses.asdict(status).items() if key != "data_lost"})  # which changes after the end
+    told = dataclasses.asdict(status)
+    return as_json({key: value for key, value in told.items() if key not in _ASKED})
 
 
 def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:

@@ -292,6 +292,12 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     assert "small succeeded" in ada("up", str(file), timeout=UP)
     assert "small" in ada("ls")
     ada("get", "small", "checkpoints", str(tmp_path / "copy"))
+    account = f"system:serviceaccount:{namespace.name}:ada"
+    assert launcher.status("small")["user"] == account
+    for words in (("up", str(file)), ("up", str(file), "--fresh"), ("down", "small")):
+        assert f"small was started by {account}" in launcher(*words, code=2)
+    assert "small is complete" in ada("up", str(file))
+    assert "small is complete" in launcher("up", str(file), "--yes")
     ada("down", "small", "--delete-data", "--yes")
     assert [name for name in left(namespace) if name.startswith("small")] == []
 

@@ -1,0 +1,34 @@
+"""A run that another user of the cluster has started is not touched by mistake."""
+
+from dataclasses import replace
+
+import pytest
+import typer
+
+from launcher.backend.model import RunStatus, State
+from launcher.cli import owners
+from launcher.errors import UsageError
+
+MINE = RunStatus("digits", "kubernetes", State.STOPPED, user="ada")
+ANOTHERS = replace(MINE, mine=False)
+
+
+def test_ones_own_run_is_not_asked_about_nor_is_what_was_said_already() -> None:
+    owners.confirm(MINE, "stop", yes=False, may_prompt=False)
+    owners.confirm(ANOTHERS, "stop", yes=True, may_prompt=False)
+
+
+def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="digits was started by ada") as refused:
+        owners.confirm(ANOTHERS, "stop", yes=False, may_prompt=False)
+    assert "--yes to stop it all the same" in refused.value.remedy
+    asked: list[str] = []
+
+    def confirm(words: str, **_: object) -> bool:
+        asked.append(words)
+        return False
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    with pytest.raises(typer.Abort):
+        owners.confirm(ANOTHERS, "go on with", yes=False, may_prompt=True)
+    assert asked == ["digits was started by ada: go on with it all the same?"]
