@@ -166,6 +166,11 @@ class Kubernetes(Section):
     placement_key: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
         "kubernetes.io/hostname", description="The node label that says what `placement` means by near, such as a zone or a rack."
     )
+    egress: Literal["any", "tasks"] = Field(
+        "any",
+        description="What the tasks may send: `any` leaves it to the namespace's policies; `tasks` allows DNS and the run's own tasks,"
+        " also in a namespace that denies all, and nothing else.",
+    )
     one_node: bool = Field(
         False, description="Put every task that mounts the run's volume on one node, for a volume that one node can mount."
     )

@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from launcher.backend.kubernetes import look, trouble
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import COMPONENT, HOUSEKEEPING, TRAINER, Run, metadata
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, metadata
 
 # What little it takes, said so that a quota admits it.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -46,8 +46,8 @@ def remove(cluster: Cluster, run: Run) -> None:
 
 
 def probe(cluster: Cluster, run: Run, command: list[str]) -> None:
-    """Run a command in the run's image. Raises LauncherError with why it did not start, or did not succeed."""
-    _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=False)
+    """Run a command in the run's image, with labels as tasks have. Raises LauncherError with why it did not start, or did not succeed."""
+    _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=False, labels={CLUSTER_LABEL: "doctor"})
 
 
 @contextlib.contextmanager
@@ -102,9 +102,19 @@ def tidy(cluster: Cluster, run: str) -> None:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
 
-def _do(cluster: Cluster, run: Run, command: list[str], doing: str, hope: dict[str, float], *, mounted: bool = True) -> None:
+def _do(
+    cluster: Cluster,
+    run: Run,
+    command: list[str],
+    doing: str,
+    hope: dict[str, float],
+    *,
+    mounted: bool = True,
+    labels: Mapping[str, str] | None = None,
+) -> None:
     made = _pod(run, command, mounted=mounted)
     made["metadata"]["namespace"] = cluster.namespace
+    made["metadata"]["labels"] |= labels or {}
     name = str(cluster.create(made)["metadata"]["name"])
     try:
         _await_phase(cluster, name, doing, hope, "Succeeded")

@@ -19,11 +19,16 @@ def headless(run: Run) -> Object:
 def policies(run: Run) -> list[Object]:
     """Return who may reach what: a task the other tasks of its run alone, TensorBoard everybody in the cluster."""
     tasks = {"matchLabels": _tasks(run)}
-    rule: Object = {"from": [{"podSelector": tasks}]}
+    ports: Object = {}
     if not _uses_other_ports(run):
-        ports = [PORT, EXCHANGE_PORT] if run.spec.strategy == "multi_worker_mirrored" else [PORT]
-        rule["ports"] = [{"protocol": "TCP", "port": port} for port in ports]
-    found = [_policy(run, run.name, tasks, rule, None)]
+        numbers = [PORT, EXCHANGE_PORT] if run.spec.strategy == "multi_worker_mirrored" else [PORT]
+        ports = {"ports": [{"protocol": "TCP", "port": port} for port in numbers]}
+    own = _policy(run, run.name, tasks, {"from": [{"podSelector": tasks}], **ports}, None)
+    if run.options.egress == "tasks":
+        # DNS wherever it is: in a namespace of its own, on another port of its pods, or on the node.
+        dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
+        own["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": [dns, {"to": [{"podSelector": tasks}], **ports}]}
+    found = [own]
     if run.has_tensorboard:
         boards = {"matchLabels": selector(run, TENSORBOARD)}
         open_port: Object = {"ports": [{"protocol": "TCP", "port": board.PORT}]}

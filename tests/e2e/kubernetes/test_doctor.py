@@ -88,7 +88,7 @@ DENY = {
     "metadata": {"name": "deny-all"},
     "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
 }
-# To DNS, wherever that is, from all pods; and from all tasks of runs to all others.
+# From all tasks of runs: to DNS, wherever that is, and to all others.
 TASKS = {"matchExpressions": [{"key": "tf-launcher/cluster", "operator": "Exists"}]}
 ASK = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
 MEET = {"to": [{"podSelector": TASKS}], "ports": [{"port": 2222, "endPort": 2223}]}
@@ -108,7 +108,12 @@ def test_policies_that_deny_all_are_named_until_what_a_run_has_to_send_is_allowe
         code, found = doctor(namespace.name, str(file))
         assert code == 1
         assert found["network policies"] == ("problem", "deny-all: a run's tasks may not reach DNS and port 2222 of each other")
-        for one in (allow("ask", {}, ASK), allow("meet", TASKS, MEET)):
+        own = ("--set", "kubernetes.egress=tasks")
+        code, found = doctor(namespace.name, str(file), *own)
+        assert code == 0, found
+        assert "meets succeeded" in launcher("up", str(file), *own, timeout=UP)
+        launcher("down", "meets", "--delete-data", "--yes")
+        for one in (allow("ask", TASKS, ASK), allow("meet", TASKS, MEET)):
             namespace.kubectl("apply", "-f", "-", text=json.dumps(one))
         code, found = doctor(namespace.name, str(file))
         assert code == 0, found

@@ -7,6 +7,7 @@ import pytest
 from launcher.doctor.policies import Held, held
 from launcher.images import image_for
 from launcher.plan import planner
+from launcher.render.kubernetes.network import policies
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
 
@@ -18,9 +19,9 @@ ASK_DNS = {
 }
 
 
-def run(strategy: str = "parameter_server", **roles: Any) -> Run:
+def run(strategy: str = "parameter_server", options: dict[str, Any] | None = None, **roles: Any) -> Run:
     roles = roles or {"chief": {}, "ps": {}, "worker": {"replicas": 2}}
-    spec = ClusterSpec.model_validate({"version": 1, "name": "digits", "strategy": strategy, "roles": roles})
+    spec = ClusterSpec.model_validate({"version": 1, "name": "digits", "strategy": strategy, "roles": roles, "kubernetes": options or {}})
     return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
 
 
@@ -35,6 +36,17 @@ def test_a_policy_that_denies_all_is_told_with_what_it_keeps_from_whom() -> None
     assert held([DENY], run()) == Held(("deny",), (DNS, PORT))
     assert held([DENY], run("multi_worker_mirrored", worker={"replicas": 2})).lacking == (DNS, PORT, EXCHANGE)
     assert held([DENY], run("single", chief={})).lacking == (DNS,)
+
+
+def test_the_policy_of_a_run_that_asks_for_it_lets_its_tasks_send_what_they_have_to() -> None:
+    for strategy in ("parameter_server", "multi_worker_mirrored"):
+        closed = run(strategy, options={"egress": "tasks"}, chief={}, worker={"replicas": 2}, **({"ps": {}} if strategy[0] == "p" else {}))
+        assert held([DENY, *policies(closed)], closed) == Held(("deny", "digits"), ())
+        # It allows nothing else: neither other pods nor what is outside.
+        (own, *_) = policies(closed)
+        dns, tasks = own["spec"]["egress"]
+        assert dns == {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
+        assert tasks["to"] == [OWN]
 
 
 def test_policies_that_say_nothing_of_sending_or_of_other_pods_hold_nobody() -> None:
