@@ -1,10 +1,10 @@
 """Whether the nodes of a cluster have what a spec asks for."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.backend.kubernetes.admission import amount
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.errors import LauncherError
@@ -15,12 +15,7 @@ from launcher.spec.problems import all_of
 from launcher.spec.programs import init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import millicores
 
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
-    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
-}
 _KEEPS_OFF = frozenset({"NoSchedule", "NoExecute"})
-_AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 
 
 @dataclass
@@ -49,12 +44,6 @@ class Wanted:
     amounts: dict[str, float]
     labels: dict[str, str]
     tolerations: Sequence[Object] = ()
-
-
-def amount(quantity: object) -> float:
-    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for what is none."""
-    match = _AMOUNT.match(str(quantity))
-    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
 def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = ()) -> Iterator[Finding]:

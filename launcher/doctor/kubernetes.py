@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher import images
+from launcher.backend.kubernetes import admission, applying, volume
 from launcher.backend.kubernetes import classes as storage_classes
-from launcher.backend.kubernetes import volume
 from launcher.backend.kubernetes.api import Cluster, Object, numbers
 from launcher.doctor import capacity, policies
 from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
@@ -62,6 +62,7 @@ def examine(question: Question) -> Iterator[Finding]:
     yield from _namespace(cluster)
     yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
     yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
+    yield from _admission(cluster, spec, asked=question.spec is not None)
     if storage_of(spec):
         wanted = f"ask for a storage class that offers {access_of(spec)}"
         yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, _run(spec)))
@@ -150,16 +151,26 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
 
 
 def _quotas(cluster: Cluster) -> Iterator[Finding]:
-    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
-    for quota in _listed(cluster, path, "listing quotas"):
+    for quota in _listed(cluster, cluster.path("ResourceQuota"), "listing quotas"):
         status = quota.get("status", {})
         full = [
             name
             for name, hard in (status.get("hard") or {}).items()
-            if capacity.amount(status.get("used", {}).get(name, "0")) >= capacity.amount(hard)
+            if admission.amount(status.get("used", {}).get(name, "0")) >= admission.amount(hard)
         ]
         if full:
             yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")
+
+
+def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[Finding]:
+    """Check the pods of a run as `up` does; of one that nobody has asked about, what is refused is merely good to know."""
+    run = _run(spec)
+    try:
+        for words in admission.check(cluster, admission.kinds(applying.objects(run, cluster), volume.helper(run))):
+            yield warning("quota", words, "free some of it, or have it raised")
+        yield ok("admission", "the namespace admits the pods of a run")
+    except LauncherError as error:
+        yield of_error("admission", error) if asked else warning("admission", error.message, error.remedy)
 
 
 def _storage(cluster: Cluster, made: Run) -> Iterator[Finding]:

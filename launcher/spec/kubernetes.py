@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from launcher.spec import names
-from launcher.spec.fields import Duration, Memory, ObjectName, Section
+from launcher.spec.fields import Cpu, Duration, Memory, ObjectName, Section
 from launcher.spec.problems import FieldError, shown
 
 VERSION_PATTERN = r"^1\.[0-9]{1,3}$"
@@ -42,6 +42,13 @@ def _version(value: object) -> object:
             f"Kubernetes {short} is too old", expected, "use a newer cluster; what a failed pod means is not told to an older one"
         )
     return short
+
+
+class Helper(Section):
+    """What a pod gets with which the launcher reads or moves what a run has stored, or examines the cluster."""
+
+    cpu: Cpu | None = Field(None, description="CPU cores it gets; it asks for 100m, and 1 is the limit, when left out.")
+    memory: Memory | None = Field(None, description="Memory it gets; it asks for 128Mi, and 256Mi are the limit, when left out.")
 
 
 class Toleration(Section):
@@ -171,6 +178,7 @@ class Kubernetes(Section):
         description="What the tasks may send: `any` leaves it to the namespace's policies; `tasks` allows DNS and the run's own tasks,"
         " also in a namespace that denies all, and nothing else.",
     )
+    helper: Helper = Field(default_factory=Helper, description="The launcher's own pods.")
     one_node: bool = Field(
         False, description="Put every task that mounts the run's volume on one node, for a volume that one node can mount."
     )

@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Deployment": ("apis/apps/v1", "deployments"),
     "Pod": (_CORE, "pods"),
     "Event": (_CORE, "events"),
+    "ResourceQuota": (_CORE, "resourcequotas"),
     "JobSet": ("apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
     # Kueue 0.15 and later have both, later ones the newer alone, earlier ones the older.
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),

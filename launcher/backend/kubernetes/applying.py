@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher import images
-from launcher.backend.kubernetes import classes, look, observe, record, volume
+from launcher.backend.kubernetes import admission, classes, look, observe, record, volume
 from launcher.backend.kubernetes.api import KINDS, Cluster, Object, status_of
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.tending import lost
@@ -61,6 +61,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     yield from _lacking(cluster, run)
     for one in made:
         dry_run(cluster, one)
+    yield from admission.check(cluster, admission.kinds(made, volume.helper(run)))
 
 
 def _lacking(cluster: Cluster, run: Run) -> Iterator[str]:

@@ -19,6 +19,8 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
      "the volume is there, and a claim cannot be changed", "leave `storage` as it was, or delete the data: launcher down --delete-data"),
     (r'violates PodSecurity "?([\w:.-]+)', "Pod Security {0} does not admit it", "leave out what kubernetes.overrides adds"),
     (r"exceeded quota: ([\w.-]+)", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
+    (r"(?:minimum|maximum) \S+ usage per", "a LimitRange of the namespace does not admit it",
+     "write cpu and memory that it admits, for the role, `tensorboard` or `kubernetes.helper`"),
     (r"unknown field \"([\w.]+)\"|field not declared in schema", "the cluster does not know a field", "set kubernetes.version to the cluster's own"),
     (r"is invalid", "the cluster does not take it", "check kubernetes.overrides, and kubernetes.version"),
 )  # fmt: skip

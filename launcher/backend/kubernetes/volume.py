@@ -11,7 +11,7 @@ from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, metadata
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, amounts, metadata
 
 # What little it takes, said so that a quota admits it.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -122,11 +122,18 @@ def _do(
         cluster.delete("Pod", name, grace=1)
 
 
+def helper(run: Run) -> Object:
+    """Return such a pod as the launcher makes of a run, one that does nothing."""
+    return _pod(run, ["true"], mounted=run.storage is not None)
+
+
 def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool = False, within: float = _WITHIN) -> Object:
     volume, mount = pods.tmp()
     own = storage.mount(read_only=read_only)
     mounts, volumes = ([own, mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
-    container = pods.container(run, TRAINER, command) | {"resources": _RESOURCES, "volumeMounts": mounts}
+    given = amounts(run.options.helper.cpu, run.options.helper.memory)
+    resources = {what: {**little, **given} for what, little in _RESOURCES.items()}
+    container = pods.container(run, TRAINER, command) | {"resources": resources, "volumeMounts": mounts}
     head = metadata(run, f"{run.name}-{HOUSEKEEPING}", HOUSEKEEPING)
     head["generateName"] = f"{head.pop('name')}-"  # one for each use: two may be at work at once
     spec = {

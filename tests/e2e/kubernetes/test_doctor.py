@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, standing_in
 from tests.e2e.kubernetes.launching import UP, Launcher, doctor, impatient
+from tests.e2e.kubernetes.starting import quota
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
@@ -122,3 +123,33 @@ def test_policies_that_deny_all_are_named_until_what_a_run_has_to_send_is_allowe
     finally:
         namespace.kubectl("delete", "networkpolicies", "deny-all", "ask", "meet", "--ignore-not-found")
     launcher("down", "meets", "--delete-data", "--yes")
+
+
+LIMITS = """\
+apiVersion: v1
+kind: LimitRange
+metadata: {name: sizes}
+spec: {limits: [{type: Container, min: {cpu: 250m}}]}
+"""
+
+
+def test_pods_that_the_namespace_does_not_admit_are_named_before_anything_is_made(launcher: Launcher, tmp_path: Path) -> None:
+    namespace, file = launcher.namespace, tmp_path / "spec.yaml"
+    file.write_text(f"version: 1\nname: sized\nroles: {{chief: {{memory: 1Gi}}}}\ntensorboard: {{cpu: 0.5}}\n{standing_in(20, 0.05)}")
+    with quota(namespace, "cores", "limits.cpu=10"):
+        namespace.kubectl("apply", "-f", "-", text=LIMITS)
+        try:
+            for words in (("--set", "roles.chief.cpu=0.1"), ("--set", "roles.chief.cpu=20")):
+                code, found = doctor(namespace.name, str(file), *words)
+                assert (code, found["admission"][0]) == (1, "problem")
+                assert found["admission"][1] in launcher("up", str(file), *words, code=1)
+                assert "the pod with which the launcher reads the volume: " in found["admission"][1]
+                assert "minimum cpu usage per Container is 250m" in found["admission"][1]
+            assert "it takes 21.5 of limits.cpu in all, and the quota cores allows 10" in found["admission"][1]
+            assert namespace.objects("ConfigMap", "sized") == []
+            fits = ("--set", "roles.chief.cpu=0.5", "--set", "kubernetes.helper.cpu=0.25")
+            assert doctor(namespace.name, str(file), *fits)[0] == 0
+            assert "sized succeeded" in launcher("up", str(file), *fits, timeout=UP)
+        finally:
+            namespace.kubectl("delete", "limitrange", "sizes")
+    launcher("down", "sized", "--delete-data", "--yes")

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor.capacity import Node, amount, node, take, unplaced
+from launcher.backend.kubernetes.admission import amount
+from launcher.doctor.capacity import Node, node, take, unplaced
 from launcher.spec.models import ClusterSpec
 
 

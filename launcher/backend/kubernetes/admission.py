@@ -1,0 +1,127 @@
+"""Whether a namespace admits the pods of a run, all of them, and has room for them in its quotas.
+
+A Job is admitted whose pods are not: it makes none then, and tells why in events alone. So one pod of each kind is checked by itself, by a
+dry run, which quotas, limit ranges, Pod Security and whatever else admits pods there all have a say in.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.backend.kubernetes import trouble
+from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.backend.kubernetes.problems import ForbiddenError
+from launcher.errors import LauncherError
+from launcher.render.kubernetes.objects import TENSORBOARD
+
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
+    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
+}
+_AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
+# What a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
+_SHORT = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
+_USED_UP = "exceeded quota: "  # by others as well: that pod waits
+# How an answer names a pod that nobody has made.
+_NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
+
+
+def amount(quantity: object) -> float:
+    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for what is none."""
+    match = _AMOUNT.match(str(quantity))
+    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Pods that are alike: whose they are, how many, and one of them."""
+
+    words: str
+    count: int
+    pod: Object
+
+
+def kinds(made: Sequence[Object], helper: Object) -> list[Kind]:
+    """Return the pods that the objects of a run are to make, and the `helper` with which the launcher reads the run's volume."""
+    found = []
+    for one in made:
+        if one["kind"] == "Deployment":
+            found.append(Kind(TENSORBOARD, 1, _pod(one["spec"]["template"])))
+        for job in [one] if one["kind"] == "Job" else one["spec"]["replicatedJobs"] if one["kind"] == "JobSet" else ():
+            spec = job["spec"] if one["kind"] == "Job" else job["template"]["spec"]
+            template = spec["template"]
+            found.append(Kind(template["metadata"]["labels"]["app.kubernetes.io/component"], int(spec["completions"]), _pod(template)))
+    return [*found, Kind("the pod with which the launcher reads the volume", 1, helper)]
+
+
+def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[str]:
+    """Yield for which quotas a run has to wait. Raises LauncherError with all that keeps its pods out for good."""
+    refused: list[LauncherError] = []
+    taken: dict[str, float] = {}
+    for kind in wanted:
+        pod = kind.pod
+        try:
+            pod = cluster.create({**pod, "metadata": {**pod["metadata"], "namespace": cluster.namespace}}, dry_run=True)
+        except ForbiddenError:  # those who may make no pod: their Jobs' pods are others' to make
+            continue
+        except LauncherError as error:
+            if _USED_UP not in error.message:
+                found = trouble.of_events([{"type": "Warning", "message": error.message}])
+                refused.append(LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy))
+        for name, value in _takes(pod).items():  # with what limit ranges have added
+            taken[name] = taken.get(name, 0.0) + kind.count * value
+    for quota in cluster.listed_if_any("ResourceQuota"):
+        told = list(_told(quota, taken))
+        refused += [LauncherError(words, "ask for less in the spec, or have the quota raised") for words, is_final in told if is_final]
+        yield from (words for words, is_final in told if not is_final)
+    if refused:
+        raise LauncherError(
+            f"{cluster.words()} does not admit the run: " + "; ".join(dict.fromkeys(one.message for one in refused)),
+            "; ".join(dict.fromkeys(one.remedy for one in refused)),
+        )
+
+
+def _told(quota: Object, taken: Mapping[str, float]) -> Iterator[tuple[str, bool]]:
+    """Yield what a quota has too little of for what a run takes in all, and whether it always has; nothing of one that is for some pods alone."""
+    if quota.get("spec", {}).get("scopes") or quota.get("spec", {}).get("scopeSelector"):
+        return
+    status, name = quota.get("status", {}), quota["metadata"]["name"]
+    for resource, hard in (status.get("hard") or {}).items():
+        needs, has = taken.get(_SHORT.get(resource, resource), 0.0), amount(hard)
+        left = has - amount((status.get("used") or {}).get(resource, "0"))
+        if needs > has:
+            yield f"it takes {_shown(needs)} of {resource} in all, and the quota {name} allows {hard}", True
+        elif needs > left:
+            yield f"it takes {_shown(needs)} of {resource} in all, and {_shown(left)} are left of the quota {name}: some of it waits", False
+
+
+def _shown(value: float) -> str:
+    """Return an amount as people write it: large ones are bytes."""
+    if value < 2**20:
+        return f"{round(value, 3):g}"
+    unit, size = next((unit, size) for unit, size in (("Gi", 2**30), ("Mi", 2**20)) if value >= size)
+    return f"{round(value / size, 1):g}{unit}"
+
+
+def _takes(pod: Object) -> dict[str, float]:
+    """Return what a pod takes, as quotas count it: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers."""
+    first = pod["spec"].get("initContainers") or []
+    lasting = [*pod["spec"]["containers"], *(one for one in first if one.get("restartPolicy") == "Always")]
+    found = {"pods": 1.0}
+    for what in ("requests", "limits"):
+        beside, before = [_amounts(one, what) for one in lasting], [_amounts(one, what) for one in first]
+        for name in {name for one in [*beside, *before] for name in one}:
+            total = sum(one.get(name, 0.0) for one in beside)
+            found[f"{what}.{name}"] = max([total, *(one.get(name, 0.0) for one in before)])  # those before run one after the other
+    return found
+
+
+def _amounts(container: Object, what: str) -> dict[str, float]:
+    given = container.get("resources") or {}
+    both = {**(given.get("limits") or {}), **(given.get("requests") or {})} if what == "requests" else given.get("limits") or {}
+    return {name: amount(value) for name, value in both.items()}
+
+
+def _pod(template: Object) -> Object:
+    head = {key: value for key, value in template["metadata"].items() if key != "name"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**head, "generateName": "x-of-nobody-"}, "spec": template["spec"]}

@@ -1,0 +1,92 @@
+"""What keeps the pods of a run out of a namespace, and for what they have to wait there, as its API server answers."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launcher.backend.kubernetes import admission, volume
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.problems import ForbiddenError
+from launcher.errors import LauncherError
+from launcher.images import image_for
+from launcher.plan import planner
+from launcher.render.kubernetes import manifests
+from launcher.render.kubernetes.objects import Run
+from launcher.spec.models import ClusterSpec
+
+ROLES = {"chief": {"cpu": 1, "memory": "2Gi"}, "ps": {"cpu": 1, "memory": "2Gi"}, "worker": {"replicas": 3, "cpu": 2, "memory": "4Gi"}}
+
+
+def kinds(**options: Any) -> list[admission.Kind]:
+    values = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": ROLES, "kubernetes": options}
+    spec = ClusterSpec.model_validate(values)
+    run = Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+    return admission.kinds(manifests.objects(run), volume.helper(run))
+
+
+def quota(hard: dict[str, str], used: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "small"}, "spec": spec, "status": {"hard": hard, "used": used or {}}}
+
+
+def checked(
+    *quotas: dict[str, Any], refuse: Callable[[dict[str, Any]], LauncherError | None] = lambda _: None, **options: Any
+) -> list[str]:
+    """Return for what a run waits where a namespace has these quotas."""
+
+    def create(pod: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
+        assert dry_run
+        if error := refuse(pod):
+            raise error
+        return pod
+
+    cluster = SimpleNamespace(namespace="n", words=lambda: "namespace n", create=create, listed_if_any=lambda _: quotas)
+    return list(admission.check(cast("Cluster", cluster), kinds(**options)))
+
+
+@pytest.mark.parametrize("gang", [{}, {"gang": "jobset"}])
+def test_every_pod_of_the_run_is_asked_about_and_counted(gang: dict[str, str]) -> None:
+    found = {kind.words: kind.count for kind in kinds(**gang)}
+    assert found == {"chief": 1, "ps": 1, "worker": 3, "tensorboard": 1, "the pod with which the launcher reads the volume": 1}
+
+
+def test_a_run_that_is_larger_than_a_quota_is_refused_and_one_that_has_to_wait_is_told() -> None:
+    # Tasks take 8 cores and 16Gi, TensorBoard and the helper little more.
+    assert checked(quota({"requests.cpu": "9", "memory": "20Gi", "pods": "10", "count/jobs.batch": "2"})) == []
+    with pytest.raises(
+        LauncherError, match=r"it takes 8.2 of requests.cpu in all, and the quota small allows 8; it takes 7 of pods"
+    ) as told:
+        checked(quota({"requests.cpu": "8", "pods": "6"}))
+    assert "have the quota raised" in told.value.remedy
+    (waits,) = checked(quota({"memory": "20Gi"}, {"memory": "8Gi"}))
+    assert waits == "it takes 16.6Gi of memory in all, and 12Gi are left of the quota small: some of it waits"
+    assert checked(quota({"pods": "1"}, scopes=["BestEffort"])) == []
+
+
+def test_all_that_is_refused_is_told_at_once_and_what_is_merely_used_up_is_not() -> None:
+    def refuse(pod: dict[str, Any]) -> LauncherError | None:
+        who = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        words = {
+            "worker": "failed quota: small: must specify limits.cpu for: trainer",
+            "housekeeping": "minimum cpu usage per Container is 250m, but request is 100m",
+            "chief": "exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3",
+        }
+        return LauncherError(words[who]) if who in words else None
+
+    with pytest.raises(LauncherError) as told:
+        checked(refuse=refuse)
+    assert "worker: failed quota" in told.value.message
+    assert "the pod with which the launcher reads the volume: minimum cpu usage" in told.value.message
+    assert "exceeded" not in told.value.message
+    assert "give every role cpu and memory" in told.value.remedy
+
+
+def test_one_who_may_make_no_pods_is_not_kept_from_starting_a_run() -> None:
+    assert checked(refuse=lambda _: ForbiddenError("ada may not create pods", "", "")) == []
+
+
+def test_what_the_launchers_own_pod_takes_can_be_set() -> None:
+    *_, helper = kinds(helper={"cpu": 0.5, "memory": "1Gi"})
+    amounts = {"cpu": "500m", "memory": "1Gi"}
+    assert helper.pod["spec"]["containers"][0]["resources"] == {"requests": amounts, "limits": amounts}
