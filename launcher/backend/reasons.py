@@ -7,7 +7,7 @@ from launcher.backend.progress import number, text, whole
 from trainer.events import Event, first_step
 from trainer.exit_codes import SIGKILL
 
-LAST_LINE = 300  # characters of a task's own words that a reason quotes
+_LINE = 300  # characters of a reason in a table
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)|Fatal Python error: ")
 # What TensorFlow puts between the first line of an error in a graph and the line that says what is wrong.
@@ -20,15 +20,15 @@ _FORGOTTEN_AFTER = 100  # lines: a program that goes on for longer had another r
 
 def said(event: Event) -> str:
     """Return the cause that an event gives, with its detail; empty when it gives none."""
-    return ": ".join(short(part) for part in (text(event, "cause"), text(event, "detail")) if part)
+    return ": ".join(part for part in (text(event, "cause"), text(event, "detail")) if part)
 
 
 def short(line: str) -> str:
-    """Return a line, a long one without its middle: what it is stands at its start, where in the user's code at its end."""
-    if len(line) <= LAST_LINE:
+    """Return a line for a table, a long one without its middle: what it is stands at its start, its cause at its end."""
+    if len(line) <= _LINE:
         return line
-    end = LAST_LINE // 2
-    return f"{line[: LAST_LINE - end - 5]} ... {line[-end:]}"
+    end = _LINE // 2
+    return f"{line[: _LINE - end - 5]} ... {line[-end:]}"
 
 
 @dataclass
@@ -67,12 +67,12 @@ class LastError:
     @property
     def error(self) -> str:
         """The line that names an exception, empty where there was none lately."""
-        return short(self._error) if self._since < _FORGOTTEN_AFTER else ""
+        return self._error if self._since < _FORGOTTEN_AFTER else ""
 
     @property
     def line(self) -> str:
         """That line, or the last of all."""
-        return self.error or short(self._last)
+        return self.error or self._last
 
     def feed(self, line: str) -> None:
         """Take in one line of output that is no event."""

@@ -176,7 +176,7 @@ def last_error_line(backend: Backend, name: str, task: str) -> str:
 
 def without(reason: str, last: str) -> str:
     """Return a reason without the last error line, which is told by itself."""
-    for quoted in (last, short(last)):
+    for quoted in (last, short(last)):  # as earlier versions have noted it
         if quoted and reason.endswith(quoted):
             return reason.removesuffix(quoted).rstrip(" :")
     return reason

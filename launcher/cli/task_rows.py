@@ -1,6 +1,7 @@
 """The rows that tell of each task, the same in `status` and in the live display of `up`."""
 
 from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
+from launcher.backend.reasons import short
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import Cell
 
@@ -40,7 +41,7 @@ def row(task: TaskStatus, prefixes: Prefixes, *, marked: bool) -> tuple[Cell, ..
         speed,
         restarts,
         "" if task.exit_code is None else (str(task.exit_code), "red" if failed else ""),
-        (_reason(task), "red" if task.state is State.FAILED else ""),
+        (short(_reason(task)), "red" if task.state is State.FAILED else ""),
     )
 
 

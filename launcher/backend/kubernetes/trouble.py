@@ -20,7 +20,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing that is wrong. `words` fit in a line of a table; `remedy` is a sentence. `final`: no waiting mends it."""
+    """One thing that is wrong. `words` are one line, a long one too; `remedy` is a sentence. `final`: no waiting mends it."""
 
     kind: str
     words: str
@@ -33,11 +33,18 @@ _IMAGE = (
     "with kubernetes.image_pull_secrets if it asks"
 )
 
+# What a message of the node's says of why it has no image -> what to do. The first that is found holds.
+_IMAGE_CAUSES: tuple[tuple[str, str], ...] = (
+    (r"no space left on device", "free some of the disk of {node}"),
+    (r"no such host|server misbehaving|i/o timeout|connection refused|no route to host", "see that {node} reaches the registry and finds its name"),
+    (r"x509|certificate", "have {node} trust the certificate of the registry"),
+    (r"\b40[13]\b|unauthorized|authorization failed|denied|no basic auth", "name a Secret with the registry's credentials in kubernetes.image_pull_secrets, where the image is there at all"),
+)  # fmt: skip
 # Why a container waits -> (kind, remedy, final).
 _WAITING: dict[str, tuple[str, str, bool]] = {
     "ImagePullBackOff": ("image", _IMAGE, False),
     "ErrImagePull": ("image", _IMAGE, False),
-    "ErrImageNeverPull": ("image", "load the image on the nodes, or set kubernetes.image_pull_policy to IfNotPresent", False),
+    "ErrImageNeverPull": ("image", "load the image on {node}, or set kubernetes.image_pull_policy to IfNotPresent", False),
     "InvalidImageName": ("image", "write the image as you would pull it", True),
     "RegistryUnavailable": ("image", "see that the nodes reach the registry", False),
     "CrashLoopBackOff": ("crash", "see its log", False),
@@ -82,7 +89,7 @@ _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"[Mm]ulti-?[Aa]ttach error", "storage", "its volume is in use on another node", "see kubectl get volumeattachments; it is free when the pod there has ended"),
     (r"secret \"([\w.-]+)\" not found", "config", "there is no Secret {0}", "make it in the run's namespace"),
     (r"configmap \"([\w.-]+)\" not found", "config", "there is no ConfigMap {0}", "make it in the run's namespace"),
-    (r"(?:MountVolume|AttachVolume)\S* failed for volume \"([\w.-]+)\"", "storage", "its volume {0} cannot be mounted", "see its events: kubectl describe pod"),
+    (r"(?:MountVolume|AttachVolume)\S* failed for volume \"([\w.-]+)\"\s*((?s:.*))", "storage", "its volume {0} cannot be mounted{1}", "see its events: kubectl describe pod"),
 )  # fmt: skip
 # How provisioners say that they make volumes for one node alone: those of AWS, Google, Azure, Ceph RBD, DigitalOcean, Rancher's local path, in-tree ones.
 _NOT_SHARED = re.compile(
@@ -96,7 +103,6 @@ _SHARED = (
 )
 _VOLUME_ELSEWHERE = "the volume is on another node: free that one, or use ReadWriteMany"
 _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
-_LONGEST = 160
 
 
 def of_pod(pod: Object, events: Iterable[Object] = ()) -> Trouble | None:
@@ -117,10 +123,10 @@ def of_events(events: Iterable[Object]) -> Trouble | None:
         message = str(event.get("message", ""))
         for pattern, kind, words, remedy in _EVENTS:
             if match := re.search(pattern, message):
-                return Trouble(kind, words.format(*match.groups()), remedy)
+                return Trouble(kind, _line(words.format(*match.groups())), remedy)
     for event in warnings:
         if event.get("reason") in {"FailedCreate", "FailedMount", "FailedAttachVolume", "ProvisioningFailed", "FailedScheduling"}:
-            return Trouble("event", f"{event['reason']}: {_short(str(event.get('message', '')))}", "see kubectl get events")
+            return Trouble("event", f"{event['reason']}: {_line(str(event.get('message', '')))}", "see kubectl get events")
     return None
 
 
@@ -181,8 +187,7 @@ def _of_containers(pod: Object) -> Trouble | None:
         if meets_restriction(str(waiting.get("message"))):
             return Trouble("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:
-            kind, remedy, final = _WAITING[waiting["reason"]]
-            return Trouble(kind, f"{waiting['reason']}{_because(waiting.get('message') or one.get('image'))}", remedy, final=final)
+            return _waits(pod, waiting, str(one.get("image") or ""))
         if terminated.get("reason") == "OOMKilled":
             return Trouble("memory", "OOMKilled: it took more memory than its limit", "raise the role's `memory`")
         code = terminated.get("exitCode", 0)
@@ -205,6 +210,17 @@ def _of_containers(pod: Object) -> Trouble | None:
     return None
 
 
+def _waits(pod: Object, waiting: Object, image: str) -> Trouble:
+    """Return why a container waits; of an image on which node: others may have it."""
+    kind, remedy, final = _WAITING[waiting["reason"]]
+    node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
+    if kind == "image":
+        known = (what for cause, what in _IMAGE_CAUSES if re.search(cause, message, re.IGNORECASE))
+        remedy = next(known, remedy).format(node=node or "its node")
+    where = f" on {node}" if kind == "image" and node else ""
+    return Trouble(kind, f"{waiting['reason']}{where}{_because(message)}", remedy, final=final)
+
+
 def _sidecars(pod: Object) -> set[str]:
     """Return the names of the init containers that run beside the task."""
     return {str(one["name"]) for one in pod.get("spec", {}).get("initContainers") or () if one.get("restartPolicy") == "Always"}
@@ -221,7 +237,7 @@ def _of_scheduling(status: Object) -> Trouble | None:
     if "unbound immediate PersistentVolumeClaims" in message or re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return Trouble("storage", "its volume is not there yet", "see kubectl describe pvc")
     if not _UNSCHEDULABLE.search(message):
-        return Trouble("nodes", _short(message) or "no node takes it", "see kubectl describe pod")
+        return Trouble("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
     said = unschedulable(message)
     return Trouble("nodes", said, _remedy_for_nodes(said))
 
@@ -230,12 +246,12 @@ def unschedulable(message: str) -> str:
     """Return in a line what the scheduler says of nodes that do not take a pod."""
     match = _UNSCHEDULABLE.search(message)
     if match is None:
-        return _short(message)
+        return _line(message)
     why = match[2].partition(". preemption:")[0].partition(". no new claims")[0].strip().rstrip(".")
     said = re.sub(r"\bInsufficient\b", "insufficient", why)
     total = match[1].split()[0].split("/")[1]
     said = re.sub(rf"^{total} (?=\S[^,]*$)", "", said)
-    return _short(f"{match[1]}: {said}")
+    return _line(f"{match[1]}: {said}")
 
 
 def _remedy_for_nodes(why: str) -> str:
@@ -279,12 +295,11 @@ def is_moved_off(pod: Object) -> bool:
 
 
 def _because(message: object) -> str:
-    return f": {_short(str(message))}" if message else ""
+    return f": {_line(str(message))}" if message else ""
 
 
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _last_line(message: object) -> str:
@@ -295,7 +310,7 @@ def _last_line(message: object) -> str:
         if _event(line) is None:
             last.feed(line)
     event = _failed(lines)
-    return _short(last.line if event is None else said_with(event, last))
+    return _line(last.line if event is None else said_with(event, last))
 
 
 def _failed(lines: Iterable[str]) -> dict[str, Any] | None:

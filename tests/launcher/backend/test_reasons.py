@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.reasons import LAST_LINE, LastError, Start, out_of_memory, said, said_with, waiting, was_killed
+from launcher.backend.reasons import LastError, Start, out_of_memory, said, said_with, short, waiting, was_killed
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,11 @@ def test_a_cause_comes_with_its_detail(event: dict[str, Any], words: str) -> Non
     assert said({"event": "failed", **event}) == words
 
 
-def test_a_task_that_says_very_much_is_quoted_in_part_with_the_place_at_its_end() -> None:
-    quoted = said({"event": "failed", "detail": f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"})
-    assert len(quoted) == LAST_LINE
+def test_a_task_that_says_very_much_is_quoted_in_part_in_tables_with_the_place_at_its_end() -> None:
+    whole = f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"
+    assert said({"event": "failed", "detail": whole}) == whole
+    quoted = short(whole)
+    assert len(quoted) == 300
     assert quoted.startswith("ValueError: xxx")
     assert quoted.endswith("xxx (/home/ada/model.py:7, on worker-1)")
     assert " ... " in quoted

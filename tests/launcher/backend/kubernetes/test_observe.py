@@ -60,7 +60,7 @@ def test_a_pod_that_cannot_pull_its_image_does_not_run() -> None:
     back_off = pod("chief", 0, "Pending", waiting={"reason": "ImagePullBackOff", "message": "Back-off pulling image"})
     told = status(Seen("digits", [job("chief")], [back_off]), NOW)
     assert told.state is told.tasks[0].state is State.PENDING
-    assert told.tasks[0].reason == "4m: ImagePullBackOff: Back-off pulling image"
+    assert told.tasks[0].reason == "4m: ImagePullBackOff on node-1: Back-off pulling image"
 
 
 def test_restarts_are_counted_with_their_causes() -> None:

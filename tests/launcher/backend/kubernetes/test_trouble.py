@@ -6,6 +6,9 @@ import pytest
 
 from launcher import images
 from launcher.backend.kubernetes import trouble
+from launcher.backend.model import State, TaskStatus
+from launcher.cli import task_rows
+from launcher.cli.prefixes import Prefixes
 
 
 def pending(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
@@ -132,6 +135,33 @@ def test_a_pod_that_is_well_is_not_in_trouble(pod: dict[str, Any]) -> None:
     assert trouble.of_pod(pod) is None
 
 
+# As containerd says it, before the cause.
+PULL = 'failed to pull and unpack image "registry.example/team/x:1": failed to resolve reference "registry.example/team/x:1": '
+ASKED = 'failed to do request: Head "https://registry.example/v2/team/x/manifests/1": '
+
+
+@pytest.mark.parametrize(
+    "cause, remedy",
+    [
+        (f"{ASKED}dial tcp: lookup registry.example on 10.96.0.10:53: no such host", "see that node-2 reaches the registry"),
+        (f"{ASKED}tls: failed to verify certificate: x509: certificate signed by unknown authority", "have node-2 trust the certificate"),
+        ("unexpected status from HEAD request to https://registry.example/v2/: 401 Unauthorized", "kubernetes.image_pull_secrets"),
+        ("write /var/lib/containerd/ingest/data: no space left on device", "free some of the disk of node-2"),
+        ("registry.example/team/x:1: not found", "check the image's name"),
+    ],
+)
+def test_an_image_that_cannot_be_pulled_is_told_with_its_node_to_its_cause(cause: str, remedy: str) -> None:
+    pod = container(waiting={"reason": "ErrImagePull", "message": PULL + cause}) | {"spec": {"nodeName": "node-2"}}
+    found = trouble.of_pod(pod)
+    assert found is not None
+    assert found.words == f"ErrImagePull on node-2: {PULL}{cause}"
+    assert remedy in found.remedy
+    shown = task_rows.row(TaskStatus("chief", State.PENDING, found.words), Prefixes(["chief"]), marked=False)[-1][0]
+    assert len(shown) <= 300
+    assert shown.startswith("ErrImagePull on node-2: failed to pull")
+    assert shown.endswith(cause[-100:])
+
+
 FORBIDDEN = 'Error creating: pods "a-chief-0-x" is forbidden: '
 EVENTS = {
     FORBIDDEN + "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: 4": (
@@ -141,6 +171,10 @@ EVENTS = {
     FORBIDDEN + 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)': (
         "admission",
         "Pod Security restricted:latest does not admit it",
+    ),
+    'MountVolume.SetUp failed for volume "pvc-1" : mount failed: exit status 32: access denied by server': (
+        "storage",
+        "its volume pvc-1 cannot be mounted: mount failed: exit status 32: access denied by server",
     ),
     FORBIDDEN + "no PriorityClass with name high was found": ("admission", "there is no priority class high"),
     FORBIDDEN + 'pod rejected: RuntimeClass "nvidia" not found': ("admission", "there is no runtime class nvidia"),
