@@ -105,6 +105,7 @@ class RunStatus:
     data_lost: Loss | None = None
     user: str = ""  # who started it, where several may
     mine: bool = True  # not where that is known to be somebody else
+    missing: tuple[str, ...] = ()  # objects of the run that somebody has deleted or hidden, as their backend names them
 
 
 @dataclass(frozen=True)

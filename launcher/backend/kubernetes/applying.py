@@ -3,11 +3,11 @@
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from launcher import images
-from launcher.backend.kubernetes import admission, classes, look, observe, record, volume
+from launcher.backend.kubernetes import admission, classes, inventory, look, observe, record, volume
 from launcher.backend.kubernetes.api import KINDS, Cluster, Object, status_of
+from launcher.backend.kubernetes.inventory import WORKLOADS, Thing
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.tending import lost
 from launcher.errors import LauncherError, UsageError
@@ -18,22 +18,11 @@ from launcher.spec.programs import has_sidecars
 
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
-# Those of them that start tasks. They are made, never changed: one that is there is another launcher's.
-WORKLOADS = frozenset({"JobSet", "Job"})
 GONE_WITHIN = 120.0  # seconds in which deleted pods have ended by themselves or been killed
 _FORGOTTEN_WITHIN = 10.0  # seconds in which the API forgets a pod
 _LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
 _LOOK_EVERY = 0.5
 _OTHER_NAME = "x-of-nobody"
-
-
-@dataclass(frozen=True)
-class Thing:
-    """One object as it was made: another one of its name has another uid."""
-
-    kind: str
-    name: str
-    uid: str
 
 
 def objects(run: Run, cluster: Cluster) -> list[Object]:
@@ -130,14 +119,19 @@ def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) ->
 
 
 def belongings(cluster: Cluster, run: str) -> list[Thing]:
-    """Return what the cluster has of a run but its record, its pods and its data, in the order to delete it; a JobSet, not the Jobs it has made."""
+    """Return what the cluster has of a run but its record, its pods and its data, in the order to delete it; a JobSet, not the Jobs it has made.
+
+    What has lost its labels is known by the record.
+    """
     found = [
         Thing(kind, one["metadata"]["name"], one["metadata"]["uid"])
         for kind in OWNED
         for one in (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, look.labels_of(run))
         if observe.maker([one]) is None
     ]
-    return [one for one in found if one.name != record.name_of(run)]
+    noted = cluster.get("ConfigMap", record.name_of(run))
+    found += inventory.strays(cluster, [one for one in inventory.made(noted) if one not in found])
+    return sorted((one for one in found if one.name != record.name_of(run)), key=lambda one: OWNED.index(one.kind))
 
 
 def delete(cluster: Cluster, one: Thing) -> None:

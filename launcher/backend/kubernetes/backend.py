@@ -15,9 +15,9 @@ from typing import Any
 
 from launcher.backend.kubernetes import (
     applying,
-    claims,
     differences,
     ending,
+    inventory,
     kept,
     lines,
     look,
@@ -54,7 +54,7 @@ class _Known:
 
     cluster: Cluster
     watcher: look.Watcher
-    claim: claims.Watch | None = None  # where it is to be known whether the data is there still
+    having: inventory.Watch | None = None  # where it is to be known whether all that the run has is there still
     spec: dict[str, Any] | None = None
     user: str | None = None  # who started it, empty where that is not known
     last: RunStatus | None = None
@@ -127,8 +127,9 @@ class KubernetesBackend:
         with known.lock:
             try:
                 found = known.watcher.status() or self._without_jobs(known, name)
-                lost = known.claim.loss() if known.claim else None
-                known.last = dataclasses.replace(found, data_lost=lost, **self._owned(known, name))
+                lacking = known.having.look() if known.having else inventory.Found()
+                compared = inventory.compared(found, lacking, known.cluster.namespace)
+                known.last = dataclasses.replace(compared, **self._owned(known, name))
             except UnreachableError as error:
                 if known.last is None:
                     raise
@@ -340,7 +341,7 @@ class KubernetesBackend:
     def _look_at(self, name: str) -> _Known:
         if name not in self._known:
             cluster = self._cluster(name)
-            self._known[name] = _Known(cluster, look.Watcher(cluster, name), claims.Watch(cluster, name))
+            self._known[name] = _Known(cluster, look.Watcher(cluster, name), inventory.Watch(cluster, name))
         return self._known[name]
 
     def _forget(self, name: str) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 
 from launcher.backend.kubernetes import applying, look, observe, record
 from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.kubernetes.inventory import WORKLOADS
 from launcher.backend.kubernetes.observe import task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.told import Story
@@ -34,7 +35,7 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
         (record.note if before.state in ENDED else record.announce)(cluster, _ended(before, story, cluster.now()))
     with logs.to_the_end(sorted(pods, key=lambda pod: not story.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
-            if one.kind in applying.WORKLOADS:
+            if one.kind in WORKLOADS:
                 applying.delete(cluster, one)
         grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
         for pod in pods:

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,13 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run, checked, metadata
 
 COMPONENT = "record"
-_SPEC, _STATUS, _STOPPING, _START, _CLAIM, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "user"
+_SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "made.json", "user"
 # On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
 _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
 # Of a status what depends on who asks, and when.
-_ASKED = frozenset({"data_lost", "user", "mine"})
+_ASKED = frozenset({"data_lost", "missing", "user", "mine"})
 # So often a change is tried again that somebody else's has overtaken, a note of how the run has ended say.
 _TRIES = 10
 
@@ -89,9 +89,13 @@ def write(cluster: Cluster, run: Run, mark: Mark, spec: dict[str, Any]) -> Objec
     return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if run.storage else None))
 
 
-def note_claim(cluster: Cluster, mark: Mark, uid: str) -> None:
-    """Note the uid of the claim that the run stores its data on. Raises LostMarkError."""
-    _change(cluster, mark, lambda there: _with_claim(there, uid))
+def note_made(cluster: Cluster, mark: Mark, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:
+    """Note the uid of the claim that the run stores its data on, and kind, name and uid of all other objects. Raises LostMarkError."""
+
+    def noted(there: Object) -> Object:
+        return _with_claim({**there, "data": {**there["data"], _MADE: as_json(things)}}, claim)
+
+    _change(cluster, mark, noted)
 
 
 def _with_claim(record: Object, uid: str | None) -> Object:
@@ -187,6 +191,17 @@ def spec(record: Object | None) -> dict[str, Any] | None:
 def claim(record: Object | None) -> str | None:
     """Return the uid of the claim that the run was last started with, or None when it is not known."""
     return ((record or {}).get("data") or {}).get(_CLAIM)
+
+
+def claim_name(run: str, record: Object | None) -> str:
+    """Return the name of the claim that a run was last started with."""
+    section = (spec(record) or {}).get("kubernetes") or {}
+    return str(section.get("claim") or run)
+
+
+def things(record: Object | None) -> list[tuple[str, str, str]]:
+    """Return kind, name and uid of what the last start of a run has made but its claim; nothing where that is not known."""
+    return [(kind, name, uid) for kind, name, uid in json.loads(((record or {}).get("data") or {}).get(_MADE, "[]"))]
 
 
 def user(record: Object | None) -> str:

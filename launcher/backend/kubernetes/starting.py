@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from launcher.backend.kubernetes import applying, look, observe, record
 from launcher.backend.kubernetes.api import Cluster, Object, status_of
-from launcher.backend.kubernetes.applying import Thing
+from launcher.backend.kubernetes.inventory import WORKLOADS, Thing
 from launcher.backend.kubernetes.problems import UnreachableError
 from launcher.backend.model import ENDED, RunStatus, State, always
 from launcher.errors import LauncherError, UsageError
@@ -76,7 +76,7 @@ class Start:
             _insist(lambda: self._begin(spec), self._wanted)
             for one in applying.objects(self._run, self._cluster):
                 self._make(one)
-            _insist(self._note_claim, self._wanted)
+            _insist(self._note_made, self._wanted)
             _insist(self._find_unused, self._wanted)
         except BaseException as error:
             left = self._undo(undone)
@@ -133,12 +133,12 @@ class Start:
             # Before each: whoever stops the run takes the mark away first, and deletes what is there only then.
             record.hold(self._cluster, self._mark)
             try:
-                return self._cluster.create(one) if kind in applying.WORKLOADS else self._cluster.apply(one)
+                return self._cluster.create(one) if kind in WORKLOADS else self._cluster.apply(one)
             except UnreachableError as error:
                 unanswered.append(error)
                 raise
             except LauncherError as error:
-                if kind not in applying.WORKLOADS or status_of(error) != 409:
+                if kind not in WORKLOADS or status_of(error) != 409:
                     raise
                 record.hold(self._cluster, self._mark)
                 there = self._cluster.get(kind, name) if unanswered else None
@@ -152,11 +152,11 @@ class Start:
         elif self._claim_is_new:  # else it has data
             self._claim = thing
 
-    def _note_claim(self) -> None:
-        """Have the record know the claim, so that another one of its name is not taken for it."""
+    def _note_made(self) -> None:
+        """Have the record know what was made, and the claim, so that another one of its name is not taken for it."""
         there = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
-        if there is not None:
-            record.note_claim(self._cluster, self._mark, str(there["metadata"]["uid"]))
+        claim = None if there is None else str(there["metadata"]["uid"])
+        record.note_made(self._cluster, self._mark, claim, [(one.kind, one.name, one.uid) for one in self._made])
 
     def _find_unused(self) -> None:
         used = {(one.kind, one.name) for one in self._made}
@@ -176,7 +176,7 @@ class Start:
         remove = functools.partial(applying.remove, self._cluster, self._run.name)
         steps: list[Callable[[], None]] = []
         if others:
-            steps += [functools.partial(applying.delete, self._cluster, one) for one in self._made if one.kind in applying.WORKLOADS]
+            steps += [functools.partial(applying.delete, self._cluster, one) for one in self._made if one.kind in WORKLOADS]
         elif not held:
             steps.append(functools.partial(remove, self._made))
         else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered

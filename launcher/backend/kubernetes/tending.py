@@ -136,6 +136,10 @@ class Tender:
         if status.data_lost is not None and status.data_lost.message not in self._said:
             self._said.add(status.data_lost.message)
             yield status.data_lost.message
+        if status.missing and status.reason not in self._said:
+            self._said.add(status.reason)
+            yield status.reason
+            return
         # By its first words: how long it lasts and what else there is to say changes every second.
         match = _REASON.match(status.reason) if status.state is State.PENDING else None
         if match is None or match[2].startswith("waiting for"):

@@ -56,6 +56,7 @@ _WAITING: dict[str, tuple[str, str, bool]] = {
     "CreateContainerError": ("container", "see the pod's events: kubectl describe pod", False),
     "RunContainerError": ("container", "see that the image has the command", False),
 }
+_OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:parent|code)-\w+)" not found'  # those that the run itself has made
 _NOT_STARTED = "StartError"  # why a container has ended that never ran
 # How runtimes of containers say that there is no such program: runc, and crun after it.
 _NO_PYTHON = re.compile(r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": ")
@@ -214,11 +215,19 @@ def _waits(pod: Object, waiting: Object, image: str) -> Trouble:
     """Return why a container waits; of an image on which node: others may have it."""
     kind, remedy, final = _WAITING[waiting["reason"]]
     node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
+    run = str((pod.get("metadata", {}).get("labels") or {}).get("app.kubernetes.io/instance", ""))
+    if run and re.search(_OWN_CONFIG.format(run=re.escape(run)), message):
+        return Trouble("deleted", f"{waiting['reason']}{_because(message)}", f"somebody has deleted it: {made_anew(run)}")
     if kind == "image":
         known = (what for cause, what in _IMAGE_CAUSES if re.search(cause, message, re.IGNORECASE))
         remedy = next(known, remedy).format(node=node or "its node")
     where = f" on {node}" if kind == "image" and node else ""
     return Trouble(kind, f"{waiting['reason']}{where}{_because(message)}", remedy, final=final)
+
+
+def made_anew(run: str) -> str:
+    """Return what restores an object of a run's own that somebody has deleted."""
+    return f"`launcher down {run} --on kubernetes` and another `up` make all anew, and go on from the last checkpoint"
 
 
 def _sidecars(pod: Object) -> set[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.backend.kubernetes import claims, look, observe, record
+from launcher.backend.kubernetes import look, observe, record
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.podlogs import kept_tasks
 from launcher.backend.model import RunStatus, State, TaskStatus
@@ -19,7 +19,7 @@ def status(cluster: Cluster, seen: observe.Seen, kept: Path, ended: RunStatus | 
     """
     run = seen.name
     noted = cluster.get("ConfigMap", record.name_of(run))
-    place = look.claim_words(claims.name_of(run, noted), cluster, run)
+    place = look.claim_words(record.claim_name(run, noted), cluster, run)
     spec = record.spec(noted) or {}
     known = tasks(noted) or kept_tasks(kept)
 

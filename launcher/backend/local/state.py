@@ -72,7 +72,7 @@ def _snapshot(document: dict[str, Any]) -> Snapshot:
     tasks = tuple(_task(task) for task in status.pop("tasks"))
     supervisor = document.pop("supervisor")
     return Snapshot(
-        status=RunStatus(**{**status, "state": State(status["state"]), "tasks": tasks}),
+        status=RunStatus(**{**status, "state": State(status["state"]), "tasks": tasks, "missing": tuple(status.get("missing", ()))}),
         supervisor=Identity(**supervisor) if supervisor else None,
         processes={name: Identity(**process) for name, process in document.pop("processes").items()},
         **document,

@@ -54,6 +54,30 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     launcher("down", "alone", "--delete-data", "--yes")
 
 
+def test_what_somebody_has_deleted_of_a_run_is_named_with_what_restores_it(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    namespace, file = launcher.namespace, tmp_path / "spec.yaml"
+    roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
+    options = "limits: {grace_period: 1s}\nkubernetes: {tensorboard: false}\n"
+    file.write_text(f"version: 1\nname: plucked\nimage: {image}\nsupervise: false\n{roles}{options}{program('time.sleep(600)')}")
+    launcher("up", str(file), "--detach")
+    until(lambda: len(namespace.pods("plucked")) == 3, 60, "its pods to be made", lambda: namespace.describe("plucked"))
+    assert launcher.status("plucked")["missing"] == []
+
+    namespace.kubectl("label", "job", "plucked-ps", "app.kubernetes.io/instance-")
+    told = launcher.status("plucked")
+    assert (told["state"], told["missing"]) == ("pending", ["job/plucked-ps"])
+    namespace.kubectl(*told["reason"].partition("kubectl ")[2].split())
+    assert launcher.status("plucked")["missing"] == []
+
+    namespace.kubectl("label", "job", "plucked-ps", "app.kubernetes.io/instance-")
+    namespace.kubectl("delete", "service/plucked", "configmap/plucked-cluster", "job/plucked-worker")
+    told = launcher.status("plucked")
+    assert sorted(told["missing"]) == ["configmap/plucked-cluster", "job/plucked-ps", "job/plucked-worker", "service/plucked"]
+    assert {task["name"]: task["state"] for task in told["tasks"]}["worker-0"] == "stopped"
+    launcher("down", "plucked", "--delete-data", "--yes")
+    assert "plucked" not in namespace.kubectl("get", "jobs,pods,configmaps,services", "-o", "name")
+
+
 def test_output_that_was_kept_is_shown_after_somebody_has_deleted_the_jobs(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\n"

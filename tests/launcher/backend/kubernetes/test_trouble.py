@@ -279,3 +279,14 @@ def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_aft
     found = trouble.of_pod({"status": status})
     assert found is not None
     assert found.words == "exit code 1: ValueError: x"
+
+
+@pytest.mark.parametrize(
+    "name, is_own", [("digits-cluster", True), ("digits-code-0a1b", True), ("digits-settings", False), ("team", False)]
+)
+def test_a_configmap_of_the_runs_own_is_not_for_the_user_to_make(name: str, *, is_own: bool) -> None:
+    pod = container(waiting={"reason": "CreateContainerConfigError", "message": f'configmap "{name}" not found'})
+    found = trouble.of_pod(pod | {"metadata": {"labels": {"app.kubernetes.io/instance": "digits"}}})
+    assert found is not None
+    assert ("launcher down digits" in found.remedy) is is_own
+    assert ("kubernetes.env_from" in found.remedy) is not is_own

@@ -1,0 +1,72 @@
+"""Whether a run's data is where it was, by the claim that is there."""
+
+from typing import Any
+
+import pytest
+
+from launcher.backend.kubernetes import inventory, record
+from launcher.backend.kubernetes.inventory import Found, Thing
+from launcher.backend.model import RunStatus, State, TaskStatus
+
+
+def claim(**head: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "digits", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z", **head}}
+
+
+@pytest.mark.parametrize(
+    "there, code, words",
+    [
+        (claim(), None, ""),
+        (None, "deleted", "the claim digits was deleted"),
+        (claim(deletionTimestamp="2026-01-01T00:00:00Z"), "deleting", "the claim digits is being deleted"),
+        (claim(uid="2"), "replaced", "made again (made 2026-01-01T00:00:00Z)"),
+        (claim(uid="2", deletionTimestamp="2026-01-01T00:00:00Z"), "replaced", "made again"),
+    ],
+)
+def test_a_claim_that_is_not_the_runs_any_more(there: dict[str, Any] | None, code: str | None, words: str) -> None:
+    loss = inventory.loss("digits", "1", there)
+    assert (loss.code if loss else None) == code
+    assert loss is None or words in loss.message
+
+
+def test_the_claim_is_that_of_the_spec_that_the_run_was_started_with() -> None:
+    assert record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": "team"}}'}}) == "team"
+    assert record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": null}}'}}) == "digits"
+
+
+TASKS = ("chief", "worker-0", "worker-1", "evaluator")
+JOBS = {role: Thing("Job", f"digits-{role}", role) for role in ("chief", "worker", "evaluator")}
+
+
+def told(found: Found, *tasks: str, state: State = State.RUNNING) -> RunStatus:
+    there = tuple(TaskStatus(task, state) for task in tasks)
+    return inventory.compared(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=there), found, "team-a")
+
+
+def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
+    run = told(Found(gone=(JOBS["worker"], Thing("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
+    assert (run.state, run.eta, run.missing) == (State.PENDING, None, ("job/digits-worker", "configmap/digits-cluster"))
+    assert run.reason.startswith(
+        "job/digits-worker, configmap/digits-cluster were deleted: `launcher down digits --on kubernetes` and another `up`"
+    )
+    assert [(task.name, task.state) for task in run.tasks if task.reason] == [("worker-0", State.STOPPED), ("worker-1", State.STOPPED)]
+    assert [task.name for task in run.tasks] == list(TASKS)
+
+
+def test_a_run_that_still_makes_steps_runs() -> None:
+    run = told(Found(gone=(Thing("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
+    assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
+
+
+def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also_of_a_run_that_was_stopped() -> None:
+    run = told(Found(strays=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
+    assert run.state is State.PENDING
+    assert run.reason == (
+        "job/digits-worker has lost its labels: kubectl label job/digits-worker app.kubernetes.io/name=tf-launcher "
+        "app.kubernetes.io/instance=digits app.kubernetes.io/component=worker --overwrite -n team-a"
+    )
+
+
+def test_a_run_that_has_ended_needs_nothing_any_more() -> None:
+    assert told(Found(gone=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
+    assert told(Found(tasks=TASKS), *TASKS).missing == ()
