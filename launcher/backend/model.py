@@ -180,9 +180,10 @@ class Backend(Protocol):
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None, tail: int | None) -> Iterator[LogLine]:
         """Yield lines of the tasks in order of time; with `follow` until the run has ended."""
 
-    def stop(self, name: str, *, now: bool = False) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop; `now` kills. Returns when nothing of the run is left. Idempotent.
 
+        `tell` is called, in the same thread, with what a person should know meanwhile.
         Returns how many of each kind of object were removed, such as {"container": 4, "network": 1}; empty where a run has none.
         """
 

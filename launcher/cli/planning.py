@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.model import Where
-from launcher.plan import places, planner
+from launcher.plan import code, places, planner
 from launcher.plan.models import Plan, Target
 from launcher.spec.loader import digest, load_as_written
 from launcher.spec.models import ClusterSpec
@@ -17,7 +17,8 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
     where = places.run_dir(target, runs, spec.name)
-    return spec, planner.plan(spec, target, run_dir=where, digest=digest(_anywhere(spec, written, directory)), spec_dir=directory)
+    told = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
+    return spec, planner.plan(spec, target, run_dir=where, digest=told, spec_dir=directory)
 
 
 def planned_there(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:

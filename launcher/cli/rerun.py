@@ -13,6 +13,7 @@ from launcher.backend.model import ENDED, Backend, Loss, RunStatus, State
 from launcher.cli import owners
 from launcher.cli.runs import beside, command, homes, near, stored
 from launcher.errors import UsageError
+from launcher.plan import code
 from launcher.plan.models import Plan, Target
 from launcher.spec.models import ClusterSpec
 
@@ -157,10 +158,12 @@ def _moved(change: Change, old_directory: str, directory: str) -> bool:
     return os.path.relpath(old, old_directory) == os.path.relpath(new, directory)
 
 
-def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path, *, digest: str = "") -> Decision:
+def decide(
+    old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path, *, digest: str = "", elsewhere: bool = False
+) -> Decision:
     """Return what `up` is to do; `changes` is None when it is not known which spec the old run had.
 
-    `digest` is given of the new spec where the old run was started elsewhere, and all that its engine tells of its spec is that.
+    `digest` is the new spec's. `elsewhere`: the old run was started there, and all that its engine tells of its spec is its digest.
     Raises UsageError when the run still runs, or when only the user can decide and cannot be asked.
     """
     if old is not None and old.state not in ENDED:
@@ -177,16 +180,21 @@ def decide(old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked
     if old.data_lost and not (changes == [] and old.state is State.SUCCEEDED):
         return _ask_about_data(old.data_lost, asked)
     if changes is None:
-        if not digest:  # it has never been on its way
+        if not elsewhere:  # it has never been on its way
             return "start"
-        if not asked.resume and old.spec_digest != digest:
+        if not asked.resume and old.spec_digest not in {digest, code.without_code(digest)}:
             return _ask(f"the run {old.name} was started elsewhere, {_other_spec(old)}", asked)
         changes = []
     if asked.resume or only_longer(changes):
         return "resume"
-    if not changes:
-        return "complete" if old.state is State.SUCCEEDED else "resume"
-    return _ask_about(old.name, changes, asked)
+    if changes:
+        return _ask_about(old.name, changes, asked)
+    return "resume" if old.state is not State.SUCCEEDED else _complete(old, asked, digest)
+
+
+def _complete(old: RunStatus, asked: Asked, digest: str) -> Decision:
+    changed_since = code.is_other(old.spec_digest, digest)
+    return _ask(f"{old.name} is complete, and its code has changed since", asked) if changed_since else "complete"
 
 
 def only_longer(changes: Sequence[Change]) -> bool:

@@ -66,11 +66,10 @@ def up(
         starting.enter_context(alone(runs, spec.name))
         old = before(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
-        elsewhere = plan.spec_digest if on == "docker" and not is_there(home(runs, on), spec.name) else ""
-        decision = decide(old, changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt, yes), runs, digest=elsewhere)
+        elsewhere = on == "docker" and not is_there(home(runs, on), spec.name)
+        changes, asked = changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt, yes)
+        decision = decide(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
-            if old.data_lost:
-                say(f"notice: {old.data_lost.message}")
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         if on != "kubernetes":
@@ -83,6 +82,11 @@ def up(
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
         for notice in (*plan.notices, *backend.prepare(plan, dump(spec))):
             say(f"notice: {notice}")
+        if detach and on == "kubernetes" and spec.kubernetes.ttl is not None:
+            say(
+                f"notice: kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end: where `{command(runs, 'wait', spec.name, on=on)}` "
+                "has not watched that, the run counts as stopped, also when it has succeeded"
+            )
         if detach:
             backend.start(plan, dump(spec), detach=True)
             return _detached(plan, runs, as_json=as_json)
@@ -95,7 +99,8 @@ def _sayer(*, as_json: bool) -> Any:
 
 
 def _steps_done(old: RunStatus) -> str:
-    return f" at step {old.step:,}" if old.step is not None else ""
+    lost = f"; {old.data_lost.message}" if old.data_lost else ""
+    return (f" at step {old.step:,}" if old.step is not None else "") + lost
 
 
 def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:

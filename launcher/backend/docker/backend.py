@@ -170,8 +170,9 @@ class DockerBackend:
         with asking(f"reading the logs of {name}"):
             yield from look.lines(self._engine, name, tasks, **chosen)
 
-    def stop(self, name: str, *, now: bool = False) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
+        del tell
         before = self.status(name)
         layout = self._layout(name)
         if locks.held(layout.lock):

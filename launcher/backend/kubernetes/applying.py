@@ -147,8 +147,10 @@ def remove(cluster: Cluster, run: str, there: Iterable[Thing] | None = None) -> 
     await_ended(cluster, run, GONE_WITHIN)
 
 
-def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[], object] = bool) -> None:
+def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[], object] = bool) -> list[observe.Object]:
     """Wait until no pod is left of a run whose Jobs were deleted, calling `meanwhile`. Raises LauncherError with those that are.
+
+    Returns those that did not end by themselves.
 
     Those on lost nodes do not end by themselves: they are deleted for good after `within` seconds, or when no others are left and these were
     deleted a minute and their grace period ago. Until then their programs may still save, cut off.
@@ -160,7 +162,8 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
             break
         meanwhile()
         time.sleep(_LOOK_EVERY)
-    for pod in _lost(cluster, pods, 0):  # nobody is there to end it; its Job, which would hold on to it, is gone
+    lost_ones = _lost(cluster, pods, 0)
+    for pod in lost_ones:  # nobody is there to end it; its Job, which would hold on to it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
     forgotten_by = time.monotonic() + _FORGOTTEN_WITHIN
     while pods := look.pods_of(cluster, run):
@@ -171,6 +174,7 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
                 "their node may be lost: kubectl get nodes; docs/kubernetes.md, A node lost, says how to give them up",
             )
         time.sleep(_LOOK_EVERY)
+    return lost_ones
 
 
 def _lost(cluster: Cluster, pods: list[Object], patience: float) -> list[observe.Object]:

@@ -246,7 +246,7 @@ class KubernetesBackend:
         """Tell whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
         return name not in self._stopping and self.status(name).state in ENDED
 
-    def stop(self, name: str, *, now: bool = False) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
         known = self._look_at(name)
         status = self._status(known, name)
@@ -258,7 +258,8 @@ class KubernetesBackend:
             record.free(known.cluster, name)
         self._stopping.append(name)
         try:
-            ended, removed = ending.stop(known.cluster, before, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=now)
+            logs = PodLogs(known.cluster, self._kept(known.cluster, name))
+            ended, removed = ending.stop(known.cluster, before, name, logs, now=now, tell=tell)
         finally:
             self._stopping.remove(name)
         self._forget(name)

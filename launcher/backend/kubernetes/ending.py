@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable, Iterable
 
-from launcher.backend.kubernetes import applying, look, observe, record
+from launcher.backend.kubernetes import applying, look, observe, record, trouble
 from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.inventory import WORKLOADS
+from launcher.backend.kubernetes.inventory import WORKLOADS, Thing
 from launcher.backend.kubernetes.observe import task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.told import Story
@@ -15,24 +16,30 @@ from launcher.errors import UsageError
 _SLACK = 120.0  # seconds beyond the grace period in which pods are gone; a busy node takes more than one minute
 
 
-def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool) -> tuple[RunStatus | None, dict[str, int]]:
+def stop(
+    cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, tell: Callable[[str], object] = str
+) -> tuple[RunStatus | None, dict[str, int]]:
     """Stop a run and delete all of it but its record and its data; `before` is how it was, None where it has no Jobs.
+
+    `tell` is called with what a person should know meanwhile: which nodes do not answer, and what was not saved because of that.
 
     Returns how it has ended, and how many objects of each kind were deleted. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
     """
     # Nothing that another launcher makes once this is done is to go with it.
     there, pods = applying.belongings(cluster, run), look.pods_of(cluster, run)
-    maker = observe.maker(cluster.listed("Job", look.labels_of(run)))
-    if maker and maker not in {f"{one.kind.lower()}/{one.name}" for one in there}:
-        raise UsageError(
-            f"the Jobs of {run} in {cluster.words()} are those of {maker}, which makes them again when they are deleted",
-            f"delete that, and they go with it: kubectl delete {maker} -n {cluster.namespace}",
-        )
+    _refuse_made_by_others(cluster, run, there)
     story = Story(before.tasks[0].name if before and before.tasks else "")
     story.take(logs.news(pods))  # what has ended is gone in a moment
     if before is not None:
         # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
         (record.note if before.state in ENDED else record.announce)(cluster, _ended(before, story, cluster.now()))
+    silent = _Silent(tell)
+
+    def look_on() -> None:
+        there = look.pods_of(cluster, run)
+        silent.look(there)
+        story.take(logs.news(there))
+
     with logs.to_the_end(sorted(pods, key=lambda pod: not story.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
             if one.kind in WORKLOADS:
@@ -42,7 +49,7 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
             # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
-        applying.await_ended(cluster, run, grace + _SLACK, lambda: story.take(logs.news(look.pods_of(cluster, run))))
+        lost = applying.await_ended(cluster, run, grace + _SLACK, look_on)
     story.take(logs.news(()))
     applying.remove(cluster, run, there)
     if any(one.kind == "JobSet" for one in there):
@@ -50,12 +57,49 @@ def stop(cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *,
     removed = dict(Counter(one.kind for one in there))
     if before is None:
         return None, removed
-    ended = _ended(before, story, cluster.now())
+    ended = _ended(before, story, cluster.now(), unsaved(lost))
     record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
+    if lost:
+        tell(ended.reason)
     return ended, removed
 
 
-def _ended(before: RunStatus, story: Story, now: float) -> RunStatus:
+def _refuse_made_by_others(cluster: Cluster, run: str, there: Iterable[Thing]) -> None:
+    maker = observe.maker(cluster.listed("Job", look.labels_of(run)))
+    if maker and maker not in {f"{one.kind.lower()}/{one.name}" for one in there}:
+        raise UsageError(
+            f"the Jobs of {run} in {cluster.words()} are those of {maker}, which makes them again when they are deleted",
+            f"delete that, and they go with it: kubectl delete {maker} -n {cluster.namespace}",
+        )
+
+
+def unsaved(lost: Iterable[observe.Object]) -> str:
+    """Return what may not have been saved, for these pods that did not end by themselves; empty for none. Pure."""
+    where = ", ".join(f"{task_of(pod)} on {_node(pod)}" for pod in lost)
+    return f"what came after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
+
+
+class _Silent:
+    """Says once of each node that it does not answer while its tasks are asked to stop."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell, self._told = tell, set[str]()
+
+    def look(self, pods: Iterable[observe.Object]) -> None:
+        by_node: dict[str, list[str]] = {}
+        for pod in filter(trouble.is_silent, pods):
+            by_node.setdefault(_node(pod), []).append(task_of(pod))
+        for node in by_node.keys() - self._told:
+            self._told.add(node)
+            tasks = ", ".join(sorted(by_node[node]))
+            self._tell(f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most")
+
+
+def _node(pod: observe.Object) -> str:
+    return str(pod["spec"].get("nodeName", "?"))
+
+
+def _ended(before: RunStatus, story: Story, now: float, unsaved: str = "") -> RunStatus:
     """Return how the run is to be remembered: as it ended, or stopped now, after a last checkpoint perhaps."""
     if before.state in ENDED:
         return before
@@ -66,7 +110,7 @@ def _ended(before: RunStatus, story: Story, now: float) -> RunStatus:
     return dataclasses.replace(
         before,
         state=State.SUCCEEDED if finished else State.STOPPED,
-        reason="it was done before it stopped" if finished else "asked to stop",
+        reason="it was done before it stopped" if finished else "asked to stop" + (f"; {unsaved}" if unsaved else ""),
         ended=now,
         eta=None,
         tasks=tasks,

@@ -132,8 +132,9 @@ class LocalBackend:
         files = {task: layout.log(task) for task in known if not tasks or task in tasks}
         return merged(files, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
 
-    def stop(self, name: str, *, now: bool = False) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
+        del tell
         layout = self.layout(name)
         if not self._is_there(layout) and leftovers.strays(layout):
             return _ended(leftovers.end_strays(layout))

@@ -6,13 +6,14 @@ immutable as well, refuse to be changed to others by halves.
 
 import base64
 import hashlib
+import itertools
 import json
-import os
 import posixpath
 import re
 from pathlib import Path
 
 from launcher.errors import LauncherError, UsageError
+from launcher.plan import code as code_files
 from launcher.plan import rules
 from launcher.plan.places import CONTAINER_PARENT
 from launcher.render import parent_file
@@ -24,9 +25,6 @@ CLUSTER_KEY = "TF_CLUSTER"
 # https://kubernetes.io/docs/concepts/configuration/configmap/#motivation
 _LARGEST = 1024 * 1024
 _LARGEST_ANNOTATION = 256 * 1024
-# What is no code, or not the user's.
-_SKIPPED = frozenset({"__pycache__", "node_modules"})
-_SKIPPED_ENDINGS = (".pyc", ".pyo")
 _MOST_FILES = 2000
 
 
@@ -128,13 +126,10 @@ def _too_large(run: Run) -> UsageError:
 
 
 def _files(directory: Path) -> list[Path]:
-    found: list[Path] = []
-    for base, directories, names in os.walk(directory):
-        directories[:] = sorted(name for name in directories if not name.startswith(".") and name not in _SKIPPED)
-        found += [Path(base, name) for name in sorted(names) if not name.startswith(".") and not name.endswith(_SKIPPED_ENDINGS)]
-        if len(found) > _MOST_FILES:
-            message = f"code is {directory}, with more than {_MOST_FILES} files"
-            raise UsageError(message, "name the directory with the program alone, or build an image with it")
+    found = list(itertools.islice(code_files.files(directory), _MOST_FILES + 1))
+    if len(found) > _MOST_FILES:
+        message = f"code is {directory}, with more than {_MOST_FILES} files"
+        raise UsageError(message, "name the directory with the program alone, or build an image with it")
     if not found:
         raise UsageError(f"code is {directory}, with no files in it", "name the directory with your program")
     return found

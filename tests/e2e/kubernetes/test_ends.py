@@ -47,7 +47,7 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     launcher("down", "failing", "--delete-data", "--yes")
 
     file.write_text(f"version: 1\nname: alone\nimage: {image}\nsupervise: false\n{options}{program('sys.exit(0)')}")
-    launcher("up", str(file), "--detach")
+    assert "kubernetes.ttl deletes the Jobs 2s after their end" in launcher("up", str(file), "--detach")
     until(lambda: jobs(launcher.namespace, "alone") == [], 90, "the Job to expire", lambda: launcher.namespace.describe("alone"))
     told = launcher.status("alone")
     assert "finished more than kubernetes.ttl (2s) ago while nobody watched" in told["reason"]

@@ -29,3 +29,18 @@ def test_a_spec_is_the_same_wherever_its_project_is(data: str, tmp_path: Path) -
 def test_other_code_or_data_is_another_spec(code: str, data: str, tmp_path: Path) -> None:
     project = tmp_path / "one" / "project"
     assert digest(project, code, data.format(there=tmp_path)) != digest(project, "../src", "../data")
+
+
+def test_python_code_is_a_part_of_what_identifies_a_spec_and_what_a_run_leaves_beside_it_is_not(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    program = source / "train.py"
+    program.write_text("print(1)\n")
+    first = digest(tmp_path, "./src", "synthetic")
+    (source / "losses.txt").write_text("0.5\n")
+    (source / "__pycache__").mkdir()
+    (source / "__pycache__" / "train.py").write_text("")
+    assert digest(tmp_path, "./src", "synthetic") == first
+    program.write_text("print(2)\n")
+    assert digest(tmp_path, "./src", "synthetic").partition("-")[0] == first.partition("-")[0]
+    assert digest(tmp_path, "./src", "synthetic") != first

@@ -95,13 +95,30 @@ def test_a_run_whose_spec_is_not_known_is_started() -> None:
 )
 def test_a_run_that_was_started_elsewhere_is_known_by_its_spec_s_digest(state: State, digest: str, asked: Asked, decision: str) -> None:
     old = replace(run(state), spec_digest=digest)
-    assert decide(old, None, asked, RUNS, digest="abc") == decision
+    assert decide(old, None, asked, RUNS, digest="abc", elsewhere=True) == decision
+    assert decide(old, None, asked, RUNS, digest="abc-12345678", elsewhere=True) == decision  # it was started by an earlier version
+
+
+@pytest.mark.parametrize(
+    "state, digest, decision",
+    [(State.SUCCEEDED, "abc-1", "complete"), (State.SUCCEEDED, "abc", "complete"), (State.FAILED, "abc-2", "resume")],
+)
+def test_a_run_whose_code_is_mended_goes_on_and_one_that_is_complete_is_so_with_its_code(state: State, digest: str, decision: str) -> None:
+    assert decide(replace(run(state), spec_digest=digest), [], NOTHING_ASKED, RUNS, digest="abc-1") == decision
+
+
+def test_a_complete_run_of_other_code_is_asked_about() -> None:
+    old = replace(run(State.SUCCEEDED), spec_digest="abc-2")
+    with pytest.raises(UsageError, match="mnist is complete, and its code has changed since") as caught:
+        decide(old, [], NOTHING_ASKED, RUNS, digest="abc-1")
+    assert "--fresh" in caught.value.remedy
+    assert decide(old, [], Asked(fresh=False, resume=True, may_prompt=False), RUNS, digest="abc-1") == "resume"
 
 
 @pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "does not tell from which spec")])
 def test_a_run_of_another_spec_that_was_started_elsewhere_is_asked_about(digest: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        decide(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc")
+        decide(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc", elsewhere=True)
     assert "--resume" in caught.value.remedy
 
 
