@@ -15,12 +15,14 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO
 
 TOKEN_HEADER, SIZE_HEADER, PLACE_HEADER = "X-Token", "X-Size", "X-Place"
 LISTENS = "listening"  # the line that the server writes once it does
 _CHUNK = 1 << 20
+WINDOW = 1 << 20  # bytes of a stream after each of which its reader writes one byte: not more than that is on its way
 _KEPT_OPEN = 100  # files of a directory; a system may allow a process 256
 _TRIES = 5  # to list and open files of which a run deletes some meanwhile, as it does old checkpoints
 
@@ -120,9 +122,21 @@ def _file(path: Path, info: tarfile.TarInfo, file: BinaryIO) -> Iterator[bytes]:
     yield bytes(-info.size % tarfile.BLOCKSIZE)
 
 
+def _paced(pieces: Iterator[bytes], reader: BinaryIO | BufferedIOBase) -> Iterator[bytes]:
+    """Yield the pieces that are not empty, and wait after each WINDOW until their reader has written a byte. Raises ConnectionError where it is gone."""
+    sent = 0
+    for data in filter(None, pieces):
+        yield data
+        before, sent = sent, sent + len(data)
+        windows = sent // WINDOW - before // WINDOW
+        if windows and len(reader.read(windows)) < windows:
+            raise ConnectionError("the reader is gone")
+
+
 def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port: int, idle: float) -> None:
     """Serve `GET /<name of a place>` on loopback, as a tar stream in chunks, until nobody has asked for `idle` seconds.
 
+    It waits for its reader after each WINDOW: what forwards a port holds all that it has no reader for, and copies it for each piece that comes.
     Who asks has to know the text of which `digest` is the SHA-256. The answer is 404 with the JSON list of what there is where that is nothing.
     """
 
@@ -146,9 +160,8 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
                 self.send_header(SIZE_HEADER, str(tree.size))
                 self.send_header(PLACE_HEADER, there[name])
                 self.end_headers()
-                for data in tree.stream():
-                    if data:
-                        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+                for data in _paced(tree.stream(), self.rfile):
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
                 self.wfile.write(b"0\r\n\r\n")
 
         def _answer(self, status: int, body: bytes) -> None:

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,15 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
         raise nothing(name, part, ())
     token = secrets.token_urlsafe(32)
     with _quiet(), volume.serving(cluster, run, _command(run, token), f"reading the {part} of {run.name}") as pod:
-        answer = _answer(cluster, pod, part, token)
-        with contextlib.closing(answer):
+        answer, reads = _answer(cluster, pod, part, token)
+        with contextlib.closing(answer), reads:
             if answer.status == http.client.NOT_FOUND:
                 raise nothing(run.name, part, json.loads(answer.read()))
             if answer.status != http.client.OK:
                 raise LauncherError(f"reading the {part} of {run.name}: the pod {pod} answered {answer.status}", "try again")
             place = answer.headers[archive.PLACE_HEADER]
             where = look.claim_words(run.claim, cluster, run.name) + place
-            yield Stored(where, _pieces(answer, pod), int(answer.headers[archive.SIZE_HEADER]))
+            yield Stored(where, _pieces(answer, reads, pod), int(answer.headers[archive.SIZE_HEADER]))
 
 
 @contextlib.contextmanager
@@ -112,8 +113,8 @@ def _command(run: Run, token: str) -> list[str]:
     return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(PLACES), digest, str(_PORT), str(_IDLE)]
 
 
-def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTPResponse:
-    """Ask the pod's server, which may still be starting."""
+def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
+    """Ask the pod's server, which may still be starting; return its answer, and where to write that it is read."""
     deadline = time.monotonic() + _ANSWERS_WITHIN
     said = ""
     while True:
@@ -135,7 +136,7 @@ def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.H
             time.sleep(_AGAIN)
 
 
-def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTPResponse:
+def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     # A client of its own: while one opens a stream it is of no other use.
     api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
     with asking(f"forwarding a port to the pod {pod}"):
@@ -146,10 +147,12 @@ def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> http.client.HTTP
     connection = http.client.HTTPConnection("localhost", _PORT)
     connection.sock = stream.socket(_PORT)
     connection.sock.settimeout(_IDLE)
+    reads = connection.sock.makefile("wb", buffering=0)
     try:
         connection.request("GET", f"/{part}", headers={archive.TOKEN_HEADER: token, "Connection": "close"})
-        return connection.getresponse()
+        return connection.getresponse(), reads
     except BaseException:
+        reads.close()
         connection.close()
         raise
 
@@ -167,10 +170,13 @@ def _meant(error: Any) -> Any:
     return answered
 
 
-def _pieces(answer: http.client.HTTPResponse, pod: str) -> Iterator[bytes]:
+def _pieces(answer: http.client.HTTPResponse, reads: RawIOBase, pod: str) -> Iterator[bytes]:
+    read = 0
     with asking(f"reading from the pod {pod}"):
         try:
             while data := answer.read(_PIECE):
+                windows, read = read // archive.WINDOW, read + len(data)
+                reads.write(b"." * (read // archive.WINDOW - windows))
                 yield data
         except http.client.HTTPException as error:  # a chunk that is missing
             raise LauncherError(f"the pod {pod} ended while it was read from", "try again") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backend import archive
+from launcher.backend.kubernetes import fetching
 from launcher.backend.stored import PLACES
 
 TOKEN = "who knows it may read"  # noqa: S105 - of this test
@@ -126,3 +127,24 @@ def test_the_server_gives_a_directory_to_the_holder_of_the_token_alone(port: int
 def test_the_server_ends_by_itself_once_nobody_has_asked_for_a_while(run_dir: Path) -> None:
     with server(run_dir, 0, idle=0.5) as process:
         assert process.wait(timeout=60) == 0
+
+
+def test_a_stream_is_not_further_ahead_of_its_reader_than_a_window() -> None:
+    half = bytes(archive.WINDOW // 2)
+    reader = io.BytesIO(b"..")  # two windows are read, a third is not
+    pieces = archive._paced(iter([half, b"", *[half] * 6]), reader)
+    assert [len(next(pieces)) for _ in range(6)] == [len(half)] * 6
+    with pytest.raises(ConnectionError, match="the reader is gone"):
+        next(pieces)
+
+
+def test_the_server_waits_for_a_reader_that_says_what_it_has_read(port: int, run_dir: Path) -> None:
+    content = os.urandom(3 * archive.WINDOW + 5)
+    (run_dir / "checkpoints" / "large").write_bytes(content)
+    ask(port, "/model", TOKEN)  # it answers by now
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.connect()
+    with contextlib.closing(connection), connection.sock.makefile("wb", buffering=0) as reads:
+        connection.request("GET", "/checkpoints", headers={archive.TOKEN_HEADER: TOKEN, "Connection": "close"})
+        stream = b"".join(fetching._pieces(connection.getresponse(), reads, "pod"))
+    assert members(stream)["large"] == content
