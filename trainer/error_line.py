@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 
 # Paragraphs of a message that say where, not what: the headings and frames of AutoGraph, of graph errors and of Keras.
-_WHERE = re.compile(r'in user code:|Graph execution error:|Detected at node|File "|(\w+: )?Exception encountered when calling')
-# Parts of the paragraph that says what: colours, the function on a device, a heading whose frames are not known, one that says how many
+_WHERE = re.compile(
+    r'in user code:|Graph execution error:|Detected at node|Original stack trace for|File "|(\w+: )?Exception encountered when calling'
+)
+# Parts of the paragraph that says what: colours, the function on a device, a heading whose frames are not known or up to its node, one that says how many
 # errors follow (of which the first that is not another's end is told), an operation's name.
 _BESIDES = re.compile(
     r"\x1b\[[\d;]*m|\{\{function_node [^}]*\}\} |Detected at node .*\n<stack traces unavailable>\n"
+    r"|Detected at node (?:.+\n)*?Node: .*\n|={5,}\n|(?:[A-Z_]+: )?From /job:\S+:\n"
     r"|\d+ root error\(s\) found\.\n(?:\s*\(\d+\) CANCELLED:.*\n(?:\t.*\n)*)*\s*\(\d+\) [A-Z_]+: +| \[Op:\w+\]( name:.*)?"
 )
 

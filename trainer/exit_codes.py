@@ -36,9 +36,9 @@ MEANING: dict[int, str] = {
 
 
 def describe(code: int) -> str:
-    """Say in words why a task ended with `code`; negative numbers are signals, as in `subprocess`."""
+    """Say in words why a task ended with `code`, not what follows, which others decide; negative numbers are signals, as in `subprocess`."""
     if code in MEANING:
-        return MEANING[code]
+        return MEANING[code].partition(";")[0]
     signal_number = -code if code < 0 else code - OF_SIGNALS
     if code < 0 or OF_SIGNALS < code < 160:
         import signal

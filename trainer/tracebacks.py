@@ -24,6 +24,9 @@ _FOREIGN = re.compile(r"/(site|dist)-packages/|/lib/python\d|\.pyx$|^autograph$|
 # A line of TensorFlow's log, which says when and is another each time.
 _LOG = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d|[IWEF]0000 ")
 
+# A time in a message, as gRPC has it: `"created":"@1795564701.013"`.
+_TIME = re.compile(r"\d{9,}(?:\.\d+)?")
+
 # What may be gone when it is tried again, by the names of exceptions and by what messages say: other tasks, the network, memory, disks.
 _PASSING_KIND = re.compile(
     r"Unavailable|Aborted|Cancelled|DeadlineExceeded|ResourceExhausted|FailedPrecondition|Timeout|Connection|Rpc|"
@@ -102,7 +105,7 @@ def _last(lines: list[str]) -> Raised | None:
     same = f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}"
     # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
-    same += f", {zlib.crc32(chr(10).join(since).encode()):08x} since" if since and not remedy else ""
+    same += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
     stays = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)
     return Raised(shown, "" if passing and not stays else same)
 

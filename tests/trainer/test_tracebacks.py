@@ -179,3 +179,39 @@ def test_a_function_that_autograph_has_made_is_the_same_whatever_its_file_is_cal
         return found.fingerprint
 
     assert same("tlgubwj1") == same("ysnn8oov")
+
+
+# As TensorFlow 2.15 writes an error of a session.
+SESSION = """\
+Traceback (most recent call last):
+  File "/opt/app/train_ps.py", line 26, in <module>
+    saver.save(session, path)
+tensorflow.python.framework.errors_impl.NotFoundError: Graph execution error:
+
+Detected at node 'save/SaveV2' defined at (most recent call last):
+    File "/opt/app/train_ps.py", line 20, in <module>
+Node: 'save/SaveV2'
+Detected at node 'save/SaveV2' defined at (most recent call last):
+    File "/opt/app/train_ps.py", line 20, in <module>
+Node: 'save/SaveV2'
+{}From /job:worker/replica:0/task:0:
+/models/ps/model.ckpt-0_temp; No such file or directory
+\t [[{{{{node save/SaveV2}}}}]]
+Additional GRPC error information from remote target /job:ps/replica:0/task:0:
+:{{"created":"@{}","description":"Error received from peer","grpc_status":5}}
+
+Original stack trace for 'save/SaveV2':
+  File "/opt/app/train_ps.py", line 20, in <module>
+    saver = tf.train.Saver()
+"""
+
+
+def test_an_error_of_a_session_is_told_by_what_it_says_and_is_the_same_whenever_it_is() -> None:
+    first, second = (tracebacks.last(SESSION.format("", time).encode()) for time in ("1795564701.018273", "1795564703.4"))
+    several = tracebacks.last(SESSION.format("=====================\nNOT_FOUND: ", "1795564701.018273").encode())
+    assert first is not None
+    assert several is not None
+    assert first == second
+    assert several.line == first.line
+    assert first.line == "NotFoundError: /models/ps/model.ckpt-0_temp; No such file or directory (/opt/app/train_ps.py:26)"
+    assert first.fingerprint

@@ -45,7 +45,7 @@ PODS = {
         }
     ),
     "OOMKilled: it took more memory than its limit": container(terminated={"reason": "OOMKilled", "exitCode": 137}),
-    "exit code 2, the configuration is wrong; never started again: train.steps is 0": container(
+    "exit code 2, the configuration is wrong: train.steps is 0": container(
         terminated={"reason": "Error", "exitCode": 2, "message": "starting\ntrain.steps is 0\n"}
     ),
     "exit code 1: killed by SIGKILL: no memory": container(
