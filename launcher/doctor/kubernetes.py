@@ -165,8 +165,12 @@ def _quotas(cluster: Cluster) -> Iterator[Finding]:
 def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[Finding]:
     """Check the pods of a run as `up` does; of one that nobody has asked about, what is refused is merely good to know."""
     run = _run(spec)
+    made = applying.objects(run, cluster)
+    wanted = admission.kinds(made, volume.helper(run))
+    for words, remedy in admission.absent(cluster, wanted, made):
+        yield problem("references", words, remedy)
     try:
-        for words in admission.check(cluster, admission.kinds(applying.objects(run, cluster), volume.helper(run))):
+        for words in admission.check(cluster, wanted):
             yield warning("quota", words, "free some of it, or have it raised")
         yield ok("admission", "the namespace admits the pods of a run")
     except LauncherError as error:

@@ -165,7 +165,7 @@ def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple
         broken |= set(paths)
         value = without(value, map(_up_to_list, paths))
         for details, path in zip(errors, paths, strict=True):
-            if details["type"] == "missing" and path[-1] in _STAND_INS:
+            if details["type"] == "missing" and path[-1] in _STAND_INS and _up_to_list(path) == path:
                 _stand_in(value, path)
     if spec is not None:
         findings += rules.check(Subject(spec, document, frozenset(broken), directory))

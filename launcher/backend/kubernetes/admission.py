@@ -13,6 +13,7 @@ from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
+from launcher.spec.problems import all_of
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
@@ -22,6 +23,11 @@ _AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 # What a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _SHORT = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
 _USED_UP = "exceeded quota: "  # by others as well: that pod waits
+_MAKE = {
+    "PersistentVolumeClaim": "make it: kubectl apply -f CLAIM.yaml",
+    "Secret": "make it: kubectl create secret generic {0} --from-literal=KEY=VALUE, or --from-file",
+    "ConfigMap": "make it: kubectl create configmap {0} --from-file=FILE",
+}
 # How an answer names a pod that nobody has made.
 _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
 
@@ -79,6 +85,48 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[str]:
             f"{cluster.words()} does not admit the run: " + "; ".join(dict.fromkeys(one.message for one in refused)),
             "; ".join(dict.fromkeys(one.remedy for one in refused)),
         )
+
+
+def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> Iterator[tuple[str, str]]:
+    """Yield what the pods of a run name that is not there, and that no pod starts without: in words, with the command that makes it.
+
+    What `made` are is the run's own. What the user may not look at counts as there.
+    """
+    own = {(one["kind"], one["metadata"]["name"]) for one in made}
+    users: dict[tuple[str, str], list[str]] = {}
+    for kind in wanted:
+        for named in dict.fromkeys(_named(kind.pod["spec"])):
+            users.setdefault(named, []).append(kind.words)
+    for (what, name), who in users.items():
+        if (what, name) not in own and not _is_there(cluster, what, name):
+            words = {"PersistentVolumeClaim": "claim"}.get(what, what)
+            yield f"there is no {words} {name} in {cluster.words()}, and {all_of(who)} cannot start without", _MAKE[what].format(name)
+
+
+def _is_there(cluster: Cluster, kind: str, name: str) -> bool:
+    try:
+        return cluster.get(kind, name) is not None
+    except ForbiddenError:
+        return True
+
+
+def _named(spec: Object) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of what a pod refers to, but for what it says may be lacking."""
+    found: list[tuple[str, object]] = []
+    for volume in spec.get("volumes") or ():
+        found += [("PersistentVolumeClaim", {"name": (volume.get("persistentVolumeClaim") or {}).get("claimName")})]
+        for one in [volume, *((volume.get("projected") or {}).get("sources") or ())]:
+            secret = one.get("secret") or {}
+            found += [("Secret", {**secret, "name": secret.get("name") or secret.get("secretName")}), ("ConfigMap", one.get("configMap"))]
+    for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
+        for one in container.get("env") or ():
+            source = one.get("valueFrom") or {}
+            found += [("Secret", source.get("secretKeyRef")), ("ConfigMap", source.get("configMapKeyRef"))]
+        for one in container.get("envFrom") or ():
+            found += [("Secret", one.get("secretRef")), ("ConfigMap", one.get("configMapRef"))]
+    for kind, source in found:
+        if isinstance(source, dict) and source.get("name") and not source.get("optional"):
+            yield kind, str(source["name"])
 
 
 def _told(quota: Object, taken: Mapping[str, float]) -> Iterator[tuple[str, bool]]:

@@ -41,6 +41,7 @@ _CORE = "api/v1"
 KINDS: dict[str, tuple[str, str]] = {
     "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),
     "ConfigMap": (_CORE, "configmaps"),
+    "Secret": (_CORE, "secrets"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
     "Service": (_CORE, "services"),
     "Job": ("apis/batch/v1", "jobs"),

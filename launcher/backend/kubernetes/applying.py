@@ -50,7 +50,10 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     yield from _lacking(cluster, run)
     for one in made:
         dry_run(cluster, one)
-    yield from admission.check(cluster, admission.kinds(made, volume.helper(run)))
+    wanted = admission.kinds(made, volume.helper(run))
+    yield from admission.check(cluster, wanted)
+    for words, remedy in admission.absent(cluster, wanted, made):
+        yield f"{words}; {remedy}"
 
 
 def _lacking(cluster: Cluster, run: Run) -> Iterator[str]:

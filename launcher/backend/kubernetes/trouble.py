@@ -243,7 +243,9 @@ def _of_scheduling(status: Object) -> Trouble | None:
     if scheduled.get("reason") == "SchedulingGated":
         return Trouble("queue", "waits to be admitted by its queue", "see kubectl get workloads")
     message = str(scheduled.get("message", ""))
-    if "unbound immediate PersistentVolumeClaims" in message or re.search(r'persistentvolumeclaim "[^"]*" not found', message):
+    if lacking := re.search(r'persistentvolumeclaim "([^"]*)" not found', message):
+        return Trouble("storage", f"there is no claim {lacking[1]}", "make it: kubectl apply -f CLAIM.yaml")
+    if "unbound immediate PersistentVolumeClaims" in message:
         return Trouble("storage", "its volume is not there yet", "see kubectl describe pvc")
     if not _UNSCHEDULABLE.search(message):
         return Trouble("nodes", _line(message) or "no node takes it", "see kubectl describe pod")

@@ -90,3 +90,34 @@ def test_what_the_launchers_own_pod_takes_can_be_set() -> None:
     *_, helper = kinds(helper={"cpu": 0.5, "memory": "1Gi"})
     amounts = {"cpu": "500m", "memory": "1Gi"}
     assert helper.pod["spec"]["containers"][0]["resources"] == {"requests": amounts, "limits": amounts}
+
+
+def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
+    pod = {
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "digits"}},
+            {"name": "own", "configMap": {"name": "mine"}},
+            {
+                "name": "all",
+                "projected": {"sources": [{"secret": {"name": "token", "optional": True}}, {"configMap": {"name": "settings"}}]},
+            },
+        ],
+        "containers": [{"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "tracking", "key": "k"}}}]}],
+        "initContainers": [{"envFrom": [{"secretRef": {"name": "hidden"}}]}],
+    }
+    wanted = [admission.Kind(words, 1, {"spec": pod}) for words in ("chief", "worker")]
+
+    def get(kind: str, name: str) -> None:
+        if name == "hidden":
+            raise ForbiddenError(f"ada may not get {kind}", "", "")
+
+    cluster = cast("Cluster", SimpleNamespace(get=get, words=lambda: "namespace n"))
+    mine = {"kind": "ConfigMap", "metadata": {"name": "mine"}}
+    told = dict(admission.absent(cluster, wanted, [mine]))
+    assert [words.split(" in ")[0] for words in told] == [
+        "there is no claim digits",
+        "there is no ConfigMap settings",
+        "there is no Secret tracking",
+    ]
+    assert all(words.endswith("and chief and worker cannot start without") for words in told)
+    assert "kubectl create secret generic tracking" in [*told.values()][-1]

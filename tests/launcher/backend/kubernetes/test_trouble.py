@@ -28,6 +28,7 @@ PODS = {
     "0/6 nodes: 2 node(s) didn't match Pod's node affinity/selector, 4 insufficient cpu": pending(
         f"0/6 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 4 Insufficient cpu.{PREEMPTION}"
     ),
+    "there is no claim models": pending('0/2 nodes are available: persistentvolumeclaim "models" not found. preemption: not found'),
     "its volume is not there yet": pending("0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"),
     "waits to be admitted by its queue": pending("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
     'ImagePullBackOff: Back-off pulling image "team/x:1"': container(
