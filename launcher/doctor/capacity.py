@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.backend.kubernetes.admission import amount
+from launcher.backend.kubernetes import room
 from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.backend.kubernetes.room import amount
 from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
@@ -49,7 +50,7 @@ class Wanted:
 def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = ()) -> Iterator[Finding]:
     """Yield what nodes there are and whether the tasks of a spec fit on what is free, those of the `tied` roles on one node."""
     try:
-        listed = cluster.request("get", "/api/v1/nodes", doing="listing nodes").get("items") or []
+        listed = cluster.nodes()
     except LauncherError:
         yield warning("nodes", "you may not list nodes: what they offer is not known", "have get and list of nodes added to a ClusterRole")
         return
@@ -74,9 +75,15 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
         taints = sorted({taint for role in roles_of(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
         tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
         apart = "; storage.access: ReadWriteMany lets them on different nodes" if _joint(spec, tied) in left else ""
-        yield problem("capacity", f"no node has room for {', '.join(left)}", f"ask for less, free some, or add nodes{tolerate}{apart}")
+        never = [words for name, role in roles_of(spec).items() for words in _never(name, _wanted(spec, role), listed)]
+        remedy = "; ".join(never) if never else "free some, or add nodes"
+        yield problem("capacity", f"no node has room for {', '.join(left)}", f"{remedy}{tolerate}{apart}")
     else:
         yield ok("capacity", "every task fits on what is free")
+
+
+def _never(role: str, wanted: Wanted, nodes: Sequence[Object]) -> list[str]:
+    return [f"{role}: {words}" for words in room.lacking(wanted.amounts, wanted.labels, nodes)]
 
 
 def node(one: Object) -> Node:

@@ -1,6 +1,7 @@
 """Whether a cluster and a namespace of it can run what the launcher makes, and one spec."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,10 +10,12 @@ from launcher import images
 from launcher.backend.kubernetes import admission, applying, volume
 from launcher.backend.kubernetes import classes as storage_classes
 from launcher.backend.kubernetes.api import Cluster, Object, numbers
+from launcher.backend.kubernetes.room import amount
 from launcher.doctor import capacity, policies
 from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
+from launcher.plan.places import CONTAINER_RUNS
 from launcher.render.kubernetes import network
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
 from launcher.render.kubernetes.storage import sharing
@@ -49,7 +52,18 @@ _OPTIONAL = {
 }
 # What is asked about where no spec is given: a run that has to reach all that any run has to.
 _ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
-_PROBE = "import socket, sys; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
+_PROBE = "import socket; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
+# Writes where the tasks would, and says whose that is where it may not.
+_WRITE = f"""
+import os, sys, tempfile
+place = next(one for one in ({CONTAINER_RUNS!r} + "/" + sys.argv[1], {CONTAINER_RUNS!r}) if os.path.isdir(one))
+owner = os.stat(place)
+try:
+    tempfile.TemporaryFile(dir=place).close()
+except OSError as error:
+    raise SystemExit(f"{{error.strerror}}: {{place}} belongs to user {{owner.st_uid}}, group {{owner.st_gid}}")
+"""
+_OWNER = re.compile(r"(/\S*) belongs to user (\d+), group (\d+)")
 
 
 def examine(question: Question) -> Iterator[Finding]:
@@ -153,11 +167,7 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
 def _quotas(cluster: Cluster) -> Iterator[Finding]:
     for quota in _listed(cluster, cluster.path("ResourceQuota"), "listing quotas"):
         status = quota.get("status", {})
-        full = [
-            name
-            for name, hard in (status.get("hard") or {}).items()
-            if admission.amount(status.get("used", {}).get(name, "0")) >= admission.amount(hard)
-        ]
+        full = [name for name, hard in (status.get("hard") or {}).items() if amount(status.get("used", {}).get(name, "0")) >= amount(hard)]
         if full:
             yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")
 
@@ -223,16 +233,44 @@ def _who(run: Run) -> str:
 
 
 def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
-    """Start a pod that ends at once: the image is there, and names are found."""
-    run = _run(spec)
-    asks = run.options.egress == "any"  # else it is the run's own policy that lets its tasks ask, and that is not there yet
+    """Start a pod that ends at once: the image is there, names are found, and the claim can be written to where it has its volume."""
+    run = volume.on_its_claim(cluster, _run(spec))
+    names = _PROBE if _asks(run) else "print('image ok', flush=True)"
+    there = cluster.get("PersistentVolumeClaim", run.claim) if run.claim_access else None
+    if there is not None and there.get("status", {}).get("phase") == "Bound":
+        try:
+            volume.probe(cluster, run, ["python", "-c", f"{names}\n{_WRITE}", run.name], mounted=True)
+        except LauncherError as error:
+            yield _of_claim(run, error)
+        else:
+            yield ok("claim", f"user {run.options.user} may write to {run.claim}")
+            yield from _starts(run)
+            return
     try:
-        volume.probe(cluster, run, ["python", "-c", _PROBE if asks else "pass"])
-        yield ok("image", f"{run.image} starts")
-        if asks:
-            yield ok("DNS", "pods find kubernetes.default.svc")
+        volume.probe(cluster, run, ["python", "-c", names], mounted=False)
+        yield from _starts(run)
     except LauncherError as error:
         yield of_error("DNS" if "gaierror" in error.message else "image", error)
+
+
+def _starts(run: Run) -> Iterator[Finding]:
+    yield ok("image", f"{run.image} starts")
+    if _asks(run):
+        yield ok("DNS", "pods find kubernetes.default.svc")
+
+
+def _asks(run: Run) -> bool:
+    """Return whether a pod of doctor's may find names: not where the run's own policy is to allow it, which is not there yet."""
+    return run.options.egress == "any"
+
+
+def _of_claim(run: Run, error: LauncherError) -> Finding:
+    owned = _OWNER.search(error.message)
+    if owned is None:  # whether it is the claim's fault shows without it
+        return warning("claim", f"whether it can be written to is not known: {error.message}", error.remedy)
+    place, user, group = owned.groups()
+    words = f"{place} of {run.claim} belongs to user {user}, group {group}; user {run.options.user} may not write there"
+    return problem("claim", words, f"set kubernetes.user to {user}, or give the directory to {run.options.user}")
 
 
 def _run(spec: ClusterSpec) -> Run:

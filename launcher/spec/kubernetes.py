@@ -183,10 +183,18 @@ class Kubernetes(Section):
         False, description="Put every task that mounts the run's volume on one node, for a volume that one node can mount."
     )
     gpu_resource: Annotated[str, AfterValidator(names.check_resource)] = Field(
-        "nvidia.com/gpu", description="What nodes call their GPUs; their taint of that name is tolerated."
+        "nvidia.com/gpu",
+        description="What nodes call their GPUs; their taint of that name is tolerated, of parts of NVIDIA's (`nvidia.com/mig-1g.5gb`) that of `nvidia.com/gpu`, too.",
     )
     gpu_type_label: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
         "nvidia.com/gpu.product", description="The node label that `gpu_type` is compared with."
+    )
+    cpu_limit: Literal["cpu", "none"] = Field(
+        "cpu", description="Whether a task is held to its `cpu`, or with `none` may use what is idle on its node beside."
+    )
+    service_account: ObjectName | None = Field(
+        None,
+        description="The service account of the run's pods, whose token the tasks get; the namespace's `default`, without a token, when left out.",
     )
     runtime_class: ObjectName | None = Field(None, description="The pods' runtime class, such as `nvidia`.")
     shm_size: Memory = Field("1Gi", description="The most that /dev/shm may hold, in the task's own memory.")

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from launcher.backend.kubernetes import trouble
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.problems import ForbiddenError
+from launcher.backend.kubernetes.room import amount
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
 from launcher.spec.problems import all_of
 
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
-    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
-}
-_AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 # What a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _SHORT = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
 _USED_UP = "exceeded quota: "  # by others as well: that pod waits
@@ -30,12 +26,6 @@ _MAKE = {
 }
 # How an answer names a pod that nobody has made.
 _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
-
-
-def amount(quantity: object) -> float:
-    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for what is none."""
-    match = _AMOUNT.match(str(quantity))
-    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
 @dataclass(frozen=True)

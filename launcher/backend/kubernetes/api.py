@@ -149,6 +149,10 @@ class Cluster:
         answer = self.request("get", self.path(kind), doing=f"listing {KINDS[kind][1]}", label_selector=selector or None)
         return list(answer.get("items") or ())
 
+    def nodes(self) -> list[Object]:
+        """Return the nodes of the cluster. Raises ForbiddenError where the user may not list them."""
+        return list(self.request("get", "/api/v1/nodes", doing="listing nodes").get("items") or ())
+
     def listed_if_any(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind that the cluster may not know, or of which this user may not hear: none then."""
         try:

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Collection, Iterable, Sequence
 
-from launcher.backend.kubernetes import gone, observe, record
+from launcher.backend.kubernetes import gone, observe, record, trouble
 from launcher.backend.kubernetes.api import Cluster, Object, claims_of
 from launcher.backend.kubernetes.observe import Seen, task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
@@ -24,6 +24,7 @@ _LINES = 2000
 _MOST_READ = 32
 # So many pods are asked for once a second; more of them less often.
 _PODS_A_SECOND = 200
+_NODES_EVERY = 60.0  # seconds, where no node takes a pod
 _UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
 
 
@@ -112,6 +113,8 @@ class Watcher:
         self._pods: dict[str, observe.Object] = {}  # by their names, as they were seen last
         self._gone: dict[str, tuple[str, Restart]] = {}  # by the name of the pod, the task and how its attempt ended
         self._last: RunStatus | None = None
+        self._nodes: Sequence[Object] = ()
+        self._next_nodes = 0.0
 
     def status(self, *, fresh: bool = False) -> RunStatus | None:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
@@ -126,7 +129,7 @@ class Watcher:
         return self._last
 
     def _look(self) -> RunStatus | None:
-        self.seen = self._with_gone(gather(self.cluster, self.run, self._pods.keys() if self._counts else None))
+        self.seen = self._with_nodes(self._with_gone(gather(self.cluster, self.run, self._pods.keys() if self._counts else None)))
         return (self._expired() or self._read()) if self.seen.jobs else None
 
     def _with_gone(self, seen: Seen) -> Seen:
@@ -141,6 +144,16 @@ class Watcher:
         for task, restart in self._gone.values():
             by_task.setdefault(task, []).append(restart)
         return dataclasses.replace(seen, gone=by_task)
+
+    def _with_nodes(self, seen: Seen) -> Seen:
+        """Add what nodes there are, where none takes a pod: what they offer tells whether waiting helps."""
+        if not self._counts or not any(map(trouble.is_unschedulable, seen.pods)):
+            return seen
+        if time.monotonic() >= self._next_nodes:
+            with contextlib.suppress(ForbiddenError):
+                self._nodes = self.cluster.nodes()
+            self._next_nodes = time.monotonic() + _NODES_EVERY
+        return dataclasses.replace(seen, nodes=self._nodes)
 
     def _expired(self) -> RunStatus | None:
         """Return how the run is noted to have ended, where `kubernetes.ttl` has deleted some of its Jobs since; those left tell half of it."""

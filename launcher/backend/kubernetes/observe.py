@@ -43,7 +43,7 @@ class Seen:
 
     `gone` are, by the names of the tasks, the attempts whose pods are there no more. `whole` is what has made the Jobs and knows whether they
     have ended for good, a JobSet; None where nothing has, or it may not be read. `queued` are Kueue's Workloads of the namespace, where the run
-    waits for a queue.
+    waits for a queue. `nodes` are the cluster's where no node takes a pod, and the user may list them.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Seen:
     gone: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
     whole: Object | None = None
     queued: Sequence[Object] = ()
+    nodes: Sequence[Object] = ()
 
     def about(self, thing: Object) -> list[Object]:
         """Return the events about one object."""
@@ -185,7 +186,7 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
     phase = pod.get("status", {}).get("phase", "Pending")
     about = seen.about(pod)
     has_led = any(leads(seen, job) and condition(job, "Complete") for job in seen.jobs)
-    found = tied.of_pod(pod, seen.pods, seen.claims, about, has_led=has_led) or trouble.of_pod(pod, about)
+    found = tied.of_pod(pod, seen.pods, seen.claims, about, has_led=has_led) or trouble.of_pod(pod, about, seen.nodes)
     made = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),

@@ -6,13 +6,15 @@ controller and admission. A reason that is not known is told as Kubernetes told 
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher import images
+from launcher.backend.kubernetes import room
 from launcher.backend.reasons import RESTRICTION_REMEDY, LastError, meets_restriction, said_with, was_killed
 from launcher.plan import rules
+from launcher.plan.places import CONTAINER_RUNS
 from trainer.exit_codes import describe
 
 Object = Mapping[str, Any]
@@ -36,6 +38,7 @@ _IMAGE = (
 # What a message of the node's says of why it has no image -> what to do. The first that is found holds.
 _IMAGE_CAUSES: tuple[tuple[str, str], ...] = (
     (r"no space left on device", "free some of the disk of {node}"),
+    (r"\"localhost/", "load it on {node} (no registry is asked for this name), or push it to one that the nodes reach: launcher image build --push NAME, and `image: NAME`"),
     (r"no such host|server misbehaving|i/o timeout|connection refused|no route to host", "see that {node} reaches the registry and finds its name"),
     (r"x509|certificate", "have {node} trust the certificate of the registry"),
     (r"\b40[13]\b|unauthorized|authorization failed|denied|no basic auth", "name a Secret with the registry's credentials in kubernetes.image_pull_secrets, where the image is there at all"),
@@ -57,6 +60,10 @@ _WAITING: dict[str, tuple[str, str, bool]] = {
     "RunContainerError": ("container", "see that the image has the command", False),
 }
 _OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:parent|code)-\w+)" not found'  # those that the run itself has made
+# How a task says that it may not write to the run's volume.
+_RUNS = rf"(?<![\w./-]){CONTAINER_RUNS}\b"
+_OF_VOLUME = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)
+VOLUME_REMEDY = "its volume belongs to another user: write that one's id in kubernetes.user; `launcher doctor FILE` says which it is"
 _NOT_STARTED = "StartError"  # why a container has ended that never ran
 # How runtimes of containers say that there is no such program: runc, and crun after it.
 _NO_PYTHON = re.compile(r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": ")
@@ -106,14 +113,14 @@ _VOLUME_ELSEWHERE = "the volume is on another node: free that one, or use ReadWr
 _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
 
 
-def of_pod(pod: Object, events: Iterable[Object] = ()) -> Trouble | None:
-    """Return what is wrong with a pod, or None. `events` are those about the pod itself."""
+def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] = ()) -> Trouble | None:
+    """Return what is wrong with a pod, or None. `events` are those about the pod itself, `nodes` the cluster's, where they are known."""
     status = pod.get("status", {})
     found = _of_whole_pod(status) or _of_containers(pod)
     if found is not None:
         return found
     if status.get("phase") == "Pending":
-        return _of_scheduling(status) or of_events(events)
+        return _of_scheduling(pod, nodes) or of_events(events)
     return _of_node(pod)
 
 
@@ -205,10 +212,17 @@ def _of_containers(pod: Object) -> Trouble | None:
             failed = _failed(str(terminated.get("message") or "").splitlines())
             if failed is not None and was_killed(failed):
                 return Trouble("memory", words, "raise the role's `memory`, if it ran out of that")
-            if _in_own_image(pod, str(one.get("name"))) and meets_restriction(last):
-                return Trouble("restricted", words, RESTRICTION_REMEDY)
-            return Trouble("exit", words, "see its log")
+            return _ended(pod, str(one.get("name")), words, last)
     return None
+
+
+def _ended(pod: Object, container: str, words: str, last: str) -> Trouble:
+    """Return why a container ended by an exit code, of which `last` is the last line."""
+    if _OF_VOLUME.search(last):
+        return Trouble("volume", words, VOLUME_REMEDY)
+    if _in_own_image(pod, container) and meets_restriction(last):
+        return Trouble("restricted", words, RESTRICTION_REMEDY)
+    return Trouble("exit", words, "see its log")
 
 
 def _waits(pod: Object, waiting: Object, image: str) -> Trouble:
@@ -235,8 +249,13 @@ def _sidecars(pod: Object) -> set[str]:
     return {str(one["name"]) for one in pod.get("spec", {}).get("initContainers") or () if one.get("restartPolicy") == "Always"}
 
 
-def _of_scheduling(status: Object) -> Trouble | None:
-    conditions = {one["type"]: one for one in status.get("conditions", [])}
+def is_unschedulable(pod: Object) -> bool:
+    """Return whether the scheduler has found no node for a pod."""
+    return any((one["type"], one.get("reason")) == ("PodScheduled", "Unschedulable") for one in pod.get("status", {}).get("conditions", []))
+
+
+def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Trouble | None:
+    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") != "False":
         return None
@@ -250,7 +269,7 @@ def _of_scheduling(status: Object) -> Trouble | None:
     if not _UNSCHEDULABLE.search(message):
         return Trouble("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
     said = unschedulable(message)
-    return Trouble("nodes", said, _remedy_for_nodes(said))
+    return Trouble("nodes", said, "; ".join(room.of_pod(pod, nodes)) or _remedy_for_nodes(said))
 
 
 def unschedulable(message: str) -> str:
@@ -267,7 +286,7 @@ def unschedulable(message: str) -> str:
 
 def _remedy_for_nodes(why: str) -> str:
     table = (
-        ("insufficient", "ask for less, free some, or add nodes"),
+        ("insufficient", "free some, or add nodes; `launcher doctor FILE` says what nodes offer"),
         ("untolerated taint", "tolerate the taint by kubernetes.tolerations, or use other nodes"),
         ("node affinity/selector", "see that a node has the labels of kubernetes.node_selector and gpu_type"),
         ("pod affinity", "see that one node has room for all that kubernetes.one_node, or a volume of one node, puts there"),

@@ -45,9 +45,12 @@ def remove(cluster: Cluster, run: Run) -> None:
         _do(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _HOPE)
 
 
-def probe(cluster: Cluster, run: Run, command: list[str]) -> None:
-    """Run a command in the run's image, with labels as tasks have. Raises LauncherError with why it did not start, or did not succeed."""
-    _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=False, labels={CLUSTER_LABEL: "doctor"})
+def probe(cluster: Cluster, run: Run, command: list[str], *, mounted: bool) -> None:
+    """Run a command in the run's image, with labels as tasks have, and with its volume where that is wanted.
+
+    Raises LauncherError with why it did not start, or did not succeed.
+    """
+    _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=mounted, labels={CLUSTER_LABEL: "doctor"})
 
 
 @contextlib.contextmanager
@@ -113,6 +116,8 @@ def _do(
     labels: Mapping[str, str] | None = None,
 ) -> None:
     made = _pod(run, command, mounted=mounted)
+    if mounted:
+        made["spec"] |= beside(run, cluster.listed("Pod", look.labels_of(run.name)))
     made["metadata"]["namespace"] = cluster.namespace
     made["metadata"]["labels"] |= labels or {}
     name = str(cluster.create(made)["metadata"]["name"])

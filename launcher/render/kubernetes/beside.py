@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from launcher.errors import UsageError
 from launcher.plan.groups import Group
-from launcher.render.kubernetes.objects import NO_RIGHTS, Object, Run, amounts, env, literal
+from launcher.render.kubernetes.objects import NO_RIGHTS, Object, Run, env, literal, resources
 from launcher.spec import programs
 from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
@@ -32,7 +32,6 @@ def mounted(run: Run, role_name: str) -> set[str]:
 def _container(run: Run, group: Group, one: Container) -> Object:
     is_hardened = group.task.is_hardened
     home = {"HOME": TMP} if is_hardened and "HOME" not in one.env else {}
-    given = amounts(one.cpu, one.memory)
     made: Object = {
         "name": one.name,
         "image": one.image or group.task.image or run.image,
@@ -41,7 +40,7 @@ def _container(run: Run, group: Group, one: Container) -> Object:
         "args": [literal(word) for word in one.args],
         "workingDir": one.working_dir,
         "env": env({**home, **one.env}),
-        "resources": {"requests": given, "limits": dict(given)} if given else None,
+        "resources": resources(run, one.cpu, one.memory) or None,
         "securityContext": {"allowPrivilegeEscalation": False, **(NO_RIGHTS if is_hardened else {})},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(run, group, one),

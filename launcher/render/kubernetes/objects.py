@@ -175,3 +175,13 @@ def amounts(cpu: float | None, memory: str | None) -> Object:
     """Return cores and memory as a container's requests and limits have them; nothing of what has no limit."""
     cores = {} if cpu is None else {"cpu": str(int(cpu)) if float(cpu).is_integer() else f"{millicores(cpu)}m"}
     return cores | ({} if memory is None else {"memory": memory})
+
+
+def resources(run: Run, cpu: float | None, memory: str | None, more: Object | None = None) -> Object:
+    """Return what a task's container, or one beside it, asks for, and as limits the same and `more`; without a limit on cores where the spec says so.
+
+    What a task is given is its own then, and it is the last to be evicted.
+    """
+    given = amounts(cpu, memory)
+    limits = {key: value for key, value in given.items() if key != "cpu" or run.options.cpu_limit == "cpu"} | (more or {})
+    return ({"requests": given} if given else {}) | ({"limits": limits} if limits else {})

@@ -12,7 +12,18 @@ from launcher.plan.places import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.render.kubernetes import beside, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, NO_RIGHTS, TRAINER, Object, Run, amounts, env, literal, pod_metadata, selector
+from launcher.render.kubernetes.objects import (
+    CLUSTER_LABEL,
+    NO_RIGHTS,
+    TRAINER,
+    Object,
+    Run,
+    env,
+    literal,
+    pod_metadata,
+    resources,
+    selector,
+)
 from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
 from launcher.spec.models import Role
 from launcher.spec.names import TMP
@@ -23,6 +34,8 @@ _EXECUTABLE = 0o555
 # For so many seconds a stop lasts at least. A pod that is evicted as it has outgrown its storage gets 2 s, whatever its grace period says
 # (evictPod of the kubelet's eviction_manager.go, minimumGracePeriodInSeconds of kuberuntime_manager.go): it is killed then, and counts.
 _STOP_SECONDS = 4
+# Parts of GPUs and shared ones (nvidia.com/mig-1g.5gb, nvidia.com/gpu.shared) are on nodes with the taint of whole ones.
+_OF_NVIDIA, _GPU_TAINT = "nvidia.com/", "nvidia.com/gpu"
 _PARENT = "tf-launcher"  # the volume with the parent of a command
 
 
@@ -38,6 +51,7 @@ def template(run: Run, group: Group) -> Object:
         "terminationGracePeriodSeconds": math.ceil(run.plan.grace_period),
         **(hardened(run) if group.task.is_hardened else _unhardened(run, group)),
         **_scheduling(run, group),
+        **({"automountServiceAccountToken": True} if run.options.service_account else {}),
         **beside.init_containers(run, group),
         "containers": [_container(run, group)],
         "volumes": _volumes(run, group),
@@ -89,6 +103,8 @@ def _fields(run: Run, user: Object) -> Object:
         "enableServiceLinks": False,
         "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
     }
+    if run.options.service_account:
+        fields["serviceAccountName"] = run.options.service_account
     if run.options.image_pull_secrets:
         fields["imagePullSecrets"] = [{"name": name} for name in run.options.image_pull_secrets]
     if run.options.priority_class:
@@ -124,8 +140,9 @@ def _container(run: Run, group: Group) -> Object:
     if whole:
         made["envFrom"] = whole
     made["env"] = _env(run, group)
-    if resources := _resources(run, group):
-        made["resources"] = resources
+    role = _role(run, group)
+    if asked := resources(run, role.cpu, role.memory, {run.options.gpu_resource: str(role.gpus)} if role.gpus else None):
+        made["resources"] = asked
     made["ports"] = [{"name": "grpc", "containerPort": int(group.task.address.rpartition(":")[2])}] if group.task.address else []
     made["volumeMounts"] = _mounts(run, group)
     return {key: value for key, value in made.items() if value != []}
@@ -166,14 +183,6 @@ def _optional(source: EnvSource) -> Object:
 
 def _role(run: Run, group: Group) -> Role:
     return roles_of(run.spec)[group.role]
-
-
-def _resources(run: Run, group: Group) -> Object:
-    """Return requests that equal limits: what a task is given is its own, and it is the last to be evicted."""
-    role = _role(run, group)
-    given = amounts(role.cpu, role.memory)
-    gpus = {run.options.gpu_resource: str(role.gpus)} if role.gpus else {}
-    return ({"requests": dict(given)} if given else {}) | ({"limits": given | gpus} if given or gpus else {})
 
 
 def _volumes(run: Run, group: Group) -> list[Object]:
@@ -266,7 +275,8 @@ def tolerations(options: Kubernetes, role: Role | None = None, *, on_gpus: bool 
     given = [toleration.model_dump(exclude_none=True) for toleration in options.tolerations]
     if not on_gpus and (role is None or not role.gpus):
         return given
-    return [{"key": options.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}, *given]
+    taints = [options.gpu_resource, *([_GPU_TAINT] if options.gpu_resource.startswith(_OF_NVIDIA) else [])]
+    return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in dict.fromkeys(taints)), *given]
 
 
 def _affinity(run: Run, group: Group) -> Object:

@@ -33,6 +33,12 @@ def directories(namespace: Namespace) -> list[str]:
     return sorted(namespace.kubectl("exec", "deployment/guest-tensorboard", "--", "ls", "/runs").split())
 
 
+def claim_found(launcher: Launcher, file: Path, code: int) -> list[str]:
+    """Return what doctor finds of a spec's claim."""
+    found = json.loads(launcher("doctor", str(file), "--json", code=code))["findings"]
+    return next([one["level"], one["words"]] for one in found if one["what"] == "claim")
+
+
 def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, tmp_path: Path) -> None:
     namespace = launcher.namespace
     namespace.kubectl("create", "quota", "small", "--hard=requests.cpu=4,requests.memory=8Gi,limits.memory=16Gi")
@@ -44,6 +50,13 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     launcher("up", str(file), timeout=UP)
     assert launcher.status("guest")["run_dir"].startswith("claim team in ")
     assert directories(namespace) == ["guest"]
+    assert claim_found(launcher, file, 0) == ["ok", "user 1000 may write to team"]
+    other = tmp_path / "other.yaml"
+    other.write_text(SPEC.replace("{claim: team}", "{claim: team, user: 2000}"))
+    assert claim_found(launcher, other, 1) == [
+        "problem",
+        "/runs/guest of team belongs to user 1000, group 1000; user 2000 may not write there",
+    ]
 
     fresh = launcher("up", str(file), "--fresh", "--set", "train.steps=30", timeout=UP)
     assert "guest starts anew; the old run is now claim team in " in fresh

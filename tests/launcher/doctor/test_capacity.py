@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes.admission import amount
+from launcher.backend.kubernetes.room import amount
 from launcher.doctor.capacity import Node, node, take, unplaced
 from launcher.spec.models import ClusterSpec
 

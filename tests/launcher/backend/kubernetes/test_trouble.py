@@ -148,6 +148,7 @@ ASKED = 'failed to do request: Head "https://registry.example/v2/team/x/manifest
         (f"{ASKED}tls: failed to verify certificate: x509: certificate signed by unknown authority", "have node-2 trust the certificate"),
         ("unexpected status from HEAD request to https://registry.example/v2/: 401 Unauthorized", "kubernetes.image_pull_secrets"),
         ("write /var/lib/containerd/ingest/data: no space left on device", "free some of the disk of node-2"),
+        ('failed to resolve reference "localhost/team/x:1": dial tcp 127.0.0.1:80: connect: connection refused', "load it on node-2"),
         ("registry.example/team/x:1: not found", "check the image's name"),
     ],
 )
@@ -291,3 +292,12 @@ def test_a_configmap_of_the_runs_own_is_not_for_the_user_to_make(name: str, *, i
     assert found is not None
     assert ("launcher down digits" in found.remedy) is is_own
     assert ("kubernetes.env_from" in found.remedy) is not is_own
+
+
+@pytest.mark.parametrize("place, is_volume", [("/runs/digits/checkpoints", True), ("/srv/runs", False)])
+def test_a_volume_of_another_user_names_the_field(place: str, *, is_volume: bool) -> None:
+    found = trouble.of_pod(
+        container(terminated={"reason": "Error", "exitCode": 1, "message": f"PermissionError: [Errno 13] Permission denied: '{place}'\n"})
+    )
+    assert found is not None
+    assert ("kubernetes.user" in found.remedy) is is_volume

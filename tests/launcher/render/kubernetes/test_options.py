@@ -267,3 +267,31 @@ def test_other_code_is_another_object_which_no_running_pod_sees(rendered: Render
         assert stored["immutable"] is True
         names.add(stored["metadata"]["name"])
     assert len(names) == 2
+
+
+def test_parts_of_gpus_tolerate_the_taint_of_whole_ones(rendered: Rendered) -> None:
+    spec = "strategy: single\nroles: {chief: {gpus: 1}}\ntrain: {workload: mnist}\nkubernetes: {gpu_resource: NAME}\n"
+
+    def tolerated(name: str) -> list[str]:
+        return [one["key"] for one in pod(rendered(spec.replace("NAME", name)), "chief")["spec"]["tolerations"]]
+
+    assert tolerated("nvidia.com/mig-1g.5gb") == ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu"]
+    assert tolerated("nvidia.com/gpu") == ["nvidia.com/gpu"]
+    assert tolerated("amd.com/gpu") == ["amd.com/gpu"]
+
+
+def test_a_task_may_have_no_limit_of_cores(rendered: Rendered) -> None:
+    beside = "sidecars: [{name: log, image: busybox:1, command: [cat], cpu: 1, memory: 1Gi}]\n"
+    spec = "roles: {chief: {cpu: 2, memory: 4Gi}}\ntrain: {workload: mnist}\n" + beside
+    made = pod(rendered(spec + "kubernetes: {cpu_limit: none}\n"), "chief")["spec"]
+    assert made["containers"][0]["resources"] == {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
+    assert made["initContainers"][0]["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+    assert container(rendered(spec), "chief")["resources"]["limits"] == {"cpu": "2", "memory": "4Gi"}
+
+
+def test_pods_are_of_the_service_account_and_tasks_alone_have_its_token(rendered: Rendered) -> None:
+    objects = rendered(CLUSTER + "kubernetes: {service_account: trainer}\n")
+    tokens: dict[str, list[bool]] = {one["spec"]["serviceAccountName"]: [] for one in pods(objects)}
+    for one in pods(objects):
+        tokens[one["spec"]["serviceAccountName"]].append(one["spec"]["automountServiceAccountToken"])
+    assert tokens == {"trainer": [True, True, True, True, False]}

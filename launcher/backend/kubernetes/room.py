@@ -1,0 +1,62 @@
+"""What the nodes of a cluster could give a pod at all, however empty they are. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Object = Mapping[str, Any]
+
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
+    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
+}
+_AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
+_LISTED = 5  # values of a label
+
+
+def amount(quantity: object) -> float:
+    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for what is none."""
+    match = _AMOUNT.match(str(quantity))
+    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
+
+
+def lacking(wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[Object]) -> list[str]:
+    """Return what no node of the cluster has or offers of what a pod asks for; nothing where waiting may help, or no node is known."""
+    found = [
+        _no_label(key, value, nodes) for key, value in labels.items() if nodes and not any(_label(node, key) == value for node in nodes)
+    ]
+    if found:
+        return found
+    fitting = [node for node in nodes if all(_label(node, key) == value for key, value in labels.items())]
+    for key, value in wanted.items():
+        most = max((amount((node.get("status", {}).get("allocatable") or {}).get(key)) for node in fitting), default=value)
+        if value > most:
+            offered = f"the most a node offers is {shown(key, most)}" if most else "no node offers any"
+            found.append(f"{shown(key, value)} is asked for, and {offered}")
+    return found
+
+
+def of_pod(pod: Object, nodes: Sequence[Object]) -> list[str]:
+    """Return the same of a pod, by what its containers request."""
+    spec, wanted = pod.get("spec", {}), dict[str, float]()
+    for container in spec.get("containers", ()):
+        asked = container.get("resources") or {}
+        for key, value in {**(asked.get("limits") or {}), **(asked.get("requests") or {})}.items():
+            wanted[key] = wanted.get(key, 0.0) + amount(value)
+    return lacking(wanted, spec.get("nodeSelector") or {}, nodes)
+
+
+def shown(key: str, value: float) -> str:
+    """Write how much of a resource, memory in Gi: `4 nvidia.com/gpu`."""
+    return f"{value / 1024**3:.4g}Gi of {key}" if key in {"memory", "ephemeral-storage"} else f"{value:g} {key}"
+
+
+def _label(node: Object, key: str) -> str | None:
+    value = (node["metadata"].get("labels") or {}).get(key)
+    return None if value is None else str(value)
+
+
+def _no_label(key: str, value: str, nodes: Sequence[Object]) -> str:
+    there = sorted({one for node in nodes if (one := _label(node, key)) is not None})
+    named = ", ".join(there[:_LISTED]) + (f" and {len(there) - _LISTED} more" if len(there) > _LISTED else "")
+    return f"no node has the label {key}={value}" + (f"; its values are {named}" if there else "")

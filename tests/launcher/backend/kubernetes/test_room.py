@@ -1,0 +1,54 @@
+"""What no node of a cluster could give a pod, however long it waits."""
+
+from typing import Any
+
+import pytest
+
+from launcher.backend.kubernetes import room, trouble
+
+NODES = [
+    {
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
+        "status": {"allocatable": {"nvidia.com/gpu": gpus, "memory": "16Gi"}},
+    }
+    for name, product, gpus in (("a", "A100", "4"), ("b", "T4", "2"))
+]
+
+
+def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
+    asked = {"limits": {"nvidia.com/gpu": gpus, "memory": memory}, "requests": {"memory": memory}}
+    message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    selector = {key.replace("_", "."): value for key, value in labels.items()}
+    return {"spec": {"containers": [{"resources": asked}], "nodeSelector": selector}, "status": {"phase": "Pending", "conditions": [waits]}}
+
+
+@pytest.mark.parametrize(
+    "wanted, nodes, remedy",
+    [
+        (pod("60"), NODES, "60 nvidia.com/gpu is asked for, and the most a node offers is 4 nvidia.com/gpu"),
+        (pod(memory="32Gi"), NODES, "32Gi of memory is asked for, and the most a node offers is 16Gi of memory"),
+        (
+            pod(),
+            [{"metadata": {"name": "c"}, "status": {"allocatable": {"memory": "1Gi"}}}],
+            "1 nvidia.com/gpu is asked for, and no node offers any",
+        ),
+        (pod(disk="ssd"), NODES, "no node has the label disk=ssd"),
+        (pod("4"), NODES, "free some, or add nodes"),  # others have them now
+        (pod("60"), [], "free some, or add nodes"),  # which may not be listed
+    ],
+)
+def test_what_no_waiting_mends_is_told_with_what_there_is(wanted: dict[str, Any], nodes: list[dict[str, Any]], remedy: str) -> None:
+    found = trouble.of_pod(wanted, (), nodes)
+    assert found is not None
+    assert found.remedy.startswith(remedy)
+
+
+def test_only_nodes_with_the_label_count() -> None:
+    t4 = {"nvidia.com/gpu.product": "T4"}
+    assert room.lacking({"nvidia.com/gpu": 4}, t4, NODES) == [
+        "4 nvidia.com/gpu is asked for, and the most a node offers is 2 nvidia.com/gpu"
+    ]
+    assert room.lacking({}, {"nvidia.com/gpu.product": "H100"}, NODES) == [
+        "no node has the label nvidia.com/gpu.product=H100; its values are A100, T4"
+    ]
