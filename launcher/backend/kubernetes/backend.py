@@ -200,7 +200,7 @@ class KubernetesBackend:
             known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.news)
         said.extend(known.tender.tend(seen, status))
         patience = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = known.tender.late(seen, status, patience)
+        late = known.tender.late(seen, status, patience) or (tending.outgrown(seen) if status.state not in ENDED else "")
         if late:
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=known.cluster.now(), eta=None)

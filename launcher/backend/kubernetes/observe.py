@@ -195,7 +195,7 @@ def _task(seen: Seen, job: Object, name: str, attempts: list[Object], now: float
         address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
         restarts=restarts,
         restarts_left=_left(job, pod),
-        exit_code=_terminated(pod).get("exitCode"),
+        exit_code=exit_code(pod),
         started=seconds(pod.get("status", {}).get("startTime")),
         ended=finished(pod),
     )
@@ -332,6 +332,11 @@ def _terminated(pod: Object) -> Object:
     containers: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
     found: Object = containers[0].get("state", {}).get("terminated", {})
     return found
+
+
+def exit_code(pod: Object) -> int | None:
+    """Return how a pod's container ended, None while it has not."""
+    return _terminated(pod).get("exitCode")
 
 
 def finished(pod: Object) -> float | None:

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
@@ -11,6 +12,7 @@ from launcher.backend.kubernetes.observe import Object, Seen, task_of
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.model import RunStatus, State
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
+from trainer.exit_codes import ExitCode
 
 # The task, for how long, and the first words of what is wrong.
 _REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
@@ -86,6 +88,26 @@ def too_late(status: RunStatus, seen: Seen, now: float, start_timeout: float) ->
     if waiting and not any(_is_first(pod, min(started)) for pod in waiting):
         return ""
     return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
+
+
+def outgrown(seen: Seen) -> str:
+    """Return why a run is to be ended of which a task was evicted for its own excess more often than it may fail, empty where none was. Pure.
+
+    Its Job counts such a pod like one that somebody has deleted, not at all, where no trainer is in it and the spec does not tell of its limit.
+    """
+    for job in [] if observe.maker(seen.jobs) else filter(_ignores_stops, seen.jobs):
+        limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
+        pods = (pod for pod in seen.pods if observe.role_of(pod) == observe.role_of(job))
+        gone = [pod for pod in pods if trouble.has_outgrown(pod["status"]) and observe.exit_code(pod) == ExitCode.STOPPED]
+        for task, times in Counter(map(task_of, gone)).items():
+            if limit is not None and times > int(limit) and (found := trouble.of_pod(gone[-1])):
+                return f"{task}, attempt {times}: {found.words}; {found.remedy}"
+    return ""
+
+
+def _ignores_stops(job: Object) -> bool:
+    rules = (job["spec"].get("podFailurePolicy") or {}).get("rules") or ()
+    return any(rule["action"] == "Ignore" and ExitCode.STOPPED in (rule.get("onExitCodes") or {}).get("values", ()) for rule in rules)
 
 
 def _is_first(pod: Object, started: float) -> bool:

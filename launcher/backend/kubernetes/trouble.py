@@ -158,6 +158,12 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Trouble | None:
     return Trouble("storage", f"the claim {name} has no volume yet ({of_class}, {', '.join(modes)})", remedy)
 
 
+def has_outgrown(status: Object) -> bool:
+    """Return whether a pod of that status was evicted for its own excess: the kubelet calls it no disruption then."""
+    disrupted = any((one["type"], one["status"]) == ("DisruptionTarget", "True") for one in status.get("conditions", []))
+    return status.get("reason") == "Evicted" and not disrupted and "exceed" in str(status.get("message"))
+
+
 def _of_whole_pod(status: Object) -> Trouble | None:
     conditions = {one["type"]: one for one in status.get("conditions", []) if one.get("status") == "True"}
     target = conditions.get("DisruptionTarget")
@@ -165,8 +171,7 @@ def _of_whole_pod(status: Object) -> Trouble | None:
         return None
     reason = status.get("reason", "")
     if reason in _POD:
-        own_excess = reason == "Evicted" and not target and "exceed" in str(status.get("message"))
-        kind, words, remedy = _EXCESS if own_excess else _POD[reason]
+        kind, words, remedy = _EXCESS if has_outgrown(status) else _POD[reason]
         return Trouble(kind, words + _because(status.get("message")), remedy)
     if target:
         return Trouble(

@@ -11,8 +11,9 @@ from launcher.backend.kubernetes import observe
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.observe import Seen
 from launcher.backend.kubernetes.problems import ForbiddenError
-from launcher.backend.kubernetes.tending import Tender, dismissed, lost, too_late
+from launcher.backend.kubernetes.tending import Tender, dismissed, lost, outgrown, too_late
 from launcher.backend.model import RunStatus, State, TaskStatus
+from tests.launcher.backend.kubernetes import objects
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
 
@@ -237,3 +238,22 @@ def test_what_fails_after_a_run_has_succeeded_is_not_how_it_has_ended() -> None:
         observe.status(Seen("digits", [chief, other]), NOW).state for other in (late, early, made("ps", "Failed", "2026-01-01T00:20:00Z"))
     ]
     assert states == [State.SUCCEEDED, State.FAILED, State.FAILED]
+
+
+def test_a_task_that_outgrows_its_storage_more_often_than_it_may_fail_ends_the_run() -> None:
+    def evicted(index: int, **condition: str) -> dict[str, Any]:
+        made = objects.ended("worker", 143, index)
+        told = {"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "}
+        return {**made, "status": {**made["status"], **told, "conditions": [condition] if condition else []}}
+
+    def said(*pods: dict[str, Any], ignored: int = 143, **owned: Any) -> str:
+        policy = {"rules": [{"action": "Ignore", "onExitCodes": {"operator": "In", "values": [ignored]}}]}
+        workers = objects.job("worker", 2, backoffLimitPerIndex=1, podFailurePolicy=policy)
+        return outgrown(Seen("digits", [{**workers, "metadata": {**workers["metadata"], **owned}}], pods))
+
+    twice = evicted(1), evicted(1)
+    assert said(*twice).startswith("worker-1, attempt 2: evicted for what it has stored: Pod ephemeral local storage usage exceeds")
+    assert said(evicted(0), evicted(1)) == ""  # each as often as it may
+    assert said(*(evicted(1, type="DisruptionTarget", status="True") for _ in range(5))) == ""
+    assert said(*twice, ignored=42) == ""  # its Job counts them
+    assert said(*twice, ownerReferences=[{"kind": "JobSet", "name": "digits", "controller": True}]) == ""
