@@ -10,7 +10,7 @@ from launcher.backend.local import leftovers
 from launcher.backend.local.layout import Layout
 from launcher.backend.model import ENDED, Backend, RunStatus, State, Where
 from launcher.cli.options import placed
-from launcher.cli.runs import beside, find_run, homes, looks_like_file, run_names, run_names_here
+from launcher.cli.runs import beside, find_run, home, homes, looks_like_file, run_names, run_names_here
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
 
@@ -114,3 +114,16 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
     if where is not None and (where.context or where.namespace):
         raise UsageError(f"--context and --namespace are for clusters; {name} is none", "leave them out, or say --on kubernetes")
     return cast("Backend", make(runs))
+
+
+def known_runs(on: str | None, runs: Path, where: Where) -> list[RunStatus]:
+    """Return the runs on one backend, or those that this directory knows, here and in containers, newest first."""
+    if on is None:
+        known = open_backend("local", runs).runs()
+        if home(runs, "docker").is_dir():
+            try:
+                known += open_backend("docker", runs).runs()
+            except LauncherError as error:
+                print(f"runs in containers could not be asked about: {error.message}", file=sys.stderr)
+        return sorted(known, key=lambda status: status.started or 0.0, reverse=True)
+    return open_backend(on, runs, where).runs()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ EXAMPLES = (
     ("launcher down mnist", "saves a checkpoint and stops; `launcher up` goes on from it"),
     ("launcher down mnist --now", "kills it; what came after the last checkpoint is lost"),
     ("launcher down mnist --delete-data", "stops it and deletes its checkpoints, logs and results"),
+    ("launcher down --finished --older 7d --on kubernetes", "removes what runs have left in the namespace that ended a week ago"),
 )
 Say = Callable[[str], None]
 
@@ -29,6 +31,13 @@ def down(
     now: Annotated[bool, typer.Option("--now", help="Kill it without a last checkpoint.")] = False,
     delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the run directory too: checkpoints, logs, results.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete, and stop what another user has started, without asking.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="All runs that have ended, in place of one.")] = False,
+    older: Annotated[
+        str | None,
+        typer.Option(
+            "--older", metavar="DURATION", help="Of the finished runs those that ended longer ago, such as 7d.", show_default=False
+        ),
+    ] = None,
     on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -38,6 +47,11 @@ def down(
     """Stop a run after a last checkpoint."""
     from launcher.cli.backends import open_run
 
+    if finished or older:
+        if not finished or name is not None:
+            raise UsageError("--older goes with --finished, and neither with the NAME of a run", "leave out the one that you do not mean")
+        _down_finished(on, runs, Where(context, namespace), older, delete_data=delete_data, yes=yes, as_json=as_json)
+        return
     backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
     status = backend.status(run)
     directory = status.run_dir
@@ -53,6 +67,39 @@ def down(
         say(f"deleted {directory or f'what was noted of {run}, which had no volume'}")
     if as_json:
         print(json.dumps({"name": run, **told, "run_dir": directory, "deleted": delete_data}))
+
+
+def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, *, delete_data: bool, yes: bool, as_json: bool) -> None:
+    """Remove what runs have left that have ended, without those of other users; those that say when, where `older` names a time since."""
+    from launcher.cli.backends import known_runs, open_backend
+    from launcher.cli.formats import seconds_of
+
+    on = "kubernetes" if on is None and (where.context or where.namespace) else on
+    before = time.time() - seconds_of(older, "--older") if older else None
+    found = [
+        one
+        for one in known_runs(on, runs, where)
+        if one.mine and one.state in ENDED and (before is None or (one.ended is not None and one.ended < before))
+    ]
+    if delete_data and found and not yes:
+        names = ", ".join(one.name for one in found)
+        _confirm(names, f"all that {names} stored", may_prompt=not as_json and sys.stdin.isatty())
+    told = []
+    for one in found:
+        backend = open_backend(one.backend, runs, where if one.backend == "kubernetes" else None)
+        if backend.status(one.name).state not in ENDED:  # started again meanwhile
+            continue
+        removed = backend.stop(one.name)
+        if delete_data:
+            backend.delete(one.name)
+        if removed or delete_data:
+            told.append({"name": one.name, "state": one.state, "removed": removed, "deleted": delete_data})
+            what = [count(number, kind) for kind, number in removed.items()] + ["its data"] * delete_data
+            print(f"{one.name} ({one.state}): removed {', '.join(what)}", file=sys.stderr if as_json else sys.stdout, flush=True)
+    if as_json:
+        print(json.dumps(told))
+    elif not told:
+        print("no run that has ended left anything to remove" + (f", of those that ended more than {older} ago" if older else ""))
 
 
 def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:

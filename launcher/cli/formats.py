@@ -91,14 +91,14 @@ def moment(text: str, now: float | None = None) -> float:
         raise UsageError(f"{text!r} is no time", "write how long ago, such as 10m, or a time, such as 2026-01-31T12:00:00Z") from None
 
 
-def timeout(text: str) -> float:
-    """Return seconds from a duration such as `90s`. Raises UsageError for anything else."""
+def seconds_of(text: str, option: str) -> float:
+    """Return seconds from a duration such as `90s`, given for an option. Raises UsageError for anything else."""
     from launcher.spec.quantities import parse_duration
 
     try:
         return parse_duration(text)
     except ValueError as error:
-        raise UsageError(f"--timeout: {error}", "write a duration with its unit, such as 90s or 10m") from None
+        raise UsageError(f"{option}: {error}", "write a duration with its unit, such as 90s or 10m") from None
 
 
 def clock(moment: float) -> str:

@@ -3,12 +3,10 @@
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from launcher.backend.model import ENDED, RunStatus, Where
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS, command, home
-from launcher.errors import LauncherError
+from launcher.cli.runs import DEFAULT_RUNS, command
 from trainer.events import finite
 
 EXAMPLES = (
@@ -29,8 +27,10 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the runs."""
+    from launcher.cli.backends import known_runs
+
     on = "kubernetes" if on is None and (context or namespace) else on
-    known = _known(on, runs, Where(context, namespace))
+    known = known_runs(on, runs, Where(context, namespace))
     if as_json:
         print(json.dumps(finite([asdict(status) for status in known])))
         return
@@ -48,21 +48,6 @@ def ls(
     show(console, _HEADERS, rows, right=("TASKS", "STEP"), whole=("NAME", "STATE"), spare=_SPARE)
     if on is None and any((runs / ".kubernetes").glob("*/*/*/place.json")):
         print(f"`{command(runs, 'ls', on='kubernetes')}` lists runs on clusters", file=sys.stderr)
-
-
-def _known(on: str | None, runs: Path, where: Where) -> list[RunStatus]:
-    """Return the runs on one backend, or those that this directory knows, here and in containers, newest first."""
-    from launcher.cli.backends import open_backend
-
-    if on is None:
-        known = open_backend("local", runs).runs()
-        if home(runs, "docker").is_dir():
-            try:
-                known += open_backend("docker", runs).runs()
-            except LauncherError as error:
-                print(f"runs in containers could not be asked about: {error.message}", file=sys.stderr)
-        return sorted(known, key=lambda status: status.started or 0.0, reverse=True)
-    return open_backend(on, runs, where).runs()
 
 
 def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...]:

@@ -215,6 +215,10 @@ class Kubernetes(Section):
     )
     user: int = Field(1000, ge=1, le=2**31 - 1, description="The user and group id of every process, and the group of the volume's files.")
     ttl: Duration | None = Field(None, description="When finished Jobs are deleted, their logs with them; never when left out.")
+    tensorboard_ttl: Duration = Field(
+        "7d",
+        description="How long TensorBoard stays after the run's end: then the next `launcher up` or `down` of any run in the namespace deletes it.",
+    )
     tensorboard: bool = Field(True, description="Deprecated: `tensorboard: false` at the top of the spec says it for Compose, too.")
     labels: dict[str, str] = Field(default_factory=dict, description="Labels of every object and pod.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations of every object and pod.")

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.backend.kubernetes import (
     applying,
+    boards,
     differences,
     ending,
     inventory,
@@ -118,6 +119,7 @@ class KubernetesBackend:
         known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
         known.start = None if start.settle_soon() else start
+        _sweep(cluster)
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
@@ -265,6 +267,7 @@ class KubernetesBackend:
         self._forget(name)
         if ended is not None:
             self._ended[name] = ended
+        _sweep(known.cluster)
         return removed
 
     def delete(self, name: str) -> None:
@@ -361,6 +364,11 @@ class KubernetesBackend:
 
 def _records(cluster: Cluster) -> list[Object]:
     return cluster.listed("ConfigMap", {**look.OURS, COMPONENT: record.COMPONENT})
+
+
+def _sweep(cluster: Cluster) -> None:
+    with contextlib.suppress(LauncherError):  # what is left of other runs keeps none from being started or stopped
+        boards.sweep(cluster)
 
 
 def _place(cluster: Cluster) -> kept.Place:

@@ -80,7 +80,8 @@ def pod_of(cluster: Cluster, run: str) -> Object:
     if not pods:
         raise UsageError(
             f"{run} has no TensorBoard in {cluster.words()}",
-            "it runs from `launcher up` to `launcher down`, unless the spec says `tensorboard: false`, or gives it no `storage`",
+            "it runs from `launcher up` until `launcher down`, or kubernetes.tensorboard_ttl after the run's end; not with `tensorboard: false`, nor without "
+            f"`storage`. See the logs here: `launcher get {run} logs`, then `tensorboard --logdir {run}-logs`",
         )
     found = next((found for pod in pods if (found := trouble.of_pod(pod))), None)
     why, remedy = (found.words, found.remedy) if found else ("it starts", "try again in a moment")

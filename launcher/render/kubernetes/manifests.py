@@ -14,6 +14,10 @@ from launcher.spec.programs import volumes_of
 from launcher.spec.rules import is_directory_name
 
 KUSTOMIZATION = "kustomization.yaml"
+_USE = """\
+#   kubectl apply -k DIRECTORY
+# No namePrefix and no nameSuffix here: the addresses of the tasks have the run's name in them. Render the spec with another name.
+"""
 
 
 def render(source: Source) -> str:
@@ -89,7 +93,7 @@ def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, st
         tag = {"newTag": ours[0].rpartition(":")[2]} if len(ours) == 1 else {}
         kustomization["images"] = [{"name": REPOSITORY, "newName": REPOSITORY, **tag}]
     listed = {name: "---\n".join(text(one, {}) for one in those) for name, those in kinds.items()}
-    return {KUSTOMIZATION: f"{head}#   kubectl apply -k DIRECTORY\n\n{text(kustomization, {})}", **listed}
+    return {KUSTOMIZATION: f"{head}{_USE}\n{text(kustomization, {})}", **listed}
 
 
 def _notes(source: Source) -> list[str]:

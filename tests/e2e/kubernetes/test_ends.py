@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, until
-from tests.e2e.kubernetes.launching import UP, Launcher, far_away
+from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left
 from tests.e2e.kubernetes.starting import HELD, let_go, program
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
@@ -70,12 +70,36 @@ def test_what_somebody_has_deleted_of_a_run_is_named_with_what_restores_it(launc
     assert launcher.status("plucked")["missing"] == []
 
     namespace.kubectl("label", "job", "plucked-ps", "app.kubernetes.io/instance-")
-    namespace.kubectl("delete", "service/plucked", "configmap/plucked-cluster", "job/plucked-worker")
+    (addresses,) = [name for name in namespace.kubectl("get", "configmaps", "-o", "name").split() if "/plucked-cluster-" in name]
+    namespace.kubectl("delete", "service/plucked", addresses, "job/plucked-worker")
     told = launcher.status("plucked")
-    assert sorted(told["missing"]) == ["configmap/plucked-cluster", "job/plucked-ps", "job/plucked-worker", "service/plucked"]
+    assert sorted(told["missing"]) == [addresses, "job/plucked-ps", "job/plucked-worker", "service/plucked"]
     assert {task["name"]: task["state"] for task in told["tasks"]}["worker-0"] == "stopped"
     launcher("down", "plucked", "--delete-data", "--yes")
     assert "plucked" not in namespace.kubectl("get", "jobs,pods,configmaps,services", "-o", "name")
+
+
+def test_tensorboard_of_a_run_that_ended_goes_with_the_next_start_and_all_that_ended_at_once(
+    launcher: Launcher, image: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "spec.yaml"
+    for name in ("first", "second"):
+        options = "storage: {}\nkubernetes: {tensorboard_ttl: 1s}\n"
+        file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\n{options}{program('sys.exit(0)')}")
+        launcher("up", str(file), timeout=UP)
+        assert f"deployment.apps/{name}-tensorboard" in launcher.namespace.kubectl("get", "deployments", "-o", "name")
+    there = launcher.namespace.kubectl("get", "deployments,services,networkpolicies", "-o", "name").split()
+    assert [one for one in there if "tensorboard" in one] == [
+        "deployment.apps/second-tensorboard",
+        "service/second-tensorboard",
+        "networkpolicy.networking.k8s.io/second-tensorboard",
+    ]
+    assert launcher.status("first")["state"] == "succeeded"
+    assert "no run that has ended left anything" in launcher("down", "--finished", "--older", "1h")
+    told = launcher("down", "--finished", "--delete-data", "--yes")
+    assert "first (succeeded): removed 1 Job, " in told
+    assert "second (succeeded): removed 1 Job, 1 Deployment, " in told
+    assert left(launcher.namespace) == []
 
 
 def test_output_that_was_kept_is_shown_after_somebody_has_deleted_the_jobs(launcher: Launcher, image: str, tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_since_that_is_no_time_says_what_is(text: str) -> None:
 
 
 def test_timeout_that_is_no_duration_says_what_is() -> None:
-    assert formats.timeout("1m30s") == 90
+    assert formats.seconds_of("1m30s", "--timeout") == 90
     with pytest.raises(UsageError, match="--timeout"):
-        formats.timeout("soon")
+        formats.seconds_of("soon", "--timeout")
 
 
 def test_clock_reads_back() -> None:

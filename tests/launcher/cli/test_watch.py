@@ -156,6 +156,25 @@ def test_down_deletes_only_what_is_confirmed(cli: Cli, spec: Spec, tmp_path: Pat
     assert "no runs" in cli("ls").stdout
 
 
+def test_down_of_all_that_have_ended_takes_none_that_ended_lately_or_that_runs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+    assert cli("up", spec("steps", "1", "0")).returncode == 0
+    assert cli("up", spec("steps", "1", "0"), "--set", "name=other").returncode == 0
+    assert cli("up", spec("steps", "1000", "0.1"), "--set", "name=runs", "--detach").returncode == 0
+    assert "more than 7d ago" in cli("down", "--finished", "--older", "7d").stdout
+    refused = cli("down", "--finished", "--delete-data")
+    assert refused.returncode == 2
+    assert "other, toy" in refused.stderr
+    done = cli("down", "--finished", "--delete-data", "--yes", "--json")
+    told = json.loads(done.stdout)
+    assert [(one["name"], one["state"], one["deleted"]) for one in told] == [("other", "succeeded", True), ("toy", "succeeded", True)]
+    assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["runs"]
+
+
+@pytest.mark.parametrize("words", [("toy", "--finished"), ("--older", "7d"), ("--finished", "--older", "week")])
+def test_down_of_many_and_of_one_exclude_each_other(words: tuple[str, ...], cli: Cli) -> None:
+    assert cli("down", *words).returncode == 2
+
+
 @pytest.mark.parametrize("verb", ["status", "logs", "wait", "down", "tensorboard"])
 def test_no_run_at_all_says_how_to_start_one(verb: str, cli: Cli) -> None:
     done = cli(verb)

@@ -1,0 +1,31 @@
+"""TensorBoard of runs that ended long ago: whoever starts or stops a run deletes it, since nothing of the launcher stays in the cluster."""
+
+from launcher.backend.kubernetes import look, observe, record
+from launcher.backend.kubernetes.api import Cluster
+from launcher.backend.model import ENDED
+from launcher.render.kubernetes.objects import TENSORBOARD
+from launcher.spec.quantities import parse_duration
+
+_KINDS = ("Deployment", "Service", "NetworkPolicy")
+
+
+def sweep(cluster: Cluster) -> None:
+    """Delete each TensorBoard of the namespace whose run ended longer ago than its own `kubernetes.tensorboard_ttl`. Raises LauncherError.
+
+    One of a run without a record, or of a version that had no such field, stays.
+    """
+    boards = cluster.listed("Deployment", {**look.OURS, observe.COMPONENT: TENSORBOARD})
+    for run in sorted({board["metadata"]["labels"].get(observe.INSTANCE, "") for board in boards} - {""}):
+        noted = cluster.get("ConfigMap", record.name_of(run))
+        ttl = ((record.spec(noted) or {}).get("kubernetes") or {}).get("tensorboard_ttl")
+        if ttl is None or record.being_started(noted, cluster.now()):
+            continue
+        status = record.final(noted) or observe.status(look.gather(cluster, run), cluster.now())
+        if status.state in ENDED and status.ended is not None and cluster.now() - status.ended > parse_duration(ttl):
+            _delete(cluster, run)
+
+
+def _delete(cluster: Cluster, run: str) -> None:
+    for kind in _KINDS:
+        for one in cluster.listed(kind, {**look.labels_of(run), observe.COMPONENT: TENSORBOARD}):
+            cluster.delete(kind, one["metadata"]["name"], uid=one["metadata"]["uid"])
