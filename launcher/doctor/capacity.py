@@ -16,6 +16,7 @@ from launcher.spec.problems import all_of
 from launcher.spec.programs import init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import millicores
 
+_CLUSTER_ROLE = "have docs/kubernetes-clusterrole.yaml applied and bound to you: it is optional"
 _KEEPS_OFF = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -52,7 +53,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
     try:
         listed = cluster.nodes()
     except LauncherError:
-        yield warning("nodes", "you may not list nodes: what they offer is not known", "have get and list of nodes added to a ClusterRole")
+        yield warning("nodes", "you may not list nodes: what they offer is not known", _CLUSTER_ROLE)
         return
     resource = "nvidia.com/gpu" if spec is None else spec.kubernetes.gpu_resource
     nodes = [node(one) for one in listed if _takes_pods(one)]
@@ -65,9 +66,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
     try:
         others = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
     except LauncherError:
-        yield warning(
-            "capacity", "you may not list pods of all namespaces: what they use is not known", "what follows is as if nobody else was there"
-        )
+        yield warning("capacity", "you may not list pods of all namespaces: what follows is as if nobody else was there", _CLUSTER_ROLE)
         others = []
     take(nodes, others)
     left = unplaced(nodes, spec, tied)

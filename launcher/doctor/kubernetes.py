@@ -10,6 +10,7 @@ from launcher import images
 from launcher.backend.kubernetes import admission, applying, volume
 from launcher.backend.kubernetes import classes as storage_classes
 from launcher.backend.kubernetes.api import Cluster, Object, numbers
+from launcher.backend.kubernetes.problems import strange
 from launcher.backend.kubernetes.room import amount
 from launcher.doctor import capacity, policies
 from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
@@ -26,18 +27,18 @@ from launcher.spec.programs import ROLES, access_of, storage_of
 
 # What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
 RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("", "configmaps", ("get", "list", "create", "update", "patch", "delete")),
-    ("", "persistentvolumeclaims", ("get", "list", "create", "patch", "delete")),
-    ("", "services", ("get", "list", "create", "patch", "delete")),
-    ("apps", "deployments", ("get", "list", "create", "patch", "delete")),
-    ("networking.k8s.io", "networkpolicies", ("get", "list", "create", "patch", "delete")),
-    ("batch", "jobs", ("get", "list", "create", "patch", "delete")),
-    ("", "pods", ("get", "list", "create", "delete")),
+    ("", "configmaps", ("get", "list", "watch", "create", "update", "patch", "delete")),
+    ("", "persistentvolumeclaims", ("get", "list", "watch", "create", "patch", "delete")),
+    ("", "services", ("get", "list", "watch", "create", "patch", "delete")),
+    ("apps", "deployments", ("get", "list", "watch", "create", "patch", "delete")),
+    ("networking.k8s.io", "networkpolicies", ("get", "list", "watch", "create", "patch", "delete")),
+    ("batch", "jobs", ("get", "list", "watch", "create", "patch", "delete")),
+    ("", "pods", ("get", "list", "watch", "create", "delete")),
     ("", "pods/log", ("get",)),
     ("", "events", ("list",)),
     ("", "resourcequotas", ("list",)),
     ("", "pods/portforward", ("get", "create")),
-    ("jobset.x-k8s.io", "jobsets", ("get", "list", "create", "delete")),
+    ("jobset.x-k8s.io", "jobsets", ("get", "list", "watch", "create", "delete")),
     ("kueue.x-k8s.io", "workloads", ("list",)),
     ("", "pods/status", ("patch",)),
 )
@@ -50,6 +51,7 @@ _OPTIONAL = {
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "the reasons of pods that wait are not told",
 }
+_WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work"
 # What is asked about where no spec is given: a run that has to reach all that any run has to.
 _ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
 _PROBE = "import socket; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
@@ -72,6 +74,9 @@ def examine(question: Question) -> Iterator[Finding]:
     spec = question.spec or _ANY
     yield ok("cluster", cluster.words())
     yield from _version(cluster, spec)
+    if cluster.is_stranger():
+        yield of_error("permissions", strange(cluster.namespace))
+        return
     yield from _permissions(cluster)
     yield from _namespace(cluster)
     yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
@@ -106,12 +111,8 @@ def _permissions(cluster: Cluster) -> Iterator[Finding]:
     for (group, resource), verbs in lacking.items():
         rule = f"have this rule added to a Role: {json.dumps({'apiGroups': [group], 'resources': [resource], 'verbs': verbs})}"
         words = f"you may not {', '.join(verbs)} {resource}"
-        found = (
-            warning("permissions", f"{words}: {_OPTIONAL[resource]}", rule)
-            if resource in _OPTIONAL
-            else problem("permissions", words, rule)
-        )
-        yield found
+        lost = _WATCH if verbs == ["watch"] else _OPTIONAL.get(resource)
+        yield warning("permissions", f"{words}: {lost}", rule) if lost else problem("permissions", words, rule)
     if not lacking:
         yield ok("permissions", f"all {len(asked)} that are needed")
 

@@ -17,7 +17,7 @@ from kubernetes.client.exceptions import OpenApiException
 from kubernetes.config import ConfigException
 
 from launcher.backend.kubernetes import credentials
-from launcher.backend.kubernetes.problems import CredentialsError, explain
+from launcher.backend.kubernetes.problems import CredentialsError, ForbiddenError, explain, strange
 from launcher.errors import LauncherError, UsageError
 
 Object = dict[str, Any]
@@ -54,6 +54,8 @@ KINDS: dict[str, tuple[str, str]] = {
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "Workload (v1beta1)": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
 }
+# What every user may ask for about itself, in every namespace.
+_ANYBODYS = frozenset({"authorization.k8s.io", "authentication.k8s.io"})
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -77,6 +79,7 @@ class Cluster:
             self.namespace = namespace or own
         self._user: str | None = None
         self._ahead = time.time() - time.monotonic()  # of time.monotonic; this machine's own, until the API server has told
+        self._is_stranger: bool | None = None
 
     def words(self) -> str:
         """Say which cluster and namespace this is."""
@@ -91,8 +94,13 @@ class Cluster:
 
     def request(self, method: str, path: str, *, doing: str, **options: Any) -> Any:
         """Ask the API server for a path; the answer is what its JSON says."""
-        with asking(doing):
-            return json.loads(self._ask(method, path, **options).data)
+        try:
+            with asking(doing):
+                return json.loads(self._ask(method, path, **options).data)
+        except ForbiddenError as error:
+            if f"/namespaces/{self.namespace}/" in path and self.is_stranger():
+                raise strange(self.namespace, doing, error.rule) from error.__cause__
+            raise
 
     def _log_in(self) -> None:
         self.client, self._logged_in = _client(self.context), time.monotonic()
@@ -127,6 +135,20 @@ class Cluster:
                 told = {}
             self._user = str(told.get("status", {}).get("userInfo", {}).get("username", ""))
         return self._user
+
+    def is_stranger(self) -> bool:
+        """Return whether the user may do nothing in the namespace, which may not be there; False where the API server does not tell all."""
+        if self._is_stranger is None:
+            body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": self.namespace}}
+            status: Object = {}
+            with contextlib.suppress(LauncherError):  # then it may at least not be told so
+                path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+                status = self.request("post", path, doing="asking for permissions", body=body).get("status") or {}
+            known = bool(status) and not status.get("incomplete")
+            self._is_stranger = known and all(
+                _ANYBODYS.issuperset(rule.get("apiGroups") or ()) for rule in status.get("resourceRules") or ()
+            )
+        return self._is_stranger
 
     def path(self, kind: str, name: str = "") -> str:
         """Return where the API has an object, or all of its kind."""

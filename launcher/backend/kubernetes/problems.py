@@ -73,6 +73,16 @@ def explain(error: Exception, doing: str) -> LauncherError:
     return LauncherError(f"{doing}: {told}", "the line above is the cluster's own")
 
 
+def strange(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:
+    """Return the error of a user who may do nothing in a namespace: most often it is mistyped, and the API server does not say whether it is there."""
+    return ForbiddenError(
+        f"{doing}: you may do nothing in the namespace {namespace}".removeprefix(": "),
+        f"see that {namespace} is its name: --namespace, LAUNCHER_NAMESPACE, kubernetes.namespace, or the one of your context; "
+        "where it is, have docs/kubernetes-role.yaml applied and bound to you there",
+        rule,
+    )
+
+
 def said(error: Exception) -> str:
     """Return what the API server or the way to it says, in one line."""
     body: Any = getattr(error, "body", None)

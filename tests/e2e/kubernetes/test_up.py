@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.backend.kubernetes import applying
 from launcher.backend.kubernetes.backend import KubernetesBackend
@@ -276,6 +277,14 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     ada = Launcher(namespace, tmp_path / "runs", {**launcher.env, "KUBECONFIG": str(kubeconfig)})
     file = tmp_path / "small.yaml"
     file.write_text("version: 1\nname: small\nkubernetes: {tensorboard: false}\n" + standing_in(steps=5))
+    # It may be mistyped, and whether it is there nobody tells her: no Role would help.
+    mistyped = f"you may do nothing in the namespace {namespace.name}"
+    for refused in (ada("up", str(file), code=1), ada("ls", code=1), ada("doctor", code=1)):
+        assert mistyped in refused
+        assert "apiGroups" not in refused
+    namespace.kubectl("create", "role", "little", "--verb=get,list", "--resource=configmaps")
+    namespace.kubectl("create", "rolebinding", "little", "--role=little", f"--serviceaccount={namespace.name}:ada")
+    until(lambda: mistyped not in ada("up", str(file), code=1), 30, "the first right to hold", lambda: ada("up", str(file), code=1))
     refused = ada("up", str(file), code=1)
     assert "may not list jobs in the namespace" in refused
     assert '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["list"]}' in refused
@@ -291,6 +300,7 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     assert 'resources: ["storageclasses"], verbs: ["list"]' in found["storage"]["remedy"]
     assert "small succeeded" in ada("up", str(file), timeout=UP)
     assert "small" in ada("ls")
+    kubectl("--kubeconfig", str(kubeconfig), "-n", namespace.name, "wait", "--for=condition=complete", "job/small-chief", "--timeout=60s")
     ada("get", "small", "checkpoints", str(tmp_path / "copy"))
     account = f"system:serviceaccount:{namespace.name}:ada"
     assert launcher.status("small")["user"] == account
@@ -300,6 +310,21 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     assert "small is complete" in launcher("up", str(file), "--yes")
     ada("down", "small", "--delete-data", "--yes")
     assert [name for name in left(namespace) if name.startswith("small")] == []
+    # What the optional ClusterRole lets doctor see, under a name of this test's own.
+    role = yaml.safe_load((ROOT / "docs" / "kubernetes-clusterrole.yaml").read_text(encoding="utf-8"))
+    role["metadata"]["name"] = bound = f"tf-launcher-doctor-{namespace.name}"
+    kubectl("apply", "-f", "-", text=json.dumps(role))
+    kubectl("create", "clusterrolebinding", bound, f"--clusterrole={bound}", f"--serviceaccount={namespace.name}:ada")
+    try:
+
+        def seen() -> set[str]:
+            found = json.loads(ada("doctor", str(file), "--json"))["findings"]
+            return {one["what"] for one in found if one["level"] == "ok"}
+
+        until(lambda: {"nodes", "capacity", "storage"} <= seen(), 60, "doctor to see nodes and storage classes", seen)
+    finally:
+        kubectl("delete", "clusterrolebinding", bound)
+        kubectl("delete", "clusterrole", bound)
 
 
 def _kubeconfig_of(namespace: Namespace, account: str, directory: Path) -> Path:

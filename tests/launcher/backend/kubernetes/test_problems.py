@@ -4,7 +4,7 @@ import json
 
 from kubernetes.client.exceptions import ApiException
 
-from launcher.backend.kubernetes.problems import CredentialsError, ForbiddenError, UnreachableError, explain
+from launcher.backend.kubernetes.problems import CredentialsError, ForbiddenError, UnreachableError, explain, strange
 from launcher.errors import UsageError
 
 
@@ -65,3 +65,11 @@ def test_who_is_not_known_is_to_log_in() -> None:
     told = explain(refusal(401, "Unauthorized"), "listing jobs")
     assert type(told) is CredentialsError
     assert "log in to it again" in told.remedy
+
+
+def test_who_may_do_nothing_in_a_namespace_is_asked_whether_it_is_the_right_one() -> None:
+    told = strange("team-b", "listing jobs", "{}")
+    assert told.message == "listing jobs: you may do nothing in the namespace team-b"
+    assert "--namespace" in told.remedy
+    assert "apiGroups" not in told.remedy
+    assert strange("team-b").message == "you may do nothing in the namespace team-b"
