@@ -53,7 +53,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
         on = "kubernetes"
     if on is not None:
         backend = open_backend(on, runs, where)
-        return backend, find_run(name, backend, runs)
+        return backend, find_run(name, backend, runs, on)
     names = [name] if name else run_names_here(runs) or run_names(runs)
     if len(names) > 1:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")

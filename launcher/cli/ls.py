@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from launcher.backend.model import ENDED, RunStatus, Where
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS, command
+from launcher.cli.runs import DEFAULT_RUNS, command, place
 from trainer.events import finite
 
 EXAMPLES = (
@@ -35,9 +35,8 @@ def ls(
         print(json.dumps(finite([asdict(status) for status in known])))
         return
     if not known:
-        place = "in the namespace" if on == "kubernetes" else f"under {runs}"
         elsewhere = "" if on == "kubernetes" else "; --runs names another directory"
-        print(f"there are no runs {place}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or 'local')}`")
+        print(f"there are no runs {place(runs, on)}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or 'local')}`")
         return
     from rich.console import Console
 

@@ -37,8 +37,13 @@ def beside(file: Path, runs: Path, name: str) -> Path | None:
     return found if homes(found, name) and found.resolve() != runs.resolve() else None
 
 
-def find_run(name: str | None, backend: Backend, runs: Path) -> str:
-    """Return the name of the run that NAME means: itself, the name in a spec file, or the only run when it is left out.
+def place(runs: Path, on: str | None) -> str:
+    """Return in words where the runs of a backend are listed."""
+    return "in the namespace" if on == "kubernetes" else f"under {runs}"
+
+
+def find_run(name: str | None, backend: Backend, runs: Path, on: str | None = None) -> str:
+    """Return the name of the run that NAME means: itself, the name in a spec file, or the only run of the backend, called `on`, when it is left out.
 
     Raises UsageError when it is left out and there is not exactly one run, SpecError for a file that is no spec.
     """
@@ -55,9 +60,10 @@ def find_run(name: str | None, backend: Backend, runs: Path) -> str:
     if len(known) == 1:
         return known[0].name
     if not known:
-        raise UsageError(f"there are no runs under {runs}", "start one with `launcher up FILE`, or name their directory with --runs")
+        elsewhere = "say --namespace" if on == "kubernetes" else "name their directory with --runs"
+        raise UsageError(f"there are no runs {place(runs, on)}", f"start one with `launcher up FILE`, or {elsewhere}")
     names = ", ".join(run.name for run in known)
-    raise UsageError(f"there are {len(known)} runs under {runs}", f"say which one: {names}")
+    raise UsageError(f"there are {len(known)} runs {place(runs, on)}", f"say which one: {names}")
 
 
 def near(path: str) -> str:

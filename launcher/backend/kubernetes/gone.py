@@ -6,7 +6,8 @@ The events of a Job name every pod that it made; those of a pod, and its conditi
 import re
 from collections.abc import Iterable, Mapping
 
-from launcher.backend.kubernetes.observe import Object, condition, restart, role_of, seconds, task_of
+from launcher.backend.kubernetes import trouble
+from launcher.backend.kubernetes.observe import DELETED, Object, condition, restart, role_of, seconds, task_of
 from launcher.backend.model import Restart
 from launcher.plan import rules
 
@@ -18,7 +19,6 @@ _CAUSES = {
     "Preempted": "preempted by a pod of higher priority",
     "Evicted": "evicted by its node",
 }
-_UNKNOWN = "its pod was deleted"
 
 
 def attempts(
@@ -64,11 +64,9 @@ def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Re
     about = [one for one in events if one.get("involvedObject", {}).get("name") == name]
     times = [time for one in about if (time := _time(one)) is not None]
     deleted = seconds(last.get("metadata", {}).get("deletionTimestamp"))
-    conditions = last.get("status", {}).get("conditions") or ()
-    target: Object = next((one for one in conditions if one.get("type") == "DisruptionTarget" and one.get("status") == "True"), {})
+    moved = trouble.moved_away(last.get("status", {}))
     said = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
-    cause = f"moved away: {target.get('reason', '')}" if target else said or _UNKNOWN
-    return Restart(deleted or max(times, default=made), 0, None, cause)
+    return Restart(deleted or max(times, default=made), 0, None, moved.words if moved else said or DELETED)
 
 
 def _time(event: Object) -> float | None:

@@ -34,6 +34,8 @@ _AFTER_OTHERS = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
 _SAID_ELSEWHERE = {"exit", "crash"}
 # How a Job says which pod its failure policy ended it for. Once kubernetes.ttl has passed, nothing else is left to tell.
 _ENDED_FOR = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
+# An eviction leaves no event that a deletion does not.
+DELETED = "its pod was deleted, or its node drained"
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -218,10 +220,14 @@ def _pending(_job: Object, _pod: Object) -> State:
     return State.PENDING
 
 
-def _running(_job: Object, pod: Object) -> State:
-    containers = pod.get("status", {}).get("containerStatuses", [])
-    # The phase is Running also while its one container waits to be made again.
-    return State.RUNNING if any("running" in one.get("state", {}) for one in containers) else State.PENDING
+def _running(job: Object, pod: Object) -> State:
+    states = [one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses", [])]
+    if any("running" in one for one in states):
+        return State.RUNNING
+    # The phase is Running also while its one container waits to be made again, and for a moment after all have ended.
+    if not states or not all("terminated" in one for one in states):
+        return State.PENDING
+    return _failed(job, pod) if any(one["terminated"].get("exitCode") for one in states) else State.SUCCEEDED
 
 
 def _failed(job: Object, _pod: Object) -> State:
@@ -262,9 +268,9 @@ def _without_pod(seen: Seen, job: Object, name: str) -> TaskStatus:
 def restart(pod: Object, attempt: int = 0) -> Restart:
     """Return how an attempt ended, of whose pod this is the last that was seen."""
     ended = _terminated(pod)
-    found = trouble.of_pod(pod)
+    found = trouble.of_pod(pod) or trouble.moved_away(pod.get("status", {}))
     time = seconds(ended.get("finishedAt")) or seconds(pod["metadata"].get("deletionTimestamp")) or 0.0
-    return Restart(time, attempt, ended.get("exitCode"), found.words if found else "its pod was deleted")
+    return Restart(time, attempt, ended.get("exitCode"), found.words if found else DELETED)
 
 
 def is_role(job: Object) -> bool:

@@ -165,19 +165,24 @@ def has_outgrown(status: Object) -> bool:
 
 
 def _of_whole_pod(status: Object) -> Trouble | None:
-    conditions = {one["type"]: one for one in status.get("conditions", []) if one.get("status") == "True"}
-    target = conditions.get("DisruptionTarget")
     if status.get("phase") != "Failed":
         return None
     reason = status.get("reason", "")
     if reason in _POD:
         kind, words, remedy = _EXCESS if has_outgrown(status) else _POD[reason]
         return Trouble(kind, words + _because(status.get("message")), remedy)
-    if target:
-        return Trouble(
-            "evicted", f"moved away: {target.get('reason', '')}" + _because(target.get("message")), "it is replaced; this does not count"
-        )
-    return None
+    return moved_away(status)
+
+
+def moved_away(status: Object) -> Trouble | None:
+    """Return that a pod was evicted, preempted or drained, by the status that it had last."""
+    target = next(
+        (one for one in status.get("conditions") or () if one["type"] == "DisruptionTarget" and one.get("status") == "True"), None
+    )
+    if target is None:
+        return None
+    words = f"moved away: {target.get('reason', '')}" + _because(target.get("message"))
+    return Trouble("evicted", words, "it is replaced; this does not count")
 
 
 def _in_own_image(pod: Object, container: str) -> bool:

@@ -5,13 +5,15 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend, RunStatus, State, Where
 from launcher.cli.backends import _choose, open_run
-from launcher.cli.runs import home, homes, run_names
+from launcher.cli.runs import find_run, home, homes, run_names
 from launcher.errors import LauncherError, UsageError
 from tests.launcher.backend.local.running import FOREVER, Runs
 
@@ -116,3 +118,12 @@ def test_without_a_name_every_run_is_counted_wherever_it_is(places: dict[str, Ru
     assert refused.value.remedy == "say which one: other, run"
     backend, name = open_run("run", None, tmp_path, Where())
     assert (name, backend.status(name).state) == ("run", State.SUCCEEDED)
+
+
+@pytest.mark.parametrize("on, there", [("kubernetes", "in the namespace"), ("local", "under here")])
+def test_several_runs_are_said_to_be_where_their_backend_has_them(on: str, there: str) -> None:
+    runs = [SimpleNamespace(name="one"), SimpleNamespace(name="other")]
+    with pytest.raises(UsageError, match=f"there are 2 runs {there}"):
+        find_run(None, cast("Backend", SimpleNamespace(runs=lambda: runs)), Path("here"), on)
+    with pytest.raises(UsageError, match=f"there are no runs {there}"):
+        find_run(None, cast("Backend", SimpleNamespace(runs=list)), Path("here"), on)

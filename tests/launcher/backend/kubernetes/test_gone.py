@@ -3,7 +3,7 @@
 from typing import Any
 
 from launcher.backend.kubernetes import gone
-from launcher.backend.kubernetes.observe import Seen, status
+from launcher.backend.kubernetes.observe import DELETED, Seen, status
 from tests.launcher.backend.kubernetes.objects import COMPLETE, CREATED, FAILED, NOW, ended, event, job, running
 
 
@@ -33,14 +33,14 @@ def test_attempts_whose_pods_are_gone_count_as_restarts() -> None:
     drained["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
     found = gone.attempts(job("worker", 2), events, [now], {names[2]: drained})
     assert {name: (task, restart.cause) for name, (task, restart) in found.items()} == {
-        names[0]: ("worker-1", "its pod was deleted"),
+        names[0]: ("worker-1", DELETED),
         names[1]: ("worker-1", "its node is lost, or nothing is to run there"),
         names[2]: ("worker-1", "moved away: EvictionByEvictionAPI"),
     }
     for pods in ([now], []):  # also before the next pod is made
         seen = Seen("digits", [job("worker", 2)], pods, gone={"worker-1": [restart for _, restart in found.values()]})
         assert [(one.attempt, one.cause) for one in status(seen, NOW).tasks[1].restarts] == [
-            (1, "its pod was deleted"),
+            (1, DELETED),
             (2, "its node is lost, or nothing is to run there"),
             (3, "moved away: EvictionByEvictionAPI"),
         ]
@@ -57,7 +57,7 @@ def test_who_saw_a_pod_knows_that_it_is_gone_though_no_event_tells() -> None:
     done = owned(ended("worker", 0, 9))
     before = {one["metadata"]["name"]: one for one in (ours, others, done)}
     ((task, restart),) = gone.attempts(job("worker", 20), [], [], before).values()
-    assert (task, restart.cause, restart.exit_code) == ("worker-7", "its pod was deleted", None)
+    assert (task, restart.cause, restart.exit_code) == ("worker-7", DELETED, None)
     for over in (job("worker", 20, COMPLETE), job("worker", 20, FAILED), job("worker", 20, suspend=True)):
         assert gone.attempts(over, [], [], before) == {}
 

@@ -187,3 +187,25 @@ def test_what_waits_for_its_queue_says_why_it_is_not_admitted() -> None:
 @pytest.mark.parametrize("seconds, words", [(0.4, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (200_000, "2d"), (-5, "0s")])
 def test_ages_are_short(seconds: float, words: str) -> None:
     assert age(seconds) == words
+
+
+@pytest.mark.parametrize(
+    "state, expected",
+    [
+        ({"terminated": {"exitCode": 0}}, State.SUCCEEDED),
+        ({"terminated": {"exitCode": 1}}, State.RESTARTING),
+        ({"waiting": {"reason": "CrashLoopBackOff"}}, State.PENDING),
+    ],
+)
+def test_a_container_that_has_ended_is_not_pending_though_its_pod_runs_for_a_moment_more(state: dict[str, Any], expected: State) -> None:
+    """The pod's phase follows the container's end, and that of sidecars."""
+    seen = Seen("digits", [job("worker")], [pod("worker", 0, "Running", **state)])
+    assert status(seen, NOW).tasks[0].state is expected
+
+
+def test_a_drained_pod_is_told_as_one_while_it_goes() -> None:
+    drained = running("worker", created="2026-01-01T00:05:00Z")
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+    drained["status"]["conditions"] = [target]
+    seen = Seen("digits", [job("worker")], [drained, running("worker")])
+    assert [one.cause for one in status(seen, NOW).tasks[0].restarts] == ["moved away: EvictionByEvictionAPI: Eviction API: evicting"]
