@@ -209,3 +209,11 @@ def test_a_drained_pod_is_told_as_one_while_it_goes() -> None:
     drained["status"]["conditions"] = [target]
     seen = Seen("digits", [job("worker")], [drained, running("worker")])
     assert [one.cause for one in status(seen, NOW).tasks[0].restarts] == ["moved away: EvictionByEvictionAPI: Eviction API: evicting"]
+
+
+def test_a_task_that_has_ended_names_the_sidecar_that_has_not() -> None:
+    """One that does not heed SIGTERM lasts as long as its grace period, and so does the run."""
+    one = pod("chief", 0, "Running", terminated={"exitCode": 0})
+    one["status"]["initContainerStatuses"] = [{"name": "ship", "state": {"running": {}}}, {"name": "first", "state": {"terminated": {}}}]
+    (task,) = status(Seen("digits", [job("chief")], [one]), NOW).tasks
+    assert (task.state, task.reason) == (State.SUCCEEDED, "its sidecar ship has not ended yet")
