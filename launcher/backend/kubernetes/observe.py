@@ -143,10 +143,13 @@ def why_failed(seen: Seen, tasks: Iterable[TaskStatus]) -> str:
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
         return _with("limits.deadline has passed", "raise it; `up` goes on from the last checkpoint")
+    # A task that has ended is RESTARTING for as long as its Job does not know of it, which waits for its sidecars to end.
+    ended = [task for task in tasks if task.state in {State.FAILED, State.RESTARTING} and task.exit_code and task.reason]
     failed = [task for task in tasks if task.state is State.FAILED and task.reason]
+    failed += [task for task in ended if task not in failed and {one.exit_code for one in failed} <= _AFTER_OTHERS]
     if failed:
         task = min(failed, key=_blame)
-        return _with(f"{task.name}, attempt {len(task.restarts) + 1}: {task.reason}", task.remedy)
+        return _with(f"{task.name}, attempt {len(task.restarts) + (task.state is State.FAILED)}: {task.reason}", task.remedy)
     message = str(found.get("message") or found.get("reason", ""))
     if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
         return f"{rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}"  # type: ignore[arg-type]  # a label is one of the roles

@@ -192,6 +192,8 @@ class Tender:
             name = job["metadata"]["name"]
             over = observe.condition(job, "Failed") or observe.condition(job, "Complete") or job.get("spec", {}).get("suspend")
             if not over and name not in self._done:
+                # They go with it, also one that has failed and merely waits for its sidecars to end.
+                self._keep_logs([pod for pod in seen.pods if observe.role_of(pod) == observe.role_of(job)])
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})
                 self._done.add(name)
                 yield f"{name} is ended with the run"

@@ -217,3 +217,10 @@ def test_a_task_that_has_ended_names_the_sidecar_that_has_not() -> None:
     one["status"]["initContainerStatuses"] = [{"name": "ship", "state": {"running": {}}}, {"name": "first", "state": {"terminated": {}}}]
     (task,) = status(Seen("digits", [job("chief")], [one]), NOW).tasks
     assert (task.state, task.reason) == (State.SUCCEEDED, "its sidecar ship has not ended yet")
+
+
+def test_a_task_whose_sidecar_has_not_ended_is_to_blame_before_those_that_ended_for_its_sake() -> None:
+    guilty = pod("chief", 0, "Running", terminated={"exitCode": 1, "finishedAt": "2026-01-01T00:08:00Z", "message": "ValueError: first\n"})
+    orphan = job("worker", 1, failed("PodFailurePolicy", "2026-01-01T00:09:30Z"))
+    told = status(Seen("digits", [job("chief"), orphan], [guilty, ended("worker", 75, message="lost the chief\n")]), NOW)
+    assert (told.state, told.reason) == (State.FAILED, "chief, attempt 1: exit code 1: ValueError: first")
