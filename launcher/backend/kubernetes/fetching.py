@@ -53,7 +53,12 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
             f"{name} was not started by `launcher up`, and no Job of it is left that says where its data is",
             f"copy its directory from a pod that mounts the volume: kubectl cp POD:{CONTAINER_RUNS}/{name} {name}",
         )
-    if run.storage is None or cluster.get("PersistentVolumeClaim", run.claim) is None:
+    if run.storage is None:
+        raise UsageError(
+            f"{name} has no volume of its run, as its spec has no `storage`",
+            "write `storage: {}`, and have the program write to $RUN_DIR; what it has written to volumes of its own is read from there",
+        )
+    if cluster.get("PersistentVolumeClaim", run.claim) is None:
         raise nothing(name, part, ())
     token = secrets.token_urlsafe(32)
     with _quiet(), volume.serving(cluster, run, _command(run, token), f"reading the {part} of {run.name}") as pod:
