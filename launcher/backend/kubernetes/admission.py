@@ -19,6 +19,7 @@ from launcher.spec.problems import all_of
 # What a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _SHORT = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
 _USED_UP = "exceeded quota: "  # by others as well: that pod waits
+_NOT_DRY = "does not support dry run"
 _MAKE = {
     "PersistentVolumeClaim": "make it: kubectl apply -f CLAIM.yaml",
     "Secret": "make it: kubectl create secret generic {0} --from-literal=KEY=VALUE, or --from-file",
@@ -61,7 +62,8 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[str]:
         except ForbiddenError:  # those who may make no pod: their Jobs' pods are others' to make
             continue
         except LauncherError as error:
-            if _USED_UP not in error.message:
+            # A webhook that is not asked in dry runs is asked later, for the pod itself.
+            if _USED_UP not in error.message and _NOT_DRY not in error.message:
                 found = trouble.of_events([{"type": "Warning", "message": error.message}])
                 refused.append(LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy))
         for name, value in _takes(pod).items():  # with what limit ranges have added

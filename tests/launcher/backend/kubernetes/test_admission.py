@@ -70,6 +70,7 @@ def test_all_that_is_refused_is_told_at_once_and_what_is_merely_used_up_is_not()
         words = {
             "worker": "failed quota: small: must specify limits.cpu for: trainer",
             "housekeeping": "minimum cpu usage per Container is 250m, but request is 100m",
+            "tensorboard": 'admission webhook "inject.mesh" does not support dry run',
             "chief": "exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3",
         }
         return LauncherError(words[who]) if who in words else None
@@ -79,6 +80,7 @@ def test_all_that_is_refused_is_told_at_once_and_what_is_merely_used_up_is_not()
     assert "worker: failed quota" in told.value.message
     assert "the pod with which the launcher reads the volume: minimum cpu usage" in told.value.message
     assert "exceeded" not in told.value.message
+    assert "dry run" not in told.value.message
     assert "give every role cpu and memory" in told.value.remedy
 
 
