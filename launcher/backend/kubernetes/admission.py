@@ -97,7 +97,7 @@ def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> 
 
 def _is_there(cluster: Cluster, kind: str, name: str) -> bool:
     try:
-        return cluster.get(kind, name) is not None
+        return cluster.has(kind, name)
     except ForbiddenError:
         return True
 

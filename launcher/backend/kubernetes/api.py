@@ -56,6 +56,8 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 # What every user may ask for about itself, in every namespace.
 _ANYBODYS = frozenset({"authorization.k8s.io", "authentication.k8s.io"})
+# https://kubernetes.io/docs/reference/using-api/api-concepts/#metadata-only-fetches
+_HEAD_ALONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -164,6 +166,16 @@ class Cluster:
                 return None
             raise
         return found
+
+    def has(self, kind: str, name: str) -> bool:
+        """Return whether there is an object, without asking for its content, which is a Secret's own."""
+        try:
+            self.request("get", self.path(kind, name), doing=f"looking for {kind} {name}", header_params={"Accept": _HEAD_ALONE})
+        except LauncherError as error:
+            if status_of(error) == 404:
+                return False
+            raise
+        return True
 
     def listed(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind that have all the labels."""

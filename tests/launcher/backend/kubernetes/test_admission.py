@@ -109,11 +109,12 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
     }
     wanted = [admission.Kind(words, 1, {"spec": pod}) for words in ("chief", "worker")]
 
-    def get(kind: str, name: str) -> None:
+    def has(kind: str, name: str) -> bool:
         if name == "hidden":
             raise ForbiddenError(f"ada may not get {kind}", "", "")
+        return False
 
-    cluster = cast("Cluster", SimpleNamespace(get=get, words=lambda: "namespace n"))
+    cluster = cast("Cluster", SimpleNamespace(has=has, words=lambda: "namespace n"))
     mine = {"kind": "ConfigMap", "metadata": {"name": "mine"}}
     told = dict(admission.absent(cluster, wanted, [mine]))
     assert [words.split(" in ")[0] for words in told] == [
