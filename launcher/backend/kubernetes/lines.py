@@ -89,4 +89,6 @@ def _all(pods: list[Object], reader: PodLogs, kept: Path, chosen: Chosen) -> lis
     unread = [pod for pod in pods if reader.unread(pod)]
     for pod in unread:
         reader.skip_kept(pod, kept)
-    return [*kept_lines(kept, [pod for pod in pods if pod not in unread], list(chosen.tasks)), *read]
+    there = [pod for pod in pods if pod not in unread]
+    discarded = [line for pod in chosen.pods(there) for line in reader.discarded(pod, kept)] if chosen.tail is None else []
+    return [*kept_lines(kept, there, list(chosen.tasks)), *discarded, *read]

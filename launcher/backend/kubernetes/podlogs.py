@@ -1,6 +1,7 @@
 """What pods wrote: read from the API line by line, and kept on this machine for when the pods are gone."""
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: a
 _TO_THE_END = 32  # logs followed at the same time
 _QUIET = 60.0  # seconds in which one that is followed may say nothing, while it saves say, and is not asked for anew
 _AGAIN = 0.5  # seconds until one that could not be followed is followed again
+_MISSING = "lines may be missing here: it wrote faster than they were read, and its node keeps no more of a log (containerLogMaxSize of the kubelet)"
 _FIRST = "0"  # sorts before every stamp
 # Seconds for which what another reader reads is not asked for; where that one looks more seldom, at hundreds of pods, both do.
 _TRUSTED = 5.0
@@ -40,10 +42,12 @@ class PodLogs:
         self._cluster, self._kept, self._onward = cluster, kept, onward
         self.gave_up = False  # on a log, when it read last
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
+        self._first: dict[str, str] = {}  # uid -> that of the first
         self._asked: dict[str, Path] = {}  # uid -> where the lines of a pod that was asked for are kept, below the directory for that
         self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
         self._done: set[str] = set()
         self._kept_until: dict[Path, str] = {}
+        self._kept_before: dict[Path, str] = {}  # until when others had kept it
         self._lock = threading.Lock()  # of how far it has read
         self._passed_on: list[LogLine] = []
         self._trusted: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
@@ -107,6 +111,18 @@ class PodLogs:
             if last > self._after.get(uid, _FIRST):
                 self._after[uid] = last
 
+    def discarded(self, pod: Object, kept: Path) -> list[LogLine]:
+        """Return what others have kept of a pod from before the first line read: its node has discarded that since. A gap between is marked."""
+        task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _FIRST)
+        path = kept / _file(task, pod["metadata"]["name"])
+        until = self._kept_before.get(path, _FIRST)
+        if until == _FIRST or not path.is_file():
+            return []
+        pieces = [piece for piece in _pieces(path.read_bytes()) if piece[0] < first]
+        if pieces and until < first:
+            pieces.append(_gap(task, until))
+        return [line for piece in pieces if (line := _line(task, piece))]
+
     def left(self, kept: Path, there: Iterable[Object]) -> list[LogLine]:
         """Return in order of time what another reader has kept of pods that were asked for here, after what was read here.
 
@@ -147,6 +163,9 @@ class PodLogs:
             return []
         self._muted.pop(uid, None)
         pieces = list(_pieces(content))
+        after = self._after.get(uid, _FIRST)
+        if pieces and _FIRST < after < pieces[0][0]:  # the last line read would be the first, had the node kept it
+            pieces.insert(0, _gap(task_of(pod), after))
         if self._onward is not None:
             self._onward.take(pod, pieces)
         if _is_over(pod):
@@ -165,9 +184,10 @@ class PodLogs:
         """Return the lines of a pod that are new, and keep them."""
         uid, task = pod["metadata"]["uid"], task_of(pod)
         after = self._after.get(uid, _FIRST)
-        has_trainer = _has_trainer(pod)
-        new = [(stamp, text if has_trainer else escaped(text)) for stamp, text in pieces if stamp > after]
+        has_trainer, (_, gap) = _has_trainer(pod), _gap(task, _FIRST)
+        new = [(stamp, text if has_trainer or text == gap else escaped(text)) for stamp, text in pieces if stamp > after]
         if new:
+            self._first.setdefault(uid, new[0][0])
             self._after[uid] = new[-1][0]
             self._keep(task, pod["metadata"]["name"], new)
         return [line for piece in new if (line := _line(task, piece))]
@@ -179,6 +199,7 @@ class PodLogs:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             until = self._kept_until.get(path) or _last_stamp(path)
+            self._kept_before.setdefault(path, until)
             with path.open("ab") as file:
                 file.writelines(b"%s %s\n" % (stamp.encode(), text) for stamp, text in pieces if stamp > until)
             self._kept_until[path] = max(until, pieces[-1][0])
@@ -240,6 +261,13 @@ def _pieces(content: bytes) -> Iterator[tuple[str, bytes]]:
         stamp, _, text = raw.partition(b" ")
         if stamp[:4].isdigit():
             yield stamp.decode("utf-8", "replace"), text
+
+
+def _gap(task: str, after: str) -> tuple[str, bytes]:
+    """Return as a line of a task, of the nanosecond `after` a stamp, that lines are missing there."""
+    second, _, rest = after.partition(".")
+    stamp = f"{second}.{int(rest.rstrip('Z').ljust(9, '0')) + 1:09}Z" if rest.endswith("Z") else after
+    return stamp, json.dumps({"event": "notice", "task": task, "message": _MISSING}).encode()
 
 
 def _line(task: str, piece: tuple[str, bytes]) -> LogLine | None:

@@ -11,6 +11,7 @@ from launcher.backend.kubernetes import lines, look, podlogs
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.podlogs import PodLogs, kept_lines
 from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.model import LogLine
 from launcher.cli.lines import event_in, raw
 from launcher.errors import LauncherError
 from trainer.events import parse
@@ -243,3 +244,36 @@ def test_a_log_is_followed_by_whole_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert whole == [b"1 one\n2 two", b"3 three"]
     assert answer.closed
     assert ("follow", "true") in asked[0]["query_params"]
+
+
+def stamped(number: int) -> str:
+    return f"2026-01-01T00:00:{number:02}.100000000Z line {number}"
+
+
+def test_a_gap_that_a_node_leaves_which_has_discarded_lines_is_marked_and_what_is_kept_from_before_is_shown(tmp_path: Path) -> None:
+    answers = Answers()
+    follower = reader(answers, tmp_path)
+    answers.lines = list(map(stamped, range(1, 4)))
+    follower.news([POD])
+    answers.lines = list(map(stamped, range(3, 6)))  # what was read last is still there
+    assert [line.text for line in follower.news([POD])] == ["line 4", "line 5"]
+    answers.lines = list(map(stamped, range(8, 10)))
+    marked, *more = follower.news([POD])
+    told = event_in(marked.text)
+    assert told is not None
+    assert (told["event"], told["message"][:26]) == ("notice", "lines may be missing here:")
+    assert [line.text for line in more] == ["line 8", "line 9"]
+
+    answers.lines = list(map(stamped, range(8, 11)))
+    words = [line.text for line in all_of(answers, tmp_path)]
+    assert [text for text in words if text.startswith("line")] == [f"line {number}" for number in (1, 2, 3, 4, 5, 8, 9, 10)]
+    assert words.count(marked.text) == 1  # as the follower has kept it
+    answers.lines = list(map(stamped, range(20, 22)))  # since it follows no more
+    words = [line.text for line in all_of(answers, tmp_path)]
+    assert words[-3:] == [marked.text, "line 20", "line 21"]
+    assert words.count("line 10") == 1
+
+
+def all_of(answers: Answers, kept: Path) -> list[LogLine]:
+    chosen = lines.Chosen()
+    return chosen.cut(lines._all([POD], lines._reader(cast("Cluster", answers), kept, chosen), kept, chosen))
