@@ -5,6 +5,7 @@ import posixpath
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.errors import UsageError
 from launcher.plan import rules
 from launcher.plan.groups import Group
 from launcher.plan.models import Task
@@ -75,10 +76,19 @@ def may_outgrow(made: Object) -> bool:
 
 
 def overridden(run: Run, component: str, made: Object) -> Object:
-    """Return a pod template with what the spec overrides for all components and for this one."""
+    """Return a pod template with what the spec overrides for all components and for this one.
+
+    Raises UsageError where that changes a container that the pod has not.
+    """
     overrides = run.options.overrides
     everywhere = overrides.all if component != "tensorboard" else {}
     merged: Object = merge(merge(made, everywhere), getattr(overrides, component))
+    containers = [one for part in ("initContainers", "containers") for one in merged["spec"].get(part) or ()]
+    if unknown := [str(one.get("name")) for one in containers if not one.get("image")]:
+        raise UsageError(
+            f"kubernetes.overrides changes what {component} does not have: the container {', '.join(unknown)}",
+            "remove it there, or give it an `image`, which adds it",
+        )
     return merged
 
 

@@ -157,6 +157,13 @@ kubernetes:
     assert board["containers"][0]["resources"] == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "8Gi"}}
 
 
+def test_an_override_of_a_container_that_is_not_there_is_refused(rendered: Rendered) -> None:
+    """As an import leaves one for a sidecar that somebody removes from the spec."""
+    options = "kubernetes: {overrides: {worker: {spec: {initContainers: [{name: ship, resources: {limits: {cpu: 1}}}]}}}}"
+    with pytest.raises(UsageError, match=r"kubernetes\.overrides changes what worker does not have: the container ship"):
+        rendered(CLUSTER + options)
+
+
 def mounting(objects: dict[tuple[str, str], Any]) -> set[str]:
     return {
         name for (kind, name), one in objects.items()
