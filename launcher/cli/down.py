@@ -5,16 +5,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import ENDED, Backend, State, Where
+from launcher.backend.model import ENDED, Backend, RunStatus, State, Where
 from launcher.cli import owners
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.runs import DEFAULT_RUNS, near
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 
 EXAMPLES = (
     ("launcher down mnist", "saves a checkpoint and stops; `launcher up` goes on from it"),
@@ -79,27 +79,40 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
     found = [
         one
         for one in known_runs(on, runs, where)
-        if one.mine and one.state in ENDED and (before is None or (one.ended is not None and one.ended < before))
+        if _is_finished(one, delete_data=delete_data) and (before is None or (one.ended or 0.0) < before)
     ]
     if delete_data and found and not yes:
         names = ", ".join(one.name for one in found)
         _confirm(names, f"all that {names} stored", may_prompt=not as_json and sys.stdin.isatty())
-    told = []
+    told: list[dict[str, Any]] = []
+    failed: list[LauncherError] = []
     for one in found:
         backend = open_backend(one.backend, runs, where if one.backend == "kubernetes" else None)
-        if backend.status(one.name).state not in ENDED:  # started again meanwhile
+        try:
+            if backend.status(one.name).state not in ENDED:  # started again meanwhile
+                continue
+            removed = backend.stop(one.name)
+            if delete_data:
+                backend.delete(one.name)
+        except LauncherError as error:  # the others are nevertheless to go
+            failed.append(error)
             continue
-        removed = backend.stop(one.name)
-        if delete_data:
-            backend.delete(one.name)
         if removed or delete_data:
             told.append({"name": one.name, "state": one.state, "removed": removed, "deleted": delete_data})
             what = [count(number, kind) for kind, number in removed.items()] + ["its data"] * delete_data
             print(f"{one.name} ({one.state}): removed {', '.join(what)}", file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
         print(json.dumps(told))
-    elif not told:
+    elif not told and not failed:
         print("no run that has ended left anything to remove" + (f", of those that ended more than {older} ago" if older else ""))
+    if failed:
+        raise LauncherError("; ".join(error.message for error in failed), "; ".join(dict.fromkeys(error.remedy for error in failed)))
+
+
+def _is_finished(one: RunStatus, *, delete_data: bool) -> bool:
+    """Return whether a run has ended for good, and is the user's own as far as a cluster tells: what others have applied there has no user."""
+    own = one.mine and (one.backend != "kubernetes" or bool(one.user))
+    return own and one.ended is not None and one.state in (ENDED if not delete_data else {State.SUCCEEDED, State.FAILED})
 
 
 def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:

@@ -182,7 +182,7 @@ def decide(
     if changes is None:
         if not elsewhere:  # it has never been on its way
             return "start"
-        if not asked.resume and old.spec_digest not in {digest, code.without_code(digest)}:
+        if not asked.resume and code.without_code(old.spec_digest) != code.without_code(digest):
             return _ask(f"the run {old.name} was started elsewhere, {_other_spec(old)}", asked)
         changes = []
     if asked.resume or only_longer(changes):

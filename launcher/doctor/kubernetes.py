@@ -181,9 +181,8 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[
     for words, remedy in admission.absent(cluster, wanted, made):
         yield problem("references", words, remedy)
     try:
-        for words in admission.check(cluster, wanted):
-            yield warning("quota", words, "free some of it, or have it raised")
-        yield ok("admission", "the namespace admits the pods of a run")
+        found = [warning("admission", words, remedy) for words, remedy in admission.check(cluster, wanted)]
+        yield from found or [ok("admission", "the namespace admits the pods of a run")]
     except LauncherError as error:
         yield of_error("admission", error) if asked else warning("admission", error.message, error.remedy)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from launcher.backend.kubernetes import trouble
 from launcher.backend.kubernetes.api import Cluster, Object
-from launcher.backend.kubernetes.problems import ForbiddenError
+from launcher.backend.kubernetes.problems import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.room import amount
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
@@ -19,6 +19,7 @@ from launcher.spec.problems import all_of
 # What a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _SHORT = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
 _USED_UP = "exceeded quota: "  # by others as well: that pod waits
+_NOBODY, _NOBODYS_ID = "x-of-nobody", "00000000-0000-4000-8000-000000000000"
 _NOT_DRY = "does not support dry run"
 _MAKE = {
     "PersistentVolumeClaim": "make it: kubectl apply -f CLAIM.yaml",
@@ -31,47 +32,55 @@ _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
 
 @dataclass(frozen=True)
 class Kind:
-    """Pods that are alike: whose they are, how many, and one of them."""
+    """Pods that are alike: whose they are, how many, and one of them. Without those that are `beside` its tasks, a run trains all the same."""
 
     words: str
     count: int
     pod: Object
+    beside: bool = False
 
 
 def kinds(made: Sequence[Object], helper: Object) -> list[Kind]:
-    """Return the pods that the objects of a run are to make, and the `helper` with which the launcher reads the run's volume."""
+    """Return the pods that the objects of a run are to make, and the `helper` with which the launcher reads the run's volume now and then."""
     found = []
     for one in made:
         if one["kind"] == "Deployment":
-            found.append(Kind(TENSORBOARD, 1, _pod(one["spec"]["template"])))
+            found.append(Kind(TENSORBOARD, 1, _pod(one["spec"]["template"], "apps/v1", "ReplicaSet"), beside=True))
         for job in [one] if one["kind"] == "Job" else one["spec"]["replicatedJobs"] if one["kind"] == "JobSet" else ():
             spec = job["spec"] if one["kind"] == "Job" else job["template"]["spec"]
-            template = spec["template"]
-            found.append(Kind(template["metadata"]["labels"]["app.kubernetes.io/component"], int(spec["completions"]), _pod(template)))
-    return [*found, Kind("the pod with which the launcher reads the volume", 1, helper)]
+            role = spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+            found.append(Kind(role, int(spec["completions"]), _pod(spec["template"], "batch/v1", "Job")))
+    return [*found, Kind("the pod with which the launcher reads the volume", 0, helper, beside=True)]
 
 
-def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[str]:
-    """Yield for which quotas a run has to wait. Raises LauncherError with all that keeps its pods out for good."""
+def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]:
+    """Yield what has to wait, or is refused beside the tasks, each with a remedy. Raises LauncherError with all that keeps tasks out for good."""
     refused: list[LauncherError] = []
-    taken: dict[str, float] = {}
+    tasks: dict[str, float] = {}
+    every: dict[str, float] = {}
     for kind in wanted:
         pod = kind.pod
         try:
             pod = cluster.create({**pod, "metadata": {**pod["metadata"], "namespace": cluster.namespace}}, dry_run=True)
         except ForbiddenError:  # those who may make no pod: their Jobs' pods are others' to make
             continue
+        except UnreachableError:
+            raise
         except LauncherError as error:
             # A webhook that is not asked in dry runs is asked later, for the pod itself.
             if _USED_UP not in error.message and _NOT_DRY not in error.message:
                 found = trouble.of_events([{"type": "Warning", "message": error.message}])
-                refused.append(LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy))
+                told = LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
+                if kind.beside:
+                    yield told.message, told.remedy
+                else:
+                    refused.append(told)
         for name, value in _takes(pod).items():  # with what limit ranges have added
-            taken[name] = taken.get(name, 0.0) + kind.count * value
+            every[name] = every.get(name, 0.0) + kind.count * value
+            tasks[name] = tasks.get(name, 0.0) + (0 if kind.beside else kind.count * value)
     for quota in cluster.listed_if_any("ResourceQuota"):
-        told = list(_told(quota, taken))
-        refused += [LauncherError(words, "ask for less in the spec, or have the quota raised") for words, is_final in told if is_final]
-        yield from (words for words, is_final in told if not is_final)
+        refused += [LauncherError(words, "ask for less in the spec, or have the quota raised") for words in _beyond(quota, tasks)]
+        yield from ((words, "free some of it, or have it raised") for words in _short(quota, every))
     if refused:
         raise LauncherError(
             f"{cluster.words()} does not admit the run: " + "; ".join(dict.fromkeys(one.message for one in refused)),
@@ -121,18 +130,30 @@ def _named(spec: Object) -> Iterator[tuple[str, str]]:
             yield kind, str(source["name"])
 
 
-def _told(quota: Object, taken: Mapping[str, float]) -> Iterator[tuple[str, bool]]:
-    """Yield what a quota has too little of for what a run takes in all, and whether it always has; nothing of one that is for some pods alone."""
+def _beyond(quota: Object, taken: Mapping[str, float]) -> Iterator[str]:
+    """Yield of what tasks take more in all than a quota ever allows."""
+    for resource, needs, has, _ in _compared(quota, taken):
+        if needs > has:
+            yield f"its tasks take {_shown(needs)} of {resource} in all, and the quota {quota['metadata']['name']} allows {_shown(has)}"
+
+
+def _short(quota: Object, taken: Mapping[str, float]) -> Iterator[str]:
+    """Yield of what a run takes more than a quota has left, or ever has, where its tasks alone might fit."""
+    for resource, needs, _, left in _compared(quota, taken):
+        if needs > left:
+            yield f"it takes {_shown(needs)} of {resource} in all, and {_shown(left)} are left of the quota {quota['metadata']['name']}"
+
+
+def _compared(quota: Object, taken: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:
+    """Yield what is needed of each resource, allowed by a quota, and left of it; nothing of one that is for some pods alone."""
     if quota.get("spec", {}).get("scopes") or quota.get("spec", {}).get("scopeSelector"):
         return
-    status, name = quota.get("status", {}), quota["metadata"]["name"]
+    status = quota.get("status", {})
     for resource, hard in (status.get("hard") or {}).items():
-        needs, has = taken.get(_SHORT.get(resource, resource), 0.0), amount(hard)
-        left = has - amount((status.get("used") or {}).get(resource, "0"))
-        if needs > has:
-            yield f"it takes {_shown(needs)} of {resource} in all, and the quota {name} allows {hard}", True
-        elif needs > left:
-            yield f"it takes {_shown(needs)} of {resource} in all, and {_shown(left)} are left of the quota {name}: some of it waits", False
+        used = amount((status.get("used") or {}).get(resource, "0"))
+        needs, has = (round(one, 6) for one in (taken.get(_SHORT.get(resource, resource), 0.0), amount(hard)))  # 3 times 100m is 300m
+        if needs:
+            yield resource, needs, has, max(0.0, round(has - used, 6))
 
 
 def _shown(value: float) -> str:
@@ -162,6 +183,13 @@ def _amounts(container: Object, what: str) -> dict[str, float]:
     return {name: amount(value) for name, value in both.items()}
 
 
-def _pod(template: Object) -> Object:
+def _pod(template: Object, api: str, owner: str) -> Object:
+    """Return a pod of a template as its controller makes it: there are policies against pods that have none."""
     head = {key: value for key, value in template["metadata"].items() if key != "name"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**head, "generateName": "x-of-nobody-"}, "spec": template["spec"]}
+    of = {"apiVersion": api, "kind": owner, "name": _NOBODY, "uid": _NOBODYS_ID, "controller": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**head, "generateName": f"{_NOBODY}-", "ownerReferences": [of]},
+        "spec": template["spec"],
+    }

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -54,8 +55,8 @@ KINDS: dict[str, tuple[str, str]] = {
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "Workload (v1beta1)": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
 }
-# What every user may ask for about itself, in every namespace.
-_ANYBODYS = frozenset({"authorization.k8s.io", "authentication.k8s.io"})
+# Some of which whoever has runs in a namespace may do something with.
+_OF_RUNS = frozenset({"jobs", "configmaps", "*"})
 # https://kubernetes.io/docs/reference/using-api/api-concepts/#metadata-only-fetches
 _HEAD_ALONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -79,6 +80,7 @@ class Cluster:
             self.context, own = _context(context)
             self._log_in()
             self.namespace = namespace or own
+        self._logging_in = threading.Lock()
         self._user: str | None = None
         self._ahead = time.time() - time.monotonic()  # of time.monotonic; this machine's own, until the API server has told
         self._is_stranger: bool | None = None
@@ -111,19 +113,31 @@ class Cluster:
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
         options = {"serialize": False, "_request_timeout": TIMEOUT, **options}
+        asked = self._dynamic
         try:
-            answer = self._dynamic.request(method, path, **options)
+            answer = asked.request(method, path, **options)
         except dynamic.exceptions.UnauthorizedError:
-            if time.monotonic() < self._logged_in + _LOGIN_EVERY:
+            if not self._has_logged_in_again(asked):
                 raise
-            try:
-                self._log_in()  # by what the kubeconfig says now: the user may have logged in again
-            except LauncherError as error:
-                raise CredentialsError(error.message, error.remedy) from error
             answer = self._dynamic.request(method, path, **options)
         with contextlib.suppress(TypeError, ValueError):
             self._ahead = parsedate_to_datetime(answer.headers.get("Date")).timestamp() - time.monotonic()
         return answer
+
+    def _has_logged_in_again(self, refused: dynamic.DynamicClient) -> bool:
+        """Log in by what the kubeconfig says now, as the user may have, unless another thread just has; tell whether asking again may help."""
+        with self._logging_in:
+            if self._dynamic is not refused:
+                return True
+            if time.monotonic() < self._logged_in + _LOGIN_EVERY:
+                return False
+            try:
+                self._log_in()
+            except LauncherError as error:
+                raise CredentialsError(error.message, error.remedy) from error
+            except Exception as error:  # a file that is being written may be anything
+                raise CredentialsError(f"reading the kubeconfig: {error}", "log in again; `kubectl auth whoami` must answer") from error
+            return True
 
     def user(self) -> str:
         """Return who asks, as the cluster knows them; empty where it does not tell, as before Kubernetes 1.28."""
@@ -147,9 +161,8 @@ class Cluster:
                 path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
                 status = self.request("post", path, doing="asking for permissions", body=body).get("status") or {}
             known = bool(status) and not status.get("incomplete")
-            self._is_stranger = known and all(
-                _ANYBODYS.issuperset(rule.get("apiGroups") or ()) for rule in status.get("resourceRules") or ()
-            )
+            rules = [rule.get("resources") or () for rule in status.get("resourceRules") or ()]
+            self._is_stranger = known and all(_OF_RUNS.isdisjoint(resources) for resources in rules)
         return self._is_stranger
 
     def path(self, kind: str, name: str = "") -> str:

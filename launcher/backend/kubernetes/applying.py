@@ -1,6 +1,7 @@
 """A run's objects in the cluster: which they are, what the API server says of them before one is made, and their removal."""
 
 import copy
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -51,8 +52,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     for one in made:
         dry_run(cluster, one)
     wanted = admission.kinds(made, volume.helper(run))
-    yield from admission.check(cluster, wanted)
-    for words, remedy in admission.absent(cluster, wanted, made):
+    for words, remedy in itertools.chain(admission.check(cluster, wanted), admission.absent(cluster, wanted, made)):
         yield f"{words}; {remedy}"
 
 

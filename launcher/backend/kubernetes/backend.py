@@ -31,9 +31,9 @@ from launcher.backend.kubernetes import (
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
 from launcher.backend.kubernetes.podlogs import PodLogs
-from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.kubernetes.problems import UnreachableError, out_of_sight
 from launcher.backend.kubernetes.vanished import BACKEND
-from launcher.backend.model import ENDED, Board, LogLine, OutOfSightError, RunStatus, State, TaskStatus, Where, always
+from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where, always
 from launcher.backend.stored import Part, Stored
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
@@ -135,9 +135,11 @@ class KubernetesBackend:
             except UnreachableError as error:
                 if known.last is None:
                     raise
+                if known.last.state in ENDED:
+                    return known.last
                 away = time.monotonic() - known.answered
-                if away > PATIENCE and known.last.state not in ENDED:
-                    raise OutOfSightError(f"{name} goes on, and cannot be followed any more: {error.message}", error.remedy) from error
+                if away > PATIENCE:
+                    raise out_of_sight(name, error) from error
                 return dataclasses.replace(known.last, reason=f"the cluster {error.lacking} for {away:.0f} s; the run goes on")
             known.answered = time.monotonic()
             return known.last

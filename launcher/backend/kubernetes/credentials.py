@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -54,6 +55,8 @@ def _complaints() -> Iterator[list[str]]:
     told: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: told.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    mine = threading.get_ident()
+    handler.addFilter(lambda record: record.thread == mine)
     root = logging.getLogger()
     root.addHandler(handler)
     try:

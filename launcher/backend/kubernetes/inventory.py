@@ -61,6 +61,8 @@ class Watch:
 
     def _look(self) -> Found:
         noted = self._cluster.get("ConfigMap", record.name_of(self._run))
+        if record.being_started(noted, self._cluster.now()):  # what it notes is still the last one's
+            return Found()
         uid, name = record.claim(noted), record.claim_name(self._run, noted)
         lost = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
         if record.announced(noted) is not None:  # it is being stopped

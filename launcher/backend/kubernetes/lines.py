@@ -9,7 +9,7 @@ from launcher.backend.kubernetes import look
 from launcher.backend.kubernetes.api import Cluster, Object
 from launcher.backend.kubernetes.observe import task_of
 from launcher.backend.kubernetes.podlogs import PodLogs, kept_lines
-from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.kubernetes.problems import UnreachableError, out_of_sight
 from launcher.backend.model import LogLine
 
 _POLL = 1.0  # seconds between two looks, at the least
@@ -63,9 +63,9 @@ def follow(
             # Asked before reading: what was written until the end is read after it.
             over = ended()
             pods = look.pods_of(cluster, run)
-        except UnreachableError:
+        except UnreachableError as error:
             if time.monotonic() - answered > patience:
-                raise
+                raise out_of_sight(run, error) from error
             time.sleep(_POLL)
             continue
         answered = time.monotonic()

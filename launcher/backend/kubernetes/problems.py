@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from launcher.backend.model import OutOfSightError
 from launcher.errors import LauncherError, UsageError
 
 _FORBIDDEN = re.compile(
@@ -48,6 +49,11 @@ class ForbiddenError(LauncherError):
     def __init__(self, message: str, remedy: str, rule: str) -> None:
         super().__init__(message, remedy)
         self.rule = rule
+
+
+def out_of_sight(run: str, error: LauncherError) -> OutOfSightError:
+    """Return the end of following a run whose cluster has not answered for too long."""
+    return OutOfSightError(f"{run} goes on, and cannot be followed any more: {error.message}", error.remedy)
 
 
 def explain(error: Exception, doing: str) -> LauncherError:

@@ -86,7 +86,11 @@ def write(cluster: Cluster, run: Run, mark: Mark, spec: dict[str, Any]) -> Objec
     made = _annotated(
         _made(cluster, run, {_SPEC: as_json(spec), _START: mark.id, _USER: cluster.user()}), {_STARTING: _text(mark, cluster.now())}
     )
-    return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if run.storage else None))
+    return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if _is_on_its_claim(run, there) else None))
+
+
+def _is_on_its_claim(run: Run, record: Object) -> bool:
+    return run.storage is not None and claim_name(run.name, record) == run.claim
 
 
 def note_made(cluster: Cluster, mark: Mark, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 Object = Mapping[str, Any]
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
-    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
+    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)
 }
 _AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 _LISTED = 5  # values of a label

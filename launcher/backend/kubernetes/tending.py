@@ -131,7 +131,7 @@ class Tender:
         again = seen.whole and seen.whole.get("status", {}).get("restarts")
         if observe.maker(seen.jobs) and (again or not observe.is_own_set(seen)):
             return ""  # it ran before, or nobody but its maker ends it
-        self._ran = self._ran or status.state is State.RUNNING
+        self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and somebody has deleted a part
         if self._ran or status.state is not State.PENDING:
             self._pending_since = None
             return ""

@@ -59,7 +59,7 @@ _WAITING: dict[str, tuple[str, str, bool]] = {
     "CreateContainerError": ("container", "see the pod's events: kubectl describe pod", False),
     "RunContainerError": ("container", "see that the image has the command", False),
 }
-_OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:parent|code)-\w+)" not found'  # those that the run itself has made
+_OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:cluster|parent|code)-\w+)" not found'  # those that the run itself has made
 # How a task says that it may not write to the run's volume.
 _RUNS = rf"(?<![\w./-]){CONTAINER_RUNS}\b"
 _OF_VOLUME = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)

@@ -25,8 +25,8 @@ def policies(run: Run) -> list[Object]:
         ports = {"ports": [{"protocol": "TCP", "port": port} for port in numbers]}
     own = _policy(run, run.name, tasks, {"from": [{"podSelector": tasks}], **ports}, None)
     if run.options.egress == "tasks":
-        # DNS wherever it is: in a namespace of its own, on another port of its pods, or on the node.
-        dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
+        # DNS wherever it is: in a namespace of its own, or on the node. Its pods may listen on 5353, as OpenShift's do.
+        dns = {"ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
         own["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": [dns, {"to": [{"podSelector": tasks}], **ports}]}
     found = [own]
     if run.has_tensorboard:

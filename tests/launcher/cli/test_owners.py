@@ -1,12 +1,14 @@
 """A run that another user of the cluster has started is not touched by mistake."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import typer
 
 from launcher.backend.model import RunStatus, State
 from launcher.cli import owners
+from launcher.cli.down import _is_finished
 from launcher.errors import UsageError
 
 MINE = RunStatus("digits", "kubernetes", State.STOPPED, user="ada")
@@ -32,3 +34,22 @@ def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(typer.Abort):
         owners.confirm(ANOTHERS, "go on with", yes=False, may_prompt=True)
     assert asked == ["digits was started by ada: go on with it all the same?"]
+
+
+@pytest.mark.parametrize(
+    "changes, removed, deleted",
+    [
+        ({"state": State.SUCCEEDED}, True, True),
+        ({"state": State.FAILED}, True, True),
+        ({"state": State.STOPPED}, True, False),  # it may be to go on
+        ({"state": State.STOPPED, "ended": None}, False, False),  # somebody has suspended its Jobs
+        ({"state": State.SUCCEEDED, "mine": False}, False, False),
+        ({"state": State.SUCCEEDED, "user": ""}, False, False),  # of kubectl, GitOps or an earlier version: nobody knows whose it is
+        ({"state": State.SUCCEEDED, "user": "", "backend": "local"}, True, True),
+        ({"state": State.RUNNING}, False, False),
+    ],
+)
+def test_which_of_the_finished_runs_are_ones_own_to_remove(changes: dict[str, Any], removed: bool, deleted: bool) -> None:
+    one = replace(MINE, ended=1.0)
+    assert _is_finished(replace(one, **changes), delete_data=False) == removed
+    assert _is_finished(replace(one, **changes), delete_data=True) == deleted

@@ -299,3 +299,10 @@ def test_the_old_run_is_moved_aside_whole(tmp_path: Path) -> None:
     assert (first / "checkpoints" / "mine").read_text() == "precious"
     (tmp_path / "mnist").mkdir()
     assert Path(move_aside(backend, "mnist", None)) != first
+
+
+def test_a_run_that_was_started_elsewhere_goes_on_with_other_code_as_one_from_here_does() -> None:
+    old = replace(run(State.STOPPED), spec_digest="abc-11111111")
+    assert decide(old, None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True) == "resume"
+    with pytest.raises(UsageError, match="is complete, and its code has changed since"):
+        decide(replace(old, state=State.SUCCEEDED), None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True)

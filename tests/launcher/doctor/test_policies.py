@@ -45,7 +45,7 @@ def test_the_policy_of_a_run_that_asks_for_it_lets_its_tasks_send_what_they_have
         # It allows nothing else: neither other pods nor what is outside.
         (own, *_) = policies(closed)
         dns, tasks = own["spec"]["egress"]
-        assert dns == {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
+        assert dns == {"ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
         assert tasks["to"] == [OWN]
 
 

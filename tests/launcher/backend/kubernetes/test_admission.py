@@ -8,7 +8,7 @@ import pytest
 
 from launcher.backend.kubernetes import admission, volume
 from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.problems import ForbiddenError
+from launcher.backend.kubernetes.problems import ForbiddenError, UnreachableError
 from launcher.errors import LauncherError
 from launcher.images import image_for
 from launcher.plan import planner
@@ -16,11 +16,12 @@ from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
 
+HELPER = "the pod with which the launcher reads the volume"
 ROLES = {"chief": {"cpu": 1, "memory": "2Gi"}, "ps": {"cpu": 1, "memory": "2Gi"}, "worker": {"replicas": 3, "cpu": 2, "memory": "4Gi"}}
 
 
-def kinds(**options: Any) -> list[admission.Kind]:
-    values = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": ROLES, "kubernetes": options}
+def kinds(roles: object = ROLES, **options: Any) -> list[admission.Kind]:
+    values = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "kubernetes": options}
     spec = ClusterSpec.model_validate(values)
     run = Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
     return admission.kinds(manifests.objects(run), volume.helper(run))
@@ -42,46 +43,81 @@ def checked(
         return pod
 
     cluster = SimpleNamespace(namespace="n", words=lambda: "namespace n", create=create, listed_if_any=lambda _: quotas)
-    return list(admission.check(cast("Cluster", cluster), kinds(**options)))
+    return [words for words, _ in admission.check(cast("Cluster", cluster), kinds(**options))]
 
 
 @pytest.mark.parametrize("gang", [{}, {"gang": "jobset"}])
-def test_every_pod_of_the_run_is_asked_about_and_counted(gang: dict[str, str]) -> None:
-    found = {kind.words: kind.count for kind in kinds(**gang)}
-    assert found == {"chief": 1, "ps": 1, "worker": 3, "tensorboard": 1, "the pod with which the launcher reads the volume": 1}
+def test_every_pod_of_the_run_is_asked_about_as_its_controller_makes_it(gang: dict[str, str]) -> None:
+    found = kinds(**gang)
+    assert {kind.words: kind.count for kind in found if not kind.beside} == {"chief": 1, "ps": 1, "worker": 3}
+    assert [kind.words for kind in found if kind.beside] == ["tensorboard", HELPER]
+    owners = [kind.pod["metadata"]["ownerReferences"][0]["kind"] for kind in found[:-1]]
+    assert sorted(owners) == ["Job", "Job", "Job", "ReplicaSet"]
 
 
-def test_a_run_that_is_larger_than_a_quota_is_refused_and_one_that_has_to_wait_is_told() -> None:
-    # Tasks take 8 cores and 16Gi, TensorBoard and the helper little more.
-    assert checked(quota({"requests.cpu": "9", "memory": "20Gi", "pods": "10", "count/jobs.batch": "2"})) == []
+def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_to_wait_is_told() -> None:
+    # Tasks take 8 cores and 16Gi, TensorBoard a little more.
+    fits = {"requests.cpu": "9", "memory": "17Gi", "pods": "6", "count/jobs.batch": "2"}
+    assert checked(quota(fits, {"count/jobs.batch": "3"})) == []
     with pytest.raises(
-        LauncherError, match=r"it takes 8.2 of requests.cpu in all, and the quota small allows 8; it takes 7 of pods"
+        LauncherError, match=r"its tasks take 8 of requests.cpu in all, and the quota small allows 7.5; its tasks take 5 of pods"
     ) as told:
-        checked(quota({"requests.cpu": "8", "pods": "6"}))
+        checked(quota({"requests.cpu": "7500m", "pods": "4"}))
     assert "have the quota raised" in told.value.remedy
-    (waits,) = checked(quota({"memory": "20Gi"}, {"memory": "8Gi"}))
-    assert waits == "it takes 16.6Gi of memory in all, and 12Gi are left of the quota small: some of it waits"
+    assert checked(quota({"requests.cpu": "8"})) == ["it takes 8.1 of requests.cpu in all, and 8 are left of the quota small"]
+    assert checked(quota({"memory": "20Gi"}, {"memory": "8Gi"})) == [
+        "it takes 16.5Gi of memory in all, and 12Gi are left of the quota small"
+    ]
     assert checked(quota({"pods": "1"}, scopes=["BestEffort"])) == []
+    assert checked(quota({"memory": "5Ei"})) == []
+
+
+def test_what_fills_a_quota_exactly_fits() -> None:
+    tenths = {role: {**one, "cpu": 0.1} for role, one in ROLES.items()}
+    pods = [kind for kind in kinds(roles=tenths) if kind.words == "worker"]
+    taken = {name: 3 * value for name, value in admission._takes(pods[0].pod).items()}
+    assert taken["requests.cpu"] > 0.3
+    assert list(admission._beyond(quota({"requests.cpu": "300m"}), taken)) == []
 
 
 def test_all_that_is_refused_is_told_at_once_and_what_is_merely_used_up_is_not() -> None:
-    def refuse(pod: dict[str, Any]) -> LauncherError | None:
-        who = pod["metadata"]["labels"]["app.kubernetes.io/component"]
-        words = {
+    refuse = refusing(
+        {
             "worker": "failed quota: small: must specify limits.cpu for: trainer",
-            "housekeeping": "minimum cpu usage per Container is 250m, but request is 100m",
-            "tensorboard": 'admission webhook "inject.mesh" does not support dry run',
+            "ps": "maximum cpu usage per Container is 500m, but limit is 1",
             "chief": "exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3",
         }
-        return LauncherError(words[who]) if who in words else None
-
+    )
     with pytest.raises(LauncherError) as told:
         checked(refuse=refuse)
     assert "worker: failed quota" in told.value.message
-    assert "the pod with which the launcher reads the volume: minimum cpu usage" in told.value.message
+    assert "ps: maximum cpu usage" in told.value.message
     assert "exceeded" not in told.value.message
-    assert "dry run" not in told.value.message
     assert "give every role cpu and memory" in told.value.remedy
+
+
+def test_what_a_run_can_do_without_is_told_and_keeps_none_from_starting() -> None:
+    limits = "minimum cpu usage per Container is 250m, but request is 100m"
+    mesh = 'admission webhook "inject.mesh" does not support dry run'
+    assert checked(refuse=refusing({"housekeeping": limits, "tensorboard": limits, "chief": mesh})) == [
+        f"tensorboard: {limits}",
+        f"{HELPER}: {limits}",
+    ]
+
+
+def test_an_api_server_that_does_not_answer_refuses_nothing() -> None:
+    with pytest.raises(UnreachableError):
+        checked(refuse=lambda _: UnreachableError("checking Pod x: the cluster does not answer"))
+
+
+def refusing(words: dict[str, str]) -> Callable[[dict[str, Any]], LauncherError | None]:
+    """Return what refuses pods of some components with these words."""
+
+    def refuse(pod: dict[str, Any]) -> LauncherError | None:
+        who = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        return LauncherError(words[who]) if who in words else None
+
+    return refuse
 
 
 def test_one_who_may_make_no_pods_is_not_kept_from_starting_a_run() -> None:

@@ -125,3 +125,38 @@ def test_a_run_goes_on_without_credentials_and_is_given_up_in_the_end(
     with pytest.raises(OutOfSightError, match=r"digits goes on, and cannot be followed any more: .*does not know you") as told:
         runs.status("digits")
     assert told.value.exit_code == 69
+
+
+@pytest.mark.parametrize("text", ["", "users: [", "contexts: []", "{}"])
+def test_a_kubeconfig_that_is_being_written_is_no_reason_to_give_up(
+    text: str, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure({"token": "first"})
+    cluster = Cluster()
+    monkeypatch.setattr(Guarded, "token", "second")
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(CredentialsError):
+        cluster.version()
+    configure({"token": "second"})
+    assert cluster.version() == (1, 34)
+
+
+def test_a_thread_whose_credentials_another_has_renewed_asks_again(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure({"token": "first"})
+    cluster = Cluster()
+    refused = cluster._dynamic
+    cluster._log_in()
+    monkeypatch.setattr(api, "_LOGIN_EVERY", 60.0)
+    assert cluster._has_logged_in_again(refused)
+    assert not cluster._has_logged_in_again(cluster._dynamic)
+
+
+def test_who_may_look_at_nodes_alone_is_a_stranger_and_who_may_make_jobs_is_none(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure({"token": "first"})
+    for resources, stranger in ((["nodes", "pods"], True), (["jobs"], False), (["*"], False)):
+        cluster = Cluster()
+        told = {"status": {"resourceRules": [{"verbs": ["list"], "apiGroups": [""], "resources": resources}]}}
+        monkeypatch.setattr(cluster, "request", lambda *_, told=told, **__: told)
+        assert cluster.is_stranger() == stranger

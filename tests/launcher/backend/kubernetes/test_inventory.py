@@ -1,10 +1,13 @@
 """Whether a run's data is where it was, by the claim that is there."""
 
-from typing import Any
+import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from launcher.backend.kubernetes import inventory, record
+from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.inventory import Found, Thing
 from launcher.backend.model import RunStatus, State, TaskStatus
 
@@ -70,3 +73,13 @@ def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also
 def test_a_run_that_has_ended_needs_nothing_any_more() -> None:
     assert told(Found(gone=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
     assert told(Found(tasks=TASKS), *TASKS).missing == ()
+
+
+def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
+    """Until the start has written its own, the record has what the last one made."""
+    mark = {"tf-launcher/starting": json.dumps({"id": "1", "host": "another", "since": 1000.0})}
+    noted = {"metadata": {"annotations": mark}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
+    nothing = SimpleNamespace(get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [])
+    assert inventory.Watch(cast("Cluster", nothing), "digits").look() == Found()
+    nothing.now = lambda: 1_000_000.0  # whoever started it has died over it
+    assert inventory.Watch(cast("Cluster", nothing), "digits").look().gone == (Thing("Job", "digits-chief", "1"),)

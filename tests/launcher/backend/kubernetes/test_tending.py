@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -257,3 +258,11 @@ def test_a_task_that_outgrows_its_storage_more_often_than_it_may_fail_ends_the_r
     assert said(*(evicted(1, type="DisruptionTarget", status="True") for _ in range(5))) == ""
     assert said(*twice, ignored=42) == ""  # its Job counts them
     assert said(*twice, ownerReferences=[{"kind": "JobSet", "name": "digits", "controller": True}]) == ""
+
+
+def test_a_run_of_which_somebody_has_deleted_a_job_is_not_one_that_has_not_started() -> None:
+    """A launcher that has only just begun to watch it would else end what has trained for hours."""
+    cluster = cast("Cluster", SimpleNamespace(now=lambda: NOW))
+    begun, waiting = Seen("digits", [job("2026-01-01T00:00:00Z")], []), status(State.PENDING)
+    assert Tender(cluster, "digits", 60).late(begun, waiting, 0).startswith("not started within limits.start_timeout")
+    assert Tender(cluster, "digits", 60).late(begun, dataclasses.replace(waiting, missing=("job/digits-worker",)), 0) == ""

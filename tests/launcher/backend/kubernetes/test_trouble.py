@@ -284,7 +284,8 @@ def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_aft
 
 
 @pytest.mark.parametrize(
-    "name, is_own", [("digits-cluster", True), ("digits-code-0a1b", True), ("digits-settings", False), ("team", False)]
+    "name, is_own",
+    [("digits-cluster", True), ("digits-cluster-0a1b2c3d", True), ("digits-code-0a1b", True), ("digits-settings", False), ("team", False)],
 )
 def test_a_configmap_of_the_runs_own_is_not_for_the_user_to_make(name: str, *, is_own: bool) -> None:
     pod = container(waiting={"reason": "CreateContainerConfigError", "message": f'configmap "{name}" not found'})
