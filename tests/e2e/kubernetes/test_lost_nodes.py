@@ -176,8 +176,25 @@ def test_a_node_of_workers_powered_off_is_told_of_and_its_tasks_go_on_and_a_run_
     go_on_without(node, runs, elsewhere.starts_again)
 
 
-def test_a_node_of_a_chief_powered_off_is_told_of_and_its_tasks_go_on(runs: tuple[Run, Run]) -> None:
-    go_on_without(runs[0].node("chief"), runs, lambda _node: None)
+def test_a_node_of_a_chief_powered_off_is_told_of_and_its_tasks_go_on_and_a_run_stopped_meanwhile_says_what_it_could_not_save(
+    runs: tuple[Run, Run], launcher: Launcher, image: str, tmp_path: Path
+) -> None:
+    node = runs[0].node("chief")
+    spec = tmp_path / "spec.yaml"
+    program = f"image: {image}\nsupervise: false\ncommand: [sleep, '3600']\nlimits: {{grace_period: 1s}}\n"
+    there = f"overrides: {{all: {{spec: {{nodeName: {node}}}}}}}"
+    spec.write_text(f"version: 1\nname: unsaved\n{program}{changeable().spec(f'tensorboard: false, {there}')}")
+    launcher("up", str(spec), "--detach")
+    until(lambda: launcher.namespace.runs("unsaved"), ALIVE, "its pod to run", lambda: launcher.namespace.describe("unsaved"))
+
+    def stopped(_node: str) -> None:
+        told = launcher("down", "unsaved", timeout=300)
+        assert f"unsaved: the node {node} does not answer: chief may not save" in told
+        lost = f"with tasks whose nodes did not answer: chief on {node}"
+        assert lost in told
+        assert lost in launcher.status("unsaved")["reason"]
+
+    go_on_without(node, runs, stopped)
 
 
 def go_on_without(node: str, runs: tuple[Run, Run], meanwhile: Callable[[str], None]) -> None:
