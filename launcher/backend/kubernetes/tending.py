@@ -67,11 +67,12 @@ def dismissed(seen: Seen, now: float) -> list[tuple[Object, int]]:
     since = observe.succeeded_at(seen)
     if observe.maker(seen.jobs) or since is None:
         return []
-    return [(job, int(observe.leads(seen, job))) for job, after in waiting if now - since >= after and not _is_over(job)]
+    found = ((job, int(observe.leads(seen, job))) for job, after in waiting if now - since >= after and not _is_over(job))
+    return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # which was done already
 
 
 def _is_over(job: Object) -> bool:
-    return bool(observe.condition(job, "Failed") or observe.condition(job, "Complete") or job["spec"].get("completions") == 0)
+    return bool(observe.condition(job, "Failed") or observe.condition(job, "Complete"))
 
 
 def too_late(status: RunStatus, seen: Seen, now: float, start_timeout: float) -> str:

@@ -66,3 +66,10 @@ def test_an_attempt_that_had_failed_before_its_pod_went_is_told_as_it_was_seen()
     crashed = owned(ended("worker", 1, message="ValueError: no such file\n"))
     ((_, restart),) = gone.attempts(job("worker"), [], [], {crashed["metadata"]["name"]: crashed}).values()
     assert (restart.exit_code, restart.cause) == (1, "exit code 1: ValueError: no such file")
+
+
+def test_a_task_that_was_ended_with_its_run_was_not_started_again() -> None:
+    """Its Job has fewer completions from then on, none perhaps."""
+    before = {one["metadata"]["name"]: one for one in (owned(running("worker", 0)), owned(running("worker", 1)))}
+    assert [task for task, _ in gone.attempts(job("worker", 1), [], [], before).values()] == ["worker-0"]
+    assert gone.attempts(job("worker", 0), [], [], before) == {}

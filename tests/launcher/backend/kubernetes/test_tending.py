@@ -101,6 +101,7 @@ def test_workers_that_do_not_end_with_the_first_of_them_are_ended_in_their_time(
     assert dismissed(Seen("digits", [workers], [first]), NOW) == []
     assert dismissed(Seen("digits", [workers]), NOW) == [(workers, 1)]  # its pod is gone
     assert dismissed(Seen("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
+    assert dismissed(Seen("digits", [{**workers, "spec": {"completions": 1}}], [first]), NOW + 5) == []  # done once
 
 
 def job(start: str | None) -> dict[str, Any]:
