@@ -144,9 +144,12 @@ def test_pods_that_the_namespace_does_not_admit_are_named_before_anything_is_mad
                 assert (code, found["admission"][0]) == (1, "problem")
                 said = launcher("up", str(file), *words, code=1)
                 assert found["admission"][1] in said
-                assert "notice: the pod with which the launcher reads the volume: " in said
+                assert namespace.objects("ConfigMap", "sized") == []
             assert "its tasks take 20 of limits.cpu in all, and the quota cores allows 10" in said
-            assert namespace.objects("ConfigMap", "sized") == []
+            _, found = doctor(namespace.name, str(file), "--set", "roles.chief.cpu=0.5")
+            told = "the pod with which the launcher reads the volume: a LimitRange of the namespace does not admit it"
+            assert found["admission"][0] == "warning"
+            assert found["admission"][1].startswith(told)
             fits = ("--set", "roles.chief.cpu=0.5", "--set", "kubernetes.helper.cpu=0.25")
             assert doctor(namespace.name, str(file), *fits)[0] == 0
             assert "sized succeeded" in launcher("up", str(file), *fits, timeout=UP)
