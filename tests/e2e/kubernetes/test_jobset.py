@@ -186,6 +186,7 @@ def queue(controlled: Namespace, builds: Callable[[controllers.Controller], Buil
         finally:
             # While Kueue is there: a queue goes when nothing is admitted by it, which a run is that a failed test has left.
             controlled.kubectl("delete", "jobsets", "--all", "--timeout=60s")
+            controlled.kubectl("delete", "workloads", "--all", "--timeout=60s")  # which Kueue alone lets go
             kubectl("delete", "--ignore-not-found", "--timeout=30s", "-f", "-", text=QUEUES.format(namespace=controlled.name), timeout=60)
 
 
