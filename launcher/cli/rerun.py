@@ -222,7 +222,7 @@ def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
 
 
 def _ask_about_data(loss: Loss, asked: Asked) -> Decision:
-    anew: _Choices = {"fresh": "start anew on a new claim"}
+    anew: _Choices = {"fresh": "start from the first step on a new claim"}
     if loss.code != "replaced":
         return _ask(loss.message, asked, anew)
     if asked.resume:

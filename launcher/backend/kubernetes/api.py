@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "Workload (v1beta1)": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
 }
-# Some of which whoever has runs in a namespace may do something with.
+# A user who has runs in a namespace may do something with one of these.
 _OF_RUNS = frozenset({"jobs", "configmaps", "*"})
 # https://kubernetes.io/docs/reference/using-api/api-concepts/#metadata-only-fetches
 _HEAD_ALONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -125,7 +125,7 @@ class Cluster:
         return answer
 
     def _has_logged_in_again(self, refused: dynamic.DynamicClient) -> bool:
-        """Log in by what the kubeconfig says now, as the user may have, unless another thread just has; tell whether asking again may help."""
+        """Log in with what the kubeconfig says now, unless another thread has just done so; return whether asking again may help."""
         with self._logging_in:
             if self._dynamic is not refused:
                 return True

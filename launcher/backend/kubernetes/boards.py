@@ -1,4 +1,4 @@
-"""TensorBoard of runs that ended long ago: whoever starts or stops a run deletes it, since nothing of the launcher stays in the cluster."""
+"""TensorBoard of runs that ended long ago: the next start or stop of a run deletes it, since nothing of the launcher stays in the cluster."""
 
 from launcher.backend.kubernetes import look, observe, record
 from launcher.backend.kubernetes.api import Cluster

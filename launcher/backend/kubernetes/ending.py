@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from launcher.backend.kubernetes import applying, look, observe, record, trouble
 from launcher.backend.kubernetes.api import Cluster
 from launcher.backend.kubernetes.inventory import WORKLOADS, Thing
-from launcher.backend.kubernetes.observe import task_of
+from launcher.backend.kubernetes.observe import node_of, task_of
 from launcher.backend.kubernetes.podlogs import PodLogs
 from launcher.backend.kubernetes.told import Story
 from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
@@ -75,7 +75,7 @@ def _refuse_made_by_others(cluster: Cluster, run: str, there: Iterable[Thing]) -
 
 def unsaved(lost: Iterable[observe.Object]) -> str:
     """Return what may not have been saved, for these pods that did not end by themselves; empty for none. Pure."""
-    where = ", ".join(f"{task_of(pod)} on {_node(pod)}" for pod in lost)
+    where = ", ".join(f"{task_of(pod)} on {node_of(pod)}" for pod in lost)
     return f"what came after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
 
 
@@ -88,15 +88,11 @@ class _Silent:
     def look(self, pods: Iterable[observe.Object]) -> None:
         by_node: dict[str, list[str]] = {}
         for pod in filter(trouble.is_silent, pods):
-            by_node.setdefault(_node(pod), []).append(task_of(pod))
+            by_node.setdefault(node_of(pod), []).append(task_of(pod))
         for node in by_node.keys() - self._told:
             self._told.add(node)
             tasks = ", ".join(sorted(by_node[node]))
             self._tell(f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most")
-
-
-def _node(pod: observe.Object) -> str:
-    return str(pod["spec"].get("nodeName", "?"))
 
 
 def _ended(before: RunStatus, story: Story, now: float, unsaved: str = "") -> RunStatus:

@@ -347,6 +347,11 @@ def _terminated(pod: Object) -> Object:
     return found
 
 
+def node_of(pod: Object) -> str:
+    """Return the name of the node that a pod is on, `?` where it is on none."""
+    return str(pod.get("spec", {}).get("nodeName") or "?")
+
+
 def exit_code(pod: Object) -> int | None:
     """Return how a pod's container ended, None while it has not."""
     return _terminated(pod).get("exitCode")

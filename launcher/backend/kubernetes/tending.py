@@ -8,7 +8,7 @@ from datetime import datetime
 
 from launcher.backend.kubernetes import observe, trouble
 from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.observe import Object, Seen, task_of
+from launcher.backend.kubernetes.observe import Object, Seen, node_of, task_of
 from launcher.backend.kubernetes.problems import ForbiddenError
 from launcher.backend.model import RunStatus, State
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
@@ -28,21 +28,17 @@ def lost(seen: Seen, now: float, patience: float) -> list[Object]:
     of the volume are, as long as these count, and is looked at again only minutes later. So those that mount the volume come first, too,
     and before the tasks among them what is none.
     """
-    answering = {_node(pod) for pod in seen.pods if observe.condition(pod, "Ready")}  # else the cluster takes it back, of every pod there
-    pods = [pod for pod in seen.pods if _node(pod) not in answering]
+    answering = {node_of(pod) for pod in seen.pods if observe.condition(pod, "Ready")}  # else the cluster takes it back, of every pod there
+    pods = [pod for pod in seen.pods if node_of(pod) not in answering]
     gone = [(pod, now - since >= patience) for pod in pods if (since := given_up(pod)) is not None]
-    silent = {_node(pod) for pod, due in gone if due and trouble.is_silent(pod)}
-    found = [pod for pod, due in gone if due or (trouble.is_silent(pod) and _node(pod) in silent)]
+    silent = {node_of(pod) for pod, due in gone if due and trouble.is_silent(pod)}
+    found = [pod for pod, due in gone if due or (trouble.is_silent(pod) and node_of(pod) in silent)]
     return sorted(found, key=_turn)
 
 
 def _turn(pod: Object) -> tuple[bool, bool]:
     labels = pod["metadata"].get("labels") or {}
     return VOLUME_LABEL not in labels, CLUSTER_LABEL in labels
-
-
-def _node(pod: Object) -> str:
-    return str(pod.get("spec", {}).get("nodeName", "?"))
 
 
 def given_up(pod: Object) -> float | None:
@@ -173,7 +169,7 @@ class Tender:
             yield status.reason
 
     def _give_up(self, pod: Object) -> str:
-        name, node = pod["metadata"]["name"], _node(pod)
+        name, node = pod["metadata"]["name"], node_of(pod)
         command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
         try:
             self._cluster.patch("Pod", name, GIVE_UP, subresource="status")
