@@ -18,6 +18,7 @@ _OPTIMIZER = "Adam"  # the same in all that a process trains: a collective's vec
 def main(index: int, addresses: list[str]) -> None:
     cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
+    from tests.trainer.engine.drivers import report_and_stay
     from trainer import quiet
 
     with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
@@ -32,8 +33,7 @@ def main(index: int, addresses: list[str]) -> None:
     cases = {"epochs": False, "batches": True, "chief alone": True if index == 0 else None}
     report = trained(lambda workload, job: LocalSession(workload, job, ring), cases, _OPTIMIZER)
     report["resumed"] = resumed(lambda workload, job: LocalSession(workload, job, ring))
-    print(json.dumps(report), flush=True)
-    os._exit(0)
+    report_and_stay(report)
 
 
 def resumed(sessions: Any) -> dict[str, Any]:

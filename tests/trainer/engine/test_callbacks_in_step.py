@@ -1,11 +1,10 @@
 """What a callback changes on the chief holds on every task from the same step on; test_mirrored.py has devices."""
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.trainer.engine.drivers import driven
+from tests.trainer.engine.drivers import driven, reported
 
 DRIVER = "drive_callbacks.py"
 
@@ -13,7 +12,7 @@ DRIVER = "drive_callbacks.py"
 @pytest.fixture(scope="module")
 def tasks() -> list[dict[str, Any]]:
     with driven(DRIVER, 2) as started:
-        return [json.loads(task.communicate(timeout=180)[0].splitlines()[-1]) for task in started]
+        return [reported(task) for task in started]
 
 
 def check_changes(told: dict[str, Any]) -> None:

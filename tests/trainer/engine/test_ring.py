@@ -1,6 +1,5 @@
 """What two tasks exchange; whole runs are in tests/integration."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.drive_ring import NAMES
-from tests.trainer.engine.drivers import driven
+from tests.trainer.engine.drivers import driven, reported
 from trainer.engine.ring import Ring
 
 
@@ -33,7 +32,7 @@ def test_gradients_of_any_kind_can_be_sent_in_any_form(size: int, wire: str) -> 
 @pytest.fixture(scope="module")
 def reports() -> list[dict[str, Any]]:
     with driven("drive_ring.py", len(NAMES)) as tasks:
-        return [json.loads(task.communicate(timeout=180)[0]) for task in tasks]
+        return [reported(task) for task in tasks]
 
 
 @pytest.mark.slow
