@@ -160,10 +160,10 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
     """
     began = time.monotonic()
     while (pods := look.pods_of(cluster, run)) and time.monotonic() < began + within:
+        meanwhile()
         saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
         if len(_lost(cluster, pods, _LOST_FOR + saves)) == len(pods):
             break
-        meanwhile()
         time.sleep(_LOOK_EVERY)
     lost_ones = _lost(cluster, pods, 0)
     for pod in lost_ones:  # nobody is there to end it; its Job, which would hold on to it, is gone
