@@ -21,9 +21,9 @@ def reduced(floats: int, index: int) -> Any:
     """Return the ring of 2 workers; with `floats` the one that exchanges no more than these."""
     import tensorflow as tf
 
-    from trainer.engine.ring import Ring
+    from trainer.engine.collectives.all_reduce import AllReduce
 
-    class Slice(Ring):
+    class Slice(AllReduce):
         """Exchanges the beginning of the largest gradient alone."""
 
         def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -35,7 +35,7 @@ def reduced(floats: int, index: int) -> Any:
             dense[largest] = tf.reshape(tf.concat([mean, flat[floats:]], 0), dense[largest].shape)
             return dense, waited
 
-    ring = (Slice if floats else Ring)(task.WORKERS, index)
+    ring = (Slice if floats else AllReduce)(task.WORKERS, index)
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
     if message := ring.meet([f"worker-{i}" for i in range(task.WORKERS)], cluster):
         sys.exit(message)
@@ -45,7 +45,7 @@ def reduced(floats: int, index: int) -> Any:
 def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None:
     """Train as worker `index`; worker 0 measures."""
     from trainer.engine.job import job
-    from trainer.engine.local import LocalSession
+    from trainer.engine.replicated import LocalSession
     from trainer.settings import TrainerSettings
     from trainer.workloads.loading import load_workload
 

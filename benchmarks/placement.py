@@ -36,10 +36,10 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
     import tensorflow as tf
 
     tf.debugging.set_log_device_placement(True)
+    from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.job import job
-    from trainer.engine.local import LocalSession
     from trainer.engine.mirrored import MirroredSession, devices
-    from trainer.engine.ring import Ring
+    from trainer.engine.replicated import LocalSession
     from trainer.settings import TrainerSettings
     from trainer.workloads.loading import load_workload
 
@@ -50,7 +50,7 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
         )
     )
     made = load_workload(work.train)
-    session = MirroredSession(made, work, devices(2)) if strategy == "mirrored" else LocalSession(made, work, Ring())
+    session = MirroredSession(made, work, devices(2)) if strategy == "mirrored" else LocalSession(made, work, AllReduce())
     session.push(0)
     losses = [session.run(1).loss for _ in range(steps)]
     gpus = tf.config.list_logical_devices("GPU")

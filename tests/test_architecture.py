@@ -108,6 +108,47 @@ def test_talking_to_a_cluster_takes_in_none_of_the_clients_thousand_models() -> 
     assert [name for name in found if name.startswith("kubernetes.client.models.")] == []
 
 
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of a module's functions and classes, methods as Class.method."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef))
+
+
+def test_what_the_map_of_behaviours_names_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([\w/]+\.py):([\w.]+)` \|$", text, re.MULTILINE)
+    assert len(places) >= 30
+    missing = [f"{file}:{name}" for file, name in places if name not in set(defined(ast.parse((ROOT / file).read_text(encoding="utf-8"))))]
+    assert missing == []
+
+
+def test_no_backend_imports_another() -> None:
+    found = [
+        f"{module} imports {name}"
+        for backend in ("local", "docker", "kubernetes")
+        for module, tree in modules(f"launcher/backend/{backend}")
+        for name in imports(tree)
+        if within(name, "launcher.backend")
+        and not within(f"launcher.backend.{backend}", name)
+        and not within(name, f"launcher.backend.{backend}")
+        and not within(name, "launcher.backend.model")
+    ]
+    assert found == []
+
+
+def test_what_backends_share_imports_none_of_them() -> None:
+    found = [
+        f"{module} imports {name}"
+        for module, tree in modules("launcher/runs")
+        for name in imports(tree)
+        if within(name, "launcher.backend")
+    ]
+    assert found == []
+
+
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
         str(path.relative_to(ROOT))

@@ -197,14 +197,14 @@ def _settle(settings: Settings, code: int, failure: str) -> None:
     """Make run.json say how the run ended, where the training process did not live to say it."""
     from pathlib import Path
 
-    from trainer.engine import record
+    from trainer.engine import run_record
 
     facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest}
     with contextlib.suppress(OSError):  # its directory cannot be written: the event has said it
         if failure:
-            record.settle(Path(settings.run_dir), "failed", failure, **facts)
+            run_record.settle(Path(settings.run_dir), "failed", failure, **facts)
         elif code != ExitCode.DONE:
-            record.settle(
+            run_record.settle(
                 Path(settings.run_dir), "stopped", "it ended before it could save; training goes on from the last checkpoint", **facts
             )
 
@@ -246,8 +246,8 @@ def _misuse(task: TaskConfig, settings: Settings | None, command: list[str] | No
     """Return why settings and command, each right by itself, cannot be run together or in this cluster."""
     from importlib.util import find_spec
 
-    from trainer.child import missing_program
     from trainer.command_settings import CommandSettings
+    from trainer.process_group import missing_program
 
     problems = []
     if settings is not None and not isinstance(settings, CommandSettings):

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from trainer.engine import arrival, servers
-from trainer.engine.bare_server import server_class
+from trainer.engine import peer_wait
 from trainer.engine.job import Job
+from trainer.engine.parameter_server import servers
+from trainer.engine.parameter_server.bare_server import server_class
 from trainer.engine.session import PeerLostError, Session
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
-from trainer.loopback import closed_to_others
-from trainer.placeholder import Placeholder
+from trainer.port_holder import PortHolder
+from trainer.socket_filter import closed_to_others
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Agent, Workload
 
@@ -27,7 +28,7 @@ class Context:
 
     task: TaskConfig
     job: Job
-    port: Placeholder
+    port: PortHolder
     report: Reporter
     stopped: Callable[[], bool]
     began: float
@@ -67,10 +68,10 @@ class Prepared:
 
 
 def _single(_: Context, workload: Workload) -> Prepared:
-    from trainer.engine.local import LocalSession
-    from trainer.engine.ring import Ring
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.replicated import LocalSession
 
-    return Prepared(1, lambda job: LocalSession(workload, job, Ring()))
+    return Prepared(1, lambda job: LocalSession(workload, job, AllReduce()))
 
 
 @contextmanager
@@ -85,13 +86,13 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _multi_worker(context: Context, workload: Workload) -> Prepared:
-    from trainer.engine.local import LocalSession
-    from trainer.engine.ring import Ring
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.replicated import LocalSession
 
     addresses = context.task.tasks()
     names = list(addresses)
     with _signals_kept(), closed_to_others(context.task.address):
-        ring = Ring(len(names), names.index(context.task.name), context.job.train.gradients.wire)
+        ring = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
     if message := ring.meet(names, list(addresses.values())):
         context.report("notice", message=message)
     return Prepared(ring.size, lambda job: LocalSession(workload, job, ring))
@@ -105,9 +106,9 @@ def _mirrored(context: Context, workload: Workload) -> Prepared:
 
 
 def _parameter_server(context: Context, workload: Workload) -> Prepared:
-    from trainer.engine.asynchronous import AsynchronousSession
-    from trainer.engine.ps_workers import connect
-    from trainer.engine.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.worker_pool import connect
 
     connection = connect(context.task)
     sync = context.job.train.sync
@@ -123,7 +124,7 @@ def _single_agent(context: Context, agent: Agent) -> Prepared:
 
 
 def _served_agent(context: Context, agent: Agent) -> Prepared:
-    from trainer.engine.ps_workers import connect
+    from trainer.engine.parameter_server.worker_pool import connect
     from trainer.engine.served_agents import ServedAgentSession
 
     connection = connect(context.task)
@@ -150,7 +151,7 @@ def _train(context: Context) -> ExitCode:
     if context.job.strategy != "single":
         _check_not_started(context)
     strategy = context.job.strategy
-    if not arrival.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
+    if not peer_wait.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
         return ExitCode.STOPPED
     ready = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
     job = epochs.counted(context.job, workload, ready.replicas)  # not before: to look at a user's data may start TensorFlow
@@ -173,7 +174,7 @@ def _train(context: Context) -> ExitCode:
 
 def _drive(context: Context) -> ExitCode:
     """Run a program placed by hand on the servers of the cluster."""
-    from trainer.engine import program
+    from trainer.engine.manual import program
     from trainer.programs.loading import load_program
 
     placed = load_program(context.job.train)

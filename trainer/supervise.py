@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Callable
 
 from trainer import error_file, scratch, tracebacks
-from trainer.child import kill_group, reap, spawn
 from trainer.ending import FAILED, RUNNING, SUCCEEDED, Following, Hears, Leading, News, Part
 from trainer.events import EVENTS_FD, TOLD, Event
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.job import Job
 from trainer.output import Output
 from trainer.peers import LISTED, PeerWait, Prober, Watch, shortened
+from trainer.process_group import kill_group, reap, spawn
 from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Restart, cause_of, exit_code_of, judge
 

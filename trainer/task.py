@@ -12,11 +12,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from trainer import error_file, lifeline, quiet, user_errors
+from trainer import error_file, parent_death, silent_import, user_errors
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
-from trainer.placeholder import Placeholder
+from trainer.port_holder import PortHolder
 from trainer.settings import TrainerSettings
 from trainer.strategies import SERVED
 from trainer.tf_config import TaskConfig, parse
@@ -75,7 +75,7 @@ _FEWEST_INTEROP_THREADS = 4
 
 def main() -> NoReturn:
     """Run the task and leave by os._exit: TensorFlow's threads may wait for peers that are gone for ever."""
-    lifeline.die_with_parent()
+    parent_death.die_with_parent()
     began = time.time()
     stop = Stop()
     for name, value in ENVIRONMENT.items():
@@ -86,7 +86,7 @@ def main() -> NoReturn:
     if settings.strategy in SERVED and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
     report = Reporter(task.name)
-    port = Placeholder(task.address, settings.start_timeout)
+    port = PortHolder(task.address, settings.start_timeout)
     if settings.strategy in SERVED and task.is_chief:  # its servers end when it stays away: they need not wait for TensorFlow's import
         port.open()
     code = _run(task, settings, port, report, stop, began)
@@ -95,8 +95,8 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _run(task: TaskConfig, settings: TrainerSettings, port: Placeholder, report: Reporter, stop: Stop, began: float) -> ExitCode:
-    with quiet.importing():
+def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: Stop, began: float) -> ExitCode:
+    with silent_import.importing():
         from trainer import roles
         from trainer.engine.job import job
         from trainer.engine.session import DivergedError, PeerLostError

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import cast, get_args
 
-from launcher.backend.local import leftovers
-from launcher.backend.local.layout import Layout
-from launcher.backend.model import ENDED, Backend, RunStatus, State, Where
+from launcher.backend.model import Backend, Where
 from launcher.cli.options import placed
-from launcher.cli.runs import beside, find_run, home, homes, looks_like_file, run_names, run_names_here
+from launcher.cli.run_lookup import beside, find_run, home, homes, looks_like_file, run_names, run_names_here
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
+from launcher.runs import orphans
+from launcher.runs.paths import RunPaths
+from launcher.runs.status import ENDED, RunStatus, State
 
 # Each is called as the target of its plans.
 BACKENDS: dict[Target, str] = {
@@ -59,7 +60,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend("local", runs), runs)
     there = homes(runs, run)
-    if there and "local" not in there and leftovers.strays(Layout(runs.absolute() / run)):
+    if there and "local" not in there and orphans.strays(RunPaths(runs.absolute() / run)):
         there.insert(0, "local")  # its directory was removed while it ran
     if not there and name and looks_like_file(name) and (found := beside(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(found))}")

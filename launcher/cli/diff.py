@@ -9,7 +9,7 @@ import typer
 
 from launcher.backend.model import Where
 from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, placed
-from launcher.cli.runs import DEFAULT_RUNS, homes
+from launcher.cli.run_lookup import DEFAULT_RUNS, homes
 from launcher.plan.models import Target
 
 EXAMPLES = (
@@ -74,7 +74,7 @@ def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, w
     """Return what has changed in a spec since its run was started last: for `--json`, and as a table."""
     from launcher.cli.backends import open_backend
     from launcher.cli.planning import planned
-    from launcher.cli.rerun import before, change_table, changed
+    from launcher.cli.resume import before, change_table, changed
 
     spec, plan = planned(file, overrides, target, runs)
     backend = open_backend(target, runs, where)

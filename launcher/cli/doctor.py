@@ -11,10 +11,10 @@ import typer
 
 from launcher.backend.model import Where
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
-from launcher.cli.runs import DEFAULT_RUNS
+from launcher.cli.run_lookup import DEFAULT_RUNS
 
 if TYPE_CHECKING:
-    from launcher.doctor.findings import Check, Finding, Question
+    from launcher.doctor.findings import Check, CheckRequest, Finding
 
 EXAMPLES = (
     ("launcher doctor", "whether this machine can run clusters"),
@@ -39,14 +39,14 @@ def doctor(
 ) -> int:
     """Examine whether a place can run clusters; with a spec, whether it fits."""
     from launcher.cli.backends import check_backend
-    from launcher.doctor.findings import Question
+    from launcher.doctor.findings import CheckRequest
     from launcher.spec.loader import load
 
     target = check_backend(on)
     spec = None if file is None else load(file, overrides or [])
     own = spec.kubernetes.namespace if spec is not None else None
     context, namespace = placed(on, context, namespace)
-    question = Question(spec, Where(context, namespace or own), str(runs))
+    question = CheckRequest(spec, Where(context, namespace or own), str(runs))
     found = []
     for finding in _examine(_EXAMINERS[target], question):
         found.append(finding)
@@ -58,7 +58,7 @@ def doctor(
     return 0 if well else NOT_WELL
 
 
-def _examine(module: str, question: "Question") -> "Iterator[Finding]":
+def _examine(module: str, question: "CheckRequest") -> "Iterator[Finding]":
     from launcher.doctor.findings import of_error
     from launcher.errors import LauncherError
 

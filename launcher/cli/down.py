@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import ENDED, Backend, RunStatus, State, Where
+from launcher.backend.model import Backend, Where
 from launcher.cli import owners
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, near
 from launcher.errors import LauncherError, UsageError
+from launcher.runs.status import ENDED, RunStatus, State
 
 EXAMPLES = (
     ("launcher down mnist", "saves a checkpoint and stops; `launcher up` goes on from it"),

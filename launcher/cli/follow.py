@@ -7,10 +7,11 @@ import threading
 import time
 from typing import Protocol
 
-from launcher.backend.model import ENDED, Backend, LogLine, OutOfSightError, RunStatus
+from launcher.backend.model import Backend
+from launcher.cli.event_lines import event_in
 from launcher.cli.interrupts import Interrupts
-from launcher.cli.lines import event_in
-from launcher.cli.pump import LogPump
+from launcher.cli.log_reader import LogPump
+from launcher.runs.status import ENDED, LogLine, OutOfSightError, RunStatus
 from trainer.events import Event
 
 STATUS_EVERY = 0.25

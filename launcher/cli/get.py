@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from launcher.backend.model import Where
-from launcher.backend.stored import Part, Stored, nothing
 from launcher.cli import formats, unpacking
 from launcher.cli.interrupts import ending
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, near
 from launcher.cli.unpacking import Unpacked
+from launcher.runs.stored import Part, Stored, nothing
 
 EXAMPLES = (
     ("launcher get mnist", "the exported model, into ./mnist-model"),

@@ -12,12 +12,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from launcher.backend.model import LogLine, RunStatus, State
 from launcher.cli import formats, measures, task_rows
-from launcher.cli.lines import LAUNCHER_NOTE, is_chatter, shown
-from launcher.cli.pace import Pace
+from launcher.cli.event_lines import LAUNCHER_NOTE, is_chatter, shown
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import fact_lines, grid
+from launcher.cli.throttle import Pace
+from launcher.runs.status import LogLine, RunStatus, State
 from trainer.events import Event, render
 
 # What the display below shows anyway does not scroll.

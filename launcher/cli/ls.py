@@ -4,9 +4,10 @@ import json
 import sys
 from dataclasses import asdict
 
-from launcher.backend.model import ENDED, RunStatus, Where
+from launcher.backend.model import Where
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS, command, place
+from launcher.cli.run_lookup import DEFAULT_RUNS, command, place
+from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
 
 EXAMPLES = (

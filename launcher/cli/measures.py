@@ -1,7 +1,7 @@
 """How far a run is and how well it does, as people read it; what is of training and what of an evaluation is told apart."""
 
-from launcher.backend.model import RunStatus
 from launcher.cli import formats
+from launcher.runs.status import RunStatus
 
 EVALUATION = "evaluation"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from launcher.cli.runs import DEFAULT_RUNS, run_names, stored
+from launcher.cli.run_lookup import DEFAULT_RUNS, run_names, stored
 from launcher.plan.models import Target
 
 TARGETS = "|".join(get_args(Target))

@@ -2,8 +2,8 @@
 
 import typer
 
-from launcher.backend.model import RunStatus
 from launcher.errors import UsageError
+from launcher.runs.status import RunStatus
 
 
 def confirm(status: RunStatus | None, doing: str, *, yes: bool, may_prompt: bool) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
-from launcher.cli.runs import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, near
 from launcher.errors import UsageError
 from launcher.plan import rules
 from launcher.plan.models import Plan, Task

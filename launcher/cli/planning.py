@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.model import Where
-from launcher.plan import code, places, planner
+from launcher.plan import code, paths, planner
 from launcher.plan.models import Plan, Target
 from launcher.spec.loader import digest, load_as_written
 from launcher.spec.models import ClusterSpec
@@ -16,7 +16,7 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     """Return the spec in `file` and its plan on `target`; `runs` holds the local runs. Raises SpecError and LauncherError."""
     spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
-    where = places.run_dir(target, runs, spec.name)
+    where = paths.run_dir(target, runs, spec.name)
     told = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
     return spec, planner.plan(spec, target, run_dir=where, digest=told, spec_dir=directory)
 
@@ -28,11 +28,11 @@ def planned_there(file: Path, overrides: Sequence[str], target: Target, runs: Pa
     """
     if target != "kubernetes":
         return *planned(file, overrides, target, runs), where
-    from launcher.backend.kubernetes import kept
+    from launcher.backend.kubernetes import local_cache
 
     spec, plan = planned(file, _in_namespace(overrides, where.namespace), target, runs)
     if spec.kubernetes.namespace is None:
-        before = kept.last(runs, spec.name, where.context, None)
+        before = local_cache.last(runs, spec.name, where.context, None)
         if before.said:
             spec, plan = planned(file, _in_namespace(overrides, before.namespace), target, runs)
     return spec, plan, Where(where.context, spec.kubernetes.namespace)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.options import Json, Set, SpecFile
-from launcher.cli.runs import DEFAULT_RUNS
+from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.files import write
 

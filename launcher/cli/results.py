@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from launcher.backend.model import Backend, RunStatus, State, TaskStatus
-from launcher.backend.reasons import LastError, short
+from launcher.backend.model import Backend
 from launcher.cli import formats, measures
-from launcher.cli.lines import LAUNCHER_NOTE, event_in
-from launcher.cli.runs import command, near
+from launcher.cli.event_lines import LAUNCHER_NOTE, event_in
+from launcher.cli.run_lookup import command, near
 from launcher.cli.tables import fact_lines
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
+from launcher.runs.reasons import LastError, short
+from launcher.runs.status import RunStatus, State, TaskStatus
 from trainer.events import finite
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 

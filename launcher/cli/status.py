@@ -9,12 +9,13 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from launcher.backend.model import ENDED, Backend, RunStatus, Where
+from launcher.backend.model import Backend, Where
 from launcher.cli import formats, measures, task_rows
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
-from launcher.cli.runs import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, near
 from launcher.cli.tables import fact_lines, grid, plain
+from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
 
 EXAMPLES = (

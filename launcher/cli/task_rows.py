@@ -1,9 +1,9 @@
 """The rows that tell of each task, the same in `status` and in the live display of `up`."""
 
-from launcher.backend.model import ENDED, RunStatus, State, TaskStatus
-from launcher.backend.reasons import short
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import Cell
+from launcher.runs.reasons import short
+from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 
 HEADERS = ("TASK", "STATE", "STEP", "SPEED", "RESTARTS", "EXIT", "REASON")
 WHOLE = HEADERS[:-1]  # the reason alone wraps

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.local import ports
 from launcher.backend.model import Where
 from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS, stored
+from launcher.cli.run_lookup import DEFAULT_RUNS, stored
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.machine import search_path, source_directory
+from launcher.runs import ports
 
 EXAMPLES = (
     ("launcher tensorboard mnist", "on http://127.0.0.1:6006 unless the spec says otherwise; Ctrl-C ends it"),

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, RunStatus, State, Where
+from launcher.backend.model import Backend, Where
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
-from launcher.cli.runs import DEFAULT_RUNS, command, home
+from launcher.cli.run_lookup import DEFAULT_RUNS, command, home
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
+from launcher.runs.status import RunStatus, State
 
 EXAMPLES = (
     ("launcher up cluster.yaml", "runs it and shows how it goes; Ctrl-C saves a checkpoint and stops it"),
@@ -45,7 +46,7 @@ def up(
     """Run a spec, and follow it until it is done."""
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import planned_there
-    from launcher.cli.rerun import Asked, alone, before, changed, check_place, decide, from_where, is_there, move_aside, other_spec
+    from launcher.cli.resume import Asked, alone, before, changed, check_place, decide, from_where, is_there, move_aside, other_spec
     from launcher.cli.secrets import supply
     from launcher.spec.loader import dump
 

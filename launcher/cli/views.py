@@ -5,10 +5,10 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from launcher.backend.model import LogLine, RunStatus
-from launcher.cli.lines import is_chatter, shown
-from launcher.cli.pace import Pace
+from launcher.cli.event_lines import is_chatter, shown
 from launcher.cli.prefixes import Prefixes
+from launcher.cli.throttle import Pace
+from launcher.runs.status import LogLine, RunStatus
 from trainer.events import Event, render
 
 

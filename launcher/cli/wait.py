@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import ENDED, Where
+from launcher.backend.model import Where
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
-from launcher.cli.runs import DEFAULT_RUNS
+from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import LauncherError
+from launcher.runs.status import ENDED
 
 EXAMPLES = (
     ("launcher wait mnist && ./publish.sh", "does something with a run that succeeded"),

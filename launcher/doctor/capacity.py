@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backend.kubernetes import room
-from launcher.backend.kubernetes.api import Cluster, Object
+from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.room import amount
 from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.errors import LauncherError

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 from launcher import docker_cli, images
 from launcher.backend.docker.engine import check_compose, endpoint
-from launcher.backend.docker.ready import check_directories
+from launcher.backend.docker.image_prep import check_directories
 from launcher.cli.formats import decimal
-from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
+from launcher.doctor.findings import CheckRequest, Finding, of_error, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.programs import roles_of
 
 
-def examine(question: Question) -> Iterator[Finding]:
+def examine(question: CheckRequest) -> Iterator[Finding]:
     """Yield what is found; without an engine that answers nothing else can be."""
     try:
         told = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))

@@ -28,7 +28,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Question:
+class CheckRequest:
     """What is examined: a place, and whether it fits a spec where there is one."""
 
     spec: ClusterSpec | None
@@ -36,7 +36,7 @@ class Question:
     runs: str
 
 
-Check = Callable[[Question], Iterator[Finding]]
+Check = Callable[[CheckRequest], Iterator[Finding]]
 
 
 def ok(what: str, words: str) -> Finding:

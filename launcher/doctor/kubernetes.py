@@ -7,16 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher import images
-from launcher.backend.kubernetes import admission, applying, volume
-from launcher.backend.kubernetes import classes as storage_classes
-from launcher.backend.kubernetes.api import Cluster, Object, numbers
-from launcher.backend.kubernetes.problems import strange
+from launcher.backend.kubernetes import admission, helper_pod, run_objects, storage_classes
+from launcher.backend.kubernetes.client import Cluster, Object, numbers
+from launcher.backend.kubernetes.errors import strange
 from launcher.backend.kubernetes.room import amount
 from launcher.doctor import capacity, policies
-from launcher.doctor.findings import Finding, Question, of_error, ok, problem, warning
+from launcher.doctor.findings import CheckRequest, Finding, of_error, ok, problem, warning
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
-from launcher.plan.places import CONTAINER_RUNS
+from launcher.plan.paths import CONTAINER_RUNS
 from launcher.render.kubernetes import network
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
 from launcher.render.kubernetes.storage import sharing
@@ -68,7 +67,7 @@ except OSError as error:
 _OWNER = re.compile(r"(/\S*) belongs to user (\d+), group (\d+)")
 
 
-def examine(question: Question) -> Iterator[Finding]:
+def examine(question: CheckRequest) -> Iterator[Finding]:
     """Yield what is found; a cluster that does not answer ends it with the error."""
     cluster = Cluster(question.where.context, question.where.namespace)
     spec = question.spec or _ANY
@@ -176,8 +175,8 @@ def _quotas(cluster: Cluster) -> Iterator[Finding]:
 def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[Finding]:
     """Check the pods of a run as `up` does; of one that nobody has asked about, what is refused is merely good to know."""
     run = _run(spec)
-    made = applying.objects(run, cluster)
-    wanted = admission.kinds(made, volume.helper(run))
+    made = run_objects.objects(run, cluster)
+    wanted = admission.kinds(made, helper_pod.helper(run))
     for words, remedy in admission.absent(cluster, wanted, made):
         yield problem("references", words, remedy)
     try:
@@ -188,7 +187,7 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[
 
 
 def _storage(cluster: Cluster, made: Run) -> Iterator[Finding]:
-    run = volume.on_its_claim(cluster, made)
+    run = helper_pod.on_its_claim(cluster, made)
     try:
         sharing(run)
     except UsageError as error:
@@ -222,7 +221,7 @@ def _storage(cluster: Cluster, made: Run) -> Iterator[Finding]:
 def _tied(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
     """Return the roles whose tasks the volume puts on one node."""
     try:
-        shared = sharing(volume.on_its_claim(cluster, _run(spec)))
+        shared = sharing(helper_pod.on_its_claim(cluster, _run(spec)))
     except LauncherError:  # said where it is looked for
         return ()
     return tuple(name for name in shared.pods if name in ROLES) if shared.one_node else ()
@@ -234,12 +233,12 @@ def _who(run: Run) -> str:
 
 def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     """Start a pod that ends at once: the image is there, names are found, and the claim can be written to where it has its volume."""
-    run = volume.on_its_claim(cluster, _run(spec))
+    run = helper_pod.on_its_claim(cluster, _run(spec))
     names = _PROBE if _asks(run) else "print('image ok', flush=True)"
     there = cluster.get("PersistentVolumeClaim", run.claim) if run.claim_access else None
     if there is not None and there.get("status", {}).get("phase") == "Bound":
         try:
-            volume.probe(cluster, run, ["python", "-c", f"{names}\n{_WRITE}", run.name], mounted=True)
+            helper_pod.probe(cluster, run, ["python", "-c", f"{names}\n{_WRITE}", run.name], mounted=True)
         except LauncherError as error:
             yield _of_claim(run, error)
         else:
@@ -247,7 +246,7 @@ def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
             yield from _starts(run)
             return
     try:
-        volume.probe(cluster, run, ["python", "-c", names], mounted=False)
+        helper_pod.probe(cluster, run, ["python", "-c", names], mounted=False)
         yield from _starts(run)
     except LauncherError as error:
         yield of_error("DNS" if "gaierror" in error.message else "image", error)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.cli.formats import decimal, memory
-from launcher.doctor.findings import Finding, Question, ok, problem, warning
+from launcher.doctor.findings import CheckRequest, Finding, ok, problem, warning
 from launcher.plan.machine import detect
 from launcher.spec.programs import roles_of
 
 _LEAST_DISK = 1_000_000_000  # bytes for checkpoints and logs
 
 
-def examine(question: Question) -> Iterator[Finding]:
+def examine(question: CheckRequest) -> Iterator[Finding]:
     """Yield what is found, in the order in which a run would stumble over it."""
     yield ok("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield from _packages(question)
@@ -23,7 +23,7 @@ def examine(question: Question) -> Iterator[Finding]:
     yield from _disk(Path(question.runs).absolute())
 
 
-def _packages(question: Question) -> Iterator[Finding]:
+def _packages(question: CheckRequest) -> Iterator[Finding]:
     needed = question.spec is None or question.spec.train is not None
     for package in ("tensorflow", "tensorboard"):
         if importlib.util.find_spec(package) is not None:
@@ -36,7 +36,7 @@ def _packages(question: Question) -> Iterator[Finding]:
             yield warning(package, "not installed", "a program of your own may do without")
 
 
-def _processors(question: Question) -> Iterator[Finding]:
+def _processors(question: CheckRequest) -> Iterator[Finding]:
     machine = detect(look_for_gpus=True)
     gpus = len(machine.gpus)
     yield ok("processors", f"{machine.cores} cores, {gpus} GPUs")

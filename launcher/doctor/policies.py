@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
-from launcher.plan.groups import groups
+from launcher.plan.role_groups import groups
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, Object, Run, selector
 
 

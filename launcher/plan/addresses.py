@@ -12,7 +12,7 @@ from launcher.errors import LauncherError
 from launcher.plan.models import Plan, Target, Task
 
 PORT = 2222
-EXCHANGE_PORT = PORT + 1  # where the tasks of an all-reduce on CPUs listen for each other: trainer.engine.meeting
+EXCHANGE_PORT = PORT + 1  # where the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
 ENDING_PORT = PORT + 2  # where the parent of the task that leads a user's program tells the others' of its end: trainer.ending
 LOOPBACK = "127.0.0.1"
 

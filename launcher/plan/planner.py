@@ -10,14 +10,14 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.plan import allocation, rules
 from launcher.plan import machine as machines
-from launcher.plan import rules, shares
 from launcher.plan.addresses import ENDING_PORT, check_size, cluster
 from launcher.plan.addresses import addresses as addresses_on
 from launcher.plan.left_out import left_out
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
-from launcher.plan.places import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
+from launcher.plan.paths import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.spec import programs
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.containers import Env, FromSecret
@@ -328,8 +328,8 @@ def _local_environments(
     members: list[_Member], machine: Machine, least: int, alike: list[str]
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and what a person should know about it."""
-    counts = shares.threads({member.name: member.resources.cpu for member in members}, machine.cores)
-    gpus = shares.gpus({member.name: member.resources for member in members}, machine.gpus, alike=alike)
+    counts = allocation.threads({member.name: member.resources.cpu for member in members}, machine.cores)
+    gpus = allocation.gpus({member.name: member.resources for member in members}, machine.gpus, alike=alike)
     environments = {
         member.name: _threads(counts[member.name], least) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
         for member in members

@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Iterable, Sequence
 
 from launcher.plan.models import Plan, RoleName, Scope, Target, Task
-from launcher.plan.places import CONTAINER_PARENT
+from launcher.plan.paths import CONTAINER_PARENT
 from trainer.strategies import SERVED
 
 # The order in which tasks are listed, numbered and given their share of scarce things.

@@ -12,10 +12,10 @@ from launcher.errors import UsageError
 from launcher.images import HEALTH_COMMAND, USER, all_for, image_for, image_of, is_ours
 from launcher.plan import rules
 from launcher.plan.addresses import tf_config_text
-from launcher.plan.groups import groups
 from launcher.plan.models import Plan, Task
-from launcher.plan.places import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
-from launcher.render import board, compose_beside, labels, parent_file
+from launcher.plan.paths import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
+from launcher.plan.role_groups import groups
+from launcher.render import compose_beside, labels, parent_file, tensorboard_command
 from launcher.render.compose_beside import PREPARE
 from launcher.render.compose_values import IMAGE_VARIABLE, amounts, bind, escaped, image
 from launcher.render.labels import TENSORBOARD
@@ -43,7 +43,7 @@ _GIVE_UP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
 # Every task is asked to stop at once, and servers stay until a chief that saves is gone, and a while to leave after that.
 _SERVERS_LEAVE = 10.0
 
-_TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{board.PORT}/', timeout=5)"
+_TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{tensorboard_command.PORT}/', timeout=5)"
 
 
 def render(source: Source) -> str:
@@ -311,7 +311,7 @@ def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[
         "hostname": TENSORBOARD,
         "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
         "entrypoint": [],
-        "command": board.command(spec, plan),
+        "command": tensorboard_command.command(spec, plan),
         "environment": {"HOME": TMP},
         "depends_on": {plan.decisive[0]: {"condition": "service_started"}},
         "restart": "unless-stopped",
@@ -323,7 +323,7 @@ def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[
             "start_period": "60s",
         },
         "networks": [TENSORBOARD],
-        "ports": [{"host_ip": _host(wanted.host), "published": str(wanted.port), "target": board.PORT, "protocol": "tcp"}],
+        "ports": [{"host_ip": _host(wanted.host), "published": str(wanted.port), "target": tensorboard_command.PORT, "protocol": "tcp"}],
         **amounts(wanted.cpu, None if wanted.memory is None else parse_memory(wanted.memory)),
         "volumes": [{"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
     }

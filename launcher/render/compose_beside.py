@@ -5,7 +5,7 @@ from typing import Any
 
 from launcher.images import image_of
 from launcher.plan.models import Plan, Task
-from launcher.plan.places import CONTAINER_RUNS
+from launcher.plan.paths import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.render.compose_values import amounts, bind, bound, escaped, image
 from launcher.render.targets import Source

@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 
 from launcher.spec.problems import Finding, Path, all_of, nearest, shown
 from launcher.spec.programs import images_of, roles_of
-from launcher.spec.subject import Subject, resolved
+from launcher.spec.rule_context import RuleContext, resolved
 
 # What may make names of a module in ways that are not to be seen.
 _HIDES = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__"})
@@ -84,7 +84,7 @@ def _bind(node: ast.AST, module: Module) -> None:
             module.compiled.add(name)
 
 
-def workload_is_there(subject: Subject) -> Iterator[Finding]:
+def workload_is_there(subject: RuleContext) -> Iterator[Finding]:
     """The module of the workload is in `code`, with the name that is wanted, and with its data where that form needs it."""
     spec = subject.spec
     directory = _code(subject)
@@ -100,7 +100,7 @@ def workload_is_there(subject: Subject) -> Iterator[Finding]:
         yield from _name_is_there(subject, path, path.relative_to(directory), f"{dotted}:{wanted.partition('.')[0]}")
 
 
-def code_is_given(subject: Subject) -> Iterator[Finding]:
+def code_is_given(subject: RuleContext) -> Iterator[Finding]:
     """A module beside the spec is on the tasks' path: that is what `code` is for."""
     spec = subject.spec
     if spec.code is not None or spec.train is None or ":" not in spec.train.workload:
@@ -114,7 +114,7 @@ def code_is_given(subject: Subject) -> Iterator[Finding]:
         yield Finding(_WORKLOAD, message, "`code`, the directory with your code", "add `code: .`")
 
 
-def _name_is_there(subject: Subject, path: FilePath, file: FilePath, workload: str) -> Iterator[Finding]:
+def _name_is_there(subject: RuleContext, path: FilePath, file: FilePath, workload: str) -> Iterator[Finding]:
     """Examine the module in the file at `path`, which messages call `file`."""
     dotted, _, name = workload.partition(":")
     try:
@@ -167,7 +167,7 @@ def _needs_data(module: Module, name: str) -> bool:
     return True
 
 
-def programs_are_there(subject: Subject) -> Iterator[Finding]:
+def programs_are_there(subject: RuleContext) -> Iterator[Finding]:
     """The file of `python FILE` is in `code`, where commands start that no role has start elsewhere."""
     directory, spec = _code(subject), subject.spec
     roles = {name: role for name, role in roles_of(spec).items() if subject.known(("roles", name))}
@@ -178,7 +178,7 @@ def programs_are_there(subject: Subject) -> Iterator[Finding]:
             yield from _program_is_there(subject, directory, ("roles", name, "command"), role.command)
 
 
-def _program_is_there(subject: Subject, directory: FilePath, path: Path, command: list[str]) -> Iterator[Finding]:
+def _program_is_there(subject: RuleContext, directory: FilePath, path: Path, command: list[str]) -> Iterator[Finding]:
     if not FilePath(command[0]).name.startswith("python"):
         return
     position, word = next(
@@ -193,7 +193,7 @@ def _program_is_there(subject: Subject, directory: FilePath, path: Path, command
     yield Finding((*path, position), message, expected, f"write {meant}" if meant else "name a file that is there, or correct `code`")
 
 
-def _code(subject: Subject) -> FilePath | None:
+def _code(subject: RuleContext) -> FilePath | None:
     """Return the directory of the user's code, None where there is none: another rule says so."""
     if subject.spec.code is None:
         return None
@@ -248,7 +248,7 @@ def _entries(place: FilePath) -> list[FilePath]:
         return []
 
 
-def _may_be_installed(subject: Subject, dotted: str) -> bool:
+def _may_be_installed(subject: RuleContext, dotted: str) -> bool:
     """Return whether a module that is not in `code` may be elsewhere on the tasks' path: in another image, in PYTHONPATH, or installed here."""
     variables = (subject.spec.env, *(role.env for role in roles_of(subject.spec).values()))
     if images_of(subject.spec) or any("PYTHONPATH" in env for env in variables):

@@ -8,15 +8,15 @@ from launcher.spec.containers import FromSecret
 from launcher.spec.kubernetes import Volume
 from launcher.spec.problems import FieldError, Finding, Path, any_of, nearest, shown
 from launcher.spec.programs import containers_of, volumes_of
-from launcher.spec.subject import Subject
+from launcher.spec.rule_context import RuleContext
 
 
-def _listed(subject: Subject) -> Iterator[tuple[Path, Volume]]:
+def _listed(subject: RuleContext) -> Iterator[tuple[Path, Volume]]:
     yield from ((("volumes", index), volume) for index, volume in enumerate(subject.spec.volumes))
     yield from ((("kubernetes", "volumes", index), volume) for index, volume in enumerate(subject.spec.kubernetes.volumes))
 
 
-def volumes_apart(subject: Subject) -> Iterator[Finding]:
+def volumes_apart(subject: RuleContext) -> Iterator[Finding]:
     """No two volumes have one name, or one place."""
     seen: dict[tuple[str, str], Path] = {}
     for path, volume in _listed(subject):
@@ -27,7 +27,7 @@ def volumes_apart(subject: Subject) -> Iterator[Finding]:
                 yield Finding((*path, field), message, "one of its own for each", "change one of them")
 
 
-def volumes_of_kubernetes(subject: Subject) -> Iterator[Finding]:
+def volumes_of_kubernetes(subject: RuleContext) -> Iterator[Finding]:
     """What only Kubernetes mounts is what it knows."""
     for index, volume in enumerate(subject.spec.kubernetes.volumes):
         if volume.path is not None or volume.source is None:
@@ -35,7 +35,7 @@ def volumes_of_kubernetes(subject: Subject) -> Iterator[Finding]:
             yield Finding(("kubernetes", "volumes", index), message, "`source`", "move the volume to `volumes` at the top of the spec")
 
 
-def containers_apart(subject: Subject) -> Iterator[Finding]:
+def containers_apart(subject: RuleContext) -> Iterator[Finding]:
     """No two containers of a task have one name; a role's may stand in place of the spec's of the same kind."""
     seen: dict[tuple[Path, str], Path] = {}  # where it stands, and its name
     for path, one in containers_of(subject.spec):
@@ -48,7 +48,7 @@ def containers_apart(subject: Subject) -> Iterator[Finding]:
         seen[path[:-1], one.name] = path
 
 
-def containers_run_something(subject: Subject) -> Iterator[Finding]:
+def containers_run_something(subject: RuleContext) -> Iterator[Finding]:
     """A container beside a task says what it runs, from usable variables and volumes that are there."""
     there = [*(volume.name for volume in volumes_of(subject.spec)), names.RUN_VOLUME]
     for path, one in containers_of(subject.spec):
@@ -71,7 +71,7 @@ def containers_run_something(subject: Subject) -> Iterator[Finding]:
                 yield Finding((*path, "env", variable), wrong.message, wrong.expected, wrong.remedy, on="key")
 
 
-def mounts_apart(subject: Subject) -> Iterator[Finding]:
+def mounts_apart(subject: RuleContext) -> Iterator[Finding]:
     """No two mounts of a container have one place, or a place where every container has something of its own."""
     is_hardened = subject.spec.security == "hardened"
     taken = ("/", *([names.TMP] if is_hardened else []))
@@ -89,7 +89,7 @@ def mounts_apart(subject: Subject) -> Iterator[Finding]:
             seen.add(place)
 
 
-def volumes_are_mounted(subject: Subject) -> Iterator[Finding]:
+def volumes_are_mounted(subject: RuleContext) -> Iterator[Finding]:
     """A volume is mounted somewhere: by tasks, by a container beside them, or by a pod template's override."""
     used = {mount.volume for _, one in containers_of(subject.spec) for mount in one.mounts}
     if any(subject.spec.kubernetes.overrides.model_dump().values()):

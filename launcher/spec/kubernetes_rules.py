@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from launcher.spec import names, programs
 from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
 from launcher.spec.problems import FieldError, Finding, path_text
-from launcher.spec.subject import Subject
+from launcher.spec.rule_context import RuleContext
 
 
-def labels(subject: Subject) -> Iterator[Finding]:
+def labels(subject: RuleContext) -> Iterator[Finding]:
     """Labels, those of the node selector and the keys of annotations are such as Kubernetes takes."""
     section = subject.spec.kubernetes
     fields = (
@@ -30,7 +30,7 @@ def labels(subject: Subject) -> Iterator[Finding]:
                 yield Finding(path, wrong.message, wrong.expected, wrong.remedy)
 
 
-def sidecars_are_native(subject: Subject) -> Iterator[Finding]:
+def sidecars_are_native(subject: RuleContext) -> Iterator[Finding]:
     """The oldest Kubernetes that a run has to work on ends sidecars with their task."""
     version = subject.spec.kubernetes.version
     of_sidecars = [path for path, _ in programs.containers_of(subject.spec) if path[-2] == "sidecars"]
@@ -45,7 +45,7 @@ def sidecars_are_native(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def one_mounts(subject: Subject) -> Iterator[Finding]:
+def one_mounts(subject: RuleContext) -> Iterator[Finding]:
     """One task can mount the run's volume where it is the only one of its role: pods of one role are alike."""
     spec = subject.spec
     count = programs.leads(spec).replicas

@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
-from launcher.spec import names, programs, rules, syntax, wording
+from launcher.spec import messages, names, programs, rules, syntax
 from launcher.spec import overrides as override
 from launcher.spec.document import Document, Reader, without
 from launcher.spec.kubernetes import Volume
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import FieldError, Finding, nearest, shown
 from launcher.spec.problems import Path as SpecPath
-from launcher.spec.subject import Subject, resolved
+from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train
 from trainer.workloads import catalog
 
@@ -157,18 +157,18 @@ def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple
             break
         except ValidationError as error:
             errors = error.errors(include_url=False)
-        broken |= {meant for details in errors if (meant := wording.meant_key(details, ClusterSpec))}
+        broken |= {meant for details in errors if (meant := messages.meant_key(details, ClusterSpec))}
         if value is document.value:
-            news = [details for details in errors if wording.document_path(details) not in broken]
-            findings += wording.findings(news, ClusterSpec, document.sources)
-        paths = [wording.document_path(details) for details in errors]
+            news = [details for details in errors if messages.document_path(details) not in broken]
+            findings += messages.findings(news, ClusterSpec, document.sources)
+        paths = [messages.document_path(details) for details in errors]
         broken |= set(paths)
         value = without(value, map(_up_to_list, paths))
         for details, path in zip(errors, paths, strict=True):
             if details["type"] == "missing" and path[-1] in _STAND_INS and _up_to_list(path) == path:
                 _stand_in(value, path)
     if spec is not None:
-        findings += rules.check(Subject(spec, document, frozenset(broken), directory))
+        findings += rules.check(RuleContext(spec, document, frozenset(broken), directory))
     return spec, findings
 
 

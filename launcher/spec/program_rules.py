@@ -7,41 +7,41 @@ from launcher.spec import names
 from launcher.spec.containers import Env, FromSecret
 from launcher.spec.problems import FieldError, Finding, Path
 from launcher.spec.programs import ROLES, containers_of, deciding, roles_of
-from launcher.spec.subject import Subject
+from launcher.spec.rule_context import RuleContext
 
 # Keys of a role that are for a program alone.
 _OF_A_PROGRAM = ("command", "args", "working_dir", "restart")
 _NOTHING = "either `train`, for the built-in trainer, or `command`, for a program of your own"
 
 
-def _roles(subject: Subject) -> dict[str, dict[str, Any]]:
+def _roles(subject: RuleContext) -> dict[str, dict[str, Any]]:
     """Return the roles as they are written, where they are mappings: also those with values that are wrong."""
     given = subject.document.value.get("roles")
     written = {role: given.get(role) for role in ROLES} if isinstance(given, dict) else {}
     return {role: value for role, value in written.items() if isinstance(value, dict)}
 
 
-def _is_given(subject: Subject, key: str) -> bool:
+def _is_given(subject: RuleContext, key: str) -> bool:
     """Return whether the spec has a key, at its top or in a role."""
     return any(written.get(key) is not None for written in (subject.document.value, *_roles(subject).values()))
 
 
-def has_command(subject: Subject) -> bool:
+def has_command(subject: RuleContext) -> bool:
     """Return whether there is a `command`, be it right or wrong."""
     return _is_given(subject, "command")
 
 
-def has_image(subject: Subject) -> bool:
+def has_image(subject: RuleContext) -> bool:
     """Return whether there is an `image`, be it right or wrong."""
     return _is_given(subject, "image")
 
 
-def runs_a_program(subject: Subject) -> bool:
+def runs_a_program(subject: RuleContext) -> bool:
     """Return whether the tasks run programs of the user's own: a `command`, or without `train` the entrypoint of an `image`."""
     return has_command(subject) or (subject.document.value.get("train") is None and has_image(subject))
 
 
-def train_or_command(subject: Subject) -> Iterator[Finding]:
+def train_or_command(subject: RuleContext) -> Iterator[Finding]:
     """There is one thing to run, for each role."""
     given = subject.document.value
     trains = given.get("train") is not None
@@ -65,7 +65,7 @@ def train_or_command(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def role_of_a_program(subject: Subject) -> Iterator[Finding]:
+def role_of_a_program(subject: RuleContext) -> Iterator[Finding]:
     """Beside `train`, a role says nothing that is for a program of the user's own."""
     if subject.document.value.get("train") is None:
         return
@@ -77,7 +77,7 @@ def role_of_a_program(subject: Subject) -> Iterator[Finding]:
                 yield Finding(("roles", role, key), message, "`image`, `env` and `max_restarts` at most, beside `train`", remedy, on="key")
 
 
-def restart_fits(subject: Subject) -> Iterator[Finding]:
+def restart_fits(subject: RuleContext) -> Iterator[Finding]:
     """A role's `restart` agrees with its `max_restarts`, and lets the run end."""
     spec = subject.spec
     roles = roles_of(spec)
@@ -92,7 +92,7 @@ def restart_fits(subject: Subject) -> Iterator[Finding]:
             yield Finding(("roles", name, "restart"), message, "on_failure, never or exit_code", "write on_failure, or remove `restart`")
 
 
-def success_of_command(subject: Subject) -> Iterator[Finding]:
+def success_of_command(subject: RuleContext) -> Iterator[Finding]:
     """Only a program's tasks end each by itself."""
     if subject.document.value.get("success") is not None and not runs_a_program(subject):
         yield Finding(
@@ -100,7 +100,7 @@ def success_of_command(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def words_of_command(subject: Subject) -> Iterator[Finding]:
+def words_of_command(subject: RuleContext) -> Iterator[Finding]:
     """A command starts with a program."""
     commands: dict[Path, list[str] | None] = {("command",): subject.spec.command}
     commands |= {("roles", name, "command"): role.command for name, role in roles_of(subject.spec).items()}
@@ -109,7 +109,7 @@ def words_of_command(subject: Subject) -> Iterator[Finding]:
             yield Finding((*path, 0), "the command starts with an empty word", "a program, such as python", "name the program")
 
 
-def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
+def supervise_is_for_a_command(subject: RuleContext) -> Iterator[Finding]:
     """Only a command in another image than ours can be without its parent."""
     if "supervise" not in subject.document.value:
         return
@@ -121,7 +121,7 @@ def supervise_is_for_a_command(subject: Subject) -> Iterator[Finding]:
         yield Finding(("supervise",), message, expected, "remove `supervise`, or name the image without Python in `image`", on="key")
 
 
-def master_is_a_program_s_chief(subject: Subject) -> Iterator[Finding]:
+def master_is_a_program_s_chief(subject: RuleContext) -> Iterator[Finding]:
     """Only a program's chief can be called master: the built-in trainer knows the newer name alone."""
     if not subject.spec.tf_config.master:
         return
@@ -132,7 +132,7 @@ def master_is_a_program_s_chief(subject: Subject) -> Iterator[Finding]:
         yield Finding(("tf_config", "master"), "there is no chief that could be called master", expected, remedy, on="key")
 
 
-def env_file_has_a_use(subject: Subject) -> Iterator[Finding]:
+def env_file_has_a_use(subject: RuleContext) -> Iterator[Finding]:
     """A file with values of secrets is for variables that come from some."""
     spec = subject.spec
     given = [spec.env, *(role.env for role in roles_of(spec).values()), *(one.env for _, one in containers_of(spec))]
@@ -142,7 +142,7 @@ def env_file_has_a_use(subject: Subject) -> Iterator[Finding]:
         yield Finding(("env_file",), message, "`env` with a `{secret, key}` beside it", remedy, on="key")
 
 
-def env_names(subject: Subject) -> Iterator[Finding]:
+def env_names(subject: RuleContext) -> Iterator[Finding]:
     """Environment variables have usable names that are not the launcher's own."""
     given: dict[Path, Env] = {("env",): subject.spec.env}
     given |= {("roles", name, "env"): role.env for name, role in roles_of(subject.spec).items()}

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.quantities import CPU_PATTERN, DURATION_PATTERN, MEMORY_PATTERN
 from launcher.spec.rules import SHAPES
-from launcher.spec.sections import Model, field_name, section_of
+from launcher.spec.schema_lookup import Model, field_name, section_of
 from trainer.workloads.catalog import CATALOG
 
 _HEAD = """\

@@ -1,6 +1,6 @@
 """What no single field can tell: rules between fields, and between the spec and the files beside it.
 
-Each rule is a function from a Subject to findings. RULES names what each needs to know: a rule runs when all of
+Each rule is a function from a RuleContext to findings. RULES names what each needs to know: a rule runs when all of
 that is valid, whatever is wrong elsewhere, so that one pass finds everything.
 """
 
@@ -11,10 +11,10 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
-from launcher.spec import code_rules, container_rules, kubernetes_rules, program_rules, quantities, wording
+from launcher.spec import code_rules, container_rules, kubernetes_rules, messages, program_rules, quantities
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
 from launcher.spec.programs import roles_of, volumes_of
-from launcher.spec.subject import Subject, resolved
+from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import misfits
 from trainer.strategies import TRAINING
@@ -28,7 +28,7 @@ _DOTTED = re.compile(rf"({_WORD}(?:\.{_WORD})*)[.:/]+([A-Z][A-Za-z0-9_]*)\Z")
 DATA_WORDS = ("synthetic", "download")
 
 
-Rule = Callable[[Subject], Iterator[Finding]]
+Rule = Callable[[RuleContext], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ SHAPES_OF_A_COMMAND = {**SHAPES, "parameter_server": Shape(("worker", "ps"), ("c
 _ONLY_ONE = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
 
 
-def roles_fit_strategy(subject: Subject) -> Iterator[Finding]:
+def roles_fit_strategy(subject: RuleContext) -> Iterator[Finding]:
     """The strategy has every role it needs, and no other."""
     strategy, present = subject.spec.strategy, roles_of(subject.spec)
     shape = (SHAPES_OF_A_COMMAND if program_rules.runs_a_program(subject) else SHAPES)[strategy]
@@ -70,7 +70,7 @@ def roles_fit_strategy(subject: Subject) -> Iterator[Finding]:
             yield Finding(("roles", role), message, expected, f"remove `{role}`, or set `strategy` to {fitting}", on="key")
 
 
-def only_one(subject: Subject) -> Iterator[Finding]:
+def only_one(subject: RuleContext) -> Iterator[Finding]:
     """There is one chief and one evaluator."""
     for role, remedy in _ONLY_ONE.items():
         count = getattr(subject.spec.roles, role).replicas if getattr(subject.spec.roles, role) else 1
@@ -78,7 +78,7 @@ def only_one(subject: Subject) -> Iterator[Finding]:
             yield Finding(("roles", role, "replicas"), f"{count} {role}s, but a cluster has one", "1", remedy)
 
 
-def gpu_type_with_gpus(subject: Subject) -> Iterator[Finding]:
+def gpu_type_with_gpus(subject: RuleContext) -> Iterator[Finding]:
     """A GPU's type makes sense with GPUs only."""
     for name, role in roles_of(subject.spec).items():
         if role.gpu_type is not None and role.gpus == 0 and subject.known(("roles", name, "gpus")):
@@ -87,8 +87,8 @@ def gpu_type_with_gpus(subject: Subject) -> Iterator[Finding]:
             yield Finding(path, message, "`gpus` of 1 or more beside it", "add `gpus: 1`, or remove `gpu_type`", on="key")
 
 
-def gpus_for_all_that_exchange_gradients(subject: Subject) -> Iterator[Finding]:
-    """Tasks in step all train on GPUs, or all on CPUs: gradients travel in one way. See trainer/engine/ring.py."""
+def gpus_for_all_that_exchange_gradients(subject: RuleContext) -> Iterator[Finding]:
+    """Tasks in step all train on GPUs, or all on CPUs: gradients travel in one way. See trainer/engine/collectives/all_reduce.py."""
     spec = subject.spec
     if spec.strategy != "multi_worker_mirrored" or spec.train is None or not (spec.roles.chief and spec.roles.worker):
         return
@@ -100,7 +100,7 @@ def gpus_for_all_that_exchange_gradients(subject: Subject) -> Iterator[Finding]:
             yield Finding(("roles", role), message, "`gpus` for chief and worker, or for neither", remedy, on="key")
 
 
-def no_empty_section(subject: Subject) -> Iterator[Finding]:
+def no_empty_section(subject: RuleContext) -> Iterator[Finding]:
     """`worker:` with nothing after it is neither a worker with defaults nor clearly none."""
     for path in (*(("roles", role) for role in ("chief", "worker", "ps", "evaluator")), ("train",), ("train", "sync")):
         if subject.is_empty(path):
@@ -108,7 +108,7 @@ def no_empty_section(subject: Subject) -> Iterator[Finding]:
             yield Finding(path, f"`{path[-1]}` has no value", "a mapping", remedy, on="key")
 
 
-def workload_exists(subject: Subject) -> Iterator[Finding]:
+def workload_exists(subject: RuleContext) -> Iterator[Finding]:
     """The workload is built in, or names a class as Python imports it."""
     if subject.spec.train is None:
         return
@@ -131,7 +131,7 @@ def check_workload(workload: str) -> None:
     raise FieldError(f"{shown(workload)} {kind}", expected, f"write {meant}" if meant else "choose one of them")
 
 
-def params_fit_workload(subject: Subject) -> Iterator[Finding]:
+def params_fit_workload(subject: RuleContext) -> Iterator[Finding]:
     """The workload's own model accepts its parameters."""
     train = subject.spec.train
     entry = catalog.CATALOG.get(train.workload) if train else None
@@ -141,10 +141,10 @@ def params_fit_workload(subject: Subject) -> Iterator[Finding]:
         entry.params.model_validate(train.params)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        yield from wording.findings(errors, entry.params, subject.document.sources, ("train", "params"))
+        yield from messages.findings(errors, entry.params, subject.document.sources, ("train", "params"))
 
 
-def workload_fits_strategy(subject: Subject) -> Iterator[Finding]:
+def workload_fits_strategy(subject: RuleContext) -> Iterator[Finding]:
     """The workload can be trained with the strategy."""
     train, strategy = subject.spec.train, subject.spec.strategy
     entry = catalog.CATALOG.get(train.workload) if train else None
@@ -154,7 +154,7 @@ def workload_fits_strategy(subject: Subject) -> Iterator[Finding]:
         yield Finding(("train", "workload"), message, f"strategy {fitting}", "change `strategy` or `workload`")
 
 
-def sync_is_possible(subject: Subject) -> Iterator[Finding]:
+def sync_is_possible(subject: RuleContext) -> Iterator[Finding]:
     """Synchronous updates are an option of parameter servers."""
     train, strategy = subject.spec.train, subject.spec.strategy
     if train and train.sync and strategy != "parameter_server" and strategy in TRAINING:
@@ -162,7 +162,7 @@ def sync_is_possible(subject: Subject) -> Iterator[Finding]:
         yield Finding(("train", "sync"), message, "strategy parameter_server", "remove `sync`", on="key")
 
 
-def settings_fit(subject: Subject) -> Iterator[Finding]:
+def settings_fit(subject: RuleContext) -> Iterator[Finding]:
     """The train settings fit one another and the strategy; of a workload that does not run with it, no more is to say."""
     train, strategy = subject.spec.train, subject.spec.strategy
     entry = catalog.CATALOG.get(train.workload) if train else None
@@ -170,7 +170,7 @@ def settings_fit(subject: Subject) -> Iterator[Finding]:
         yield Finding(("train", *misfit.path), misfit.message, misfit.expected, misfit.remedy, on="key")
 
 
-def early_stopping_has_evaluations(subject: Subject) -> Iterator[Finding]:
+def early_stopping_has_evaluations(subject: RuleContext) -> Iterator[Finding]:
     """What gets no better is seen by evaluating."""
     train = subject.spec.train
     if subject.spec.roles.evaluator is not None or subject.spec.strategy not in TRAINING:
@@ -181,7 +181,7 @@ def early_stopping_has_evaluations(subject: Subject) -> Iterator[Finding]:
         yield Finding(("train", "early_stopping"), message, "`train.evaluate.every_steps` of 1 or more", remedy, on="key")
 
 
-def enough_workers(subject: Subject) -> Iterator[Finding]:
+def enough_workers(subject: RuleContext) -> Iterator[Finding]:
     """A synchronous step can get as many gradients as it waits for."""
     train, worker = subject.spec.train, subject.spec.roles.worker
     if train and train.sync and worker and train.sync.replicas_to_aggregate > worker.replicas:
@@ -191,7 +191,7 @@ def enough_workers(subject: Subject) -> Iterator[Finding]:
         yield Finding(("train", "sync", "replicas_to_aggregate"), message, f"at most {worker.replicas}, the number of workers", remedy)
 
 
-def evaluator_has_work(subject: Subject) -> Iterator[Finding]:
+def evaluator_has_work(subject: RuleContext) -> Iterator[Finding]:
     """An evaluator evaluates checkpoints, whatever `train.evaluate.every_steps` says to a chief without one."""
     train = subject.spec.train
     if train is None or subject.spec.roles.evaluator is None or subject.spec.strategy not in TRAINING:
@@ -203,7 +203,7 @@ def evaluator_has_work(subject: Subject) -> Iterator[Finding]:
         yield Finding(("roles", "evaluator"), message, expected, "set one of them, or remove the evaluator", on="key")
 
 
-def best_is_known(subject: Subject) -> Iterator[Finding]:
+def best_is_known(subject: RuleContext) -> Iterator[Finding]:
     """It is known whether more or less of the exported model's metric is better."""
     export = subject.spec.train.export if subject.spec.train else None
     if export and export.metric and direction(export.metric, export.mode) is None:
@@ -211,7 +211,7 @@ def best_is_known(subject: Subject) -> Iterator[Finding]:
         yield Finding(("train", "export", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
-def deadline_after_start(subject: Subject) -> Iterator[Finding]:
+def deadline_after_start(subject: RuleContext) -> Iterator[Finding]:
     """A run's deadline leaves time to start."""
     limits = subject.spec.limits
     if limits.deadline and quantities.parse_duration(limits.deadline) < quantities.parse_duration(limits.start_timeout):
@@ -221,13 +221,13 @@ def deadline_after_start(subject: Subject) -> Iterator[Finding]:
         yield Finding(("limits", "deadline"), message, f"{limits.start_timeout} or more", remedy)
 
 
-def code_exists(subject: Subject) -> Iterator[Finding]:
+def code_exists(subject: RuleContext) -> Iterator[Finding]:
     """The user's code is a directory."""
     if subject.spec.code is not None:
         yield from _directory(subject, ("code",), subject.spec.code, "a directory with your code")
 
 
-def working_dir_exists(subject: Subject) -> Iterator[Finding]:
+def working_dir_exists(subject: RuleContext) -> Iterator[Finding]:
     """Where a role's program starts is a path in its container, or a directory beside the spec."""
     for name, role in roles_of(subject.spec).items():
         path = ("roles", name, "working_dir")
@@ -235,7 +235,7 @@ def working_dir_exists(subject: Subject) -> Iterator[Finding]:
             yield from _directory(subject, path, role.working_dir, "a path in the container, which starts with /, or a directory in `code`")
 
 
-def data_exists(subject: Subject) -> Iterator[Finding]:
+def data_exists(subject: RuleContext) -> Iterator[Finding]:
     """The data set is made, downloaded, or in a directory."""
     train = subject.spec.train
     if train is not None and is_directory_name(train) and not container_rules.is_mounted(volumes_of(subject.spec), train.data):
@@ -247,7 +247,7 @@ def is_directory_name(train: Train) -> bool:
     return train.data not in DATA_WORDS and "://" not in train.data
 
 
-def _directory(subject: Subject, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
+def _directory(subject: RuleContext, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
         place = resolved(subject.directory(path), name)
         exists, is_directory = place.exists(), place.is_dir()
@@ -311,6 +311,6 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
 )
 
 
-def check(subject: Subject) -> list[Finding]:
+def check(subject: RuleContext) -> list[Finding]:
     """Return what every rule that can run finds."""
     return [finding for needs, rule in RULES if all(map(subject.known, needs)) for finding in rule(subject)]

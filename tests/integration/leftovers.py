@@ -6,13 +6,13 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.backend.local import processes, state
-from launcher.backend.local.layout import Layout
+from launcher.runs import process_identity, state_file
+from launcher.runs.paths import RunPaths
 
 
 def running(directory: Path) -> list[int]:
     """Return every process of the run in `directory`: its supervisor, its tasks, and all that those have started."""
-    found = {pid for pid in _kept(directory) if processes.identify(pid) is not None}
+    found = {pid for pid in _kept(directory) if process_identity.identify(pid) is not None}
     if sys.platform == "linux":  # also what has left its session: every process inherits RUN_DIR
         found |= {int(name) for name in os.listdir("/proc") if name.isdecimal() and _told(int(name), directory)}  # noqa: PTH208
     return sorted(found - {os.getpid()})
@@ -28,14 +28,14 @@ def assert_none(directory: Path, timeout: float = 30) -> None:
 
 
 def _kept(directory: Path) -> list[int]:
-    snapshot = state.read(Layout(directory).state)
+    snapshot = state_file.read(RunPaths(directory).state)
     if snapshot is None:
         return []
     supervisor = snapshot.supervisor
-    keeper = [supervisor.pid] if supervisor and processes.alive(supervisor) else []
-    leaders = [leader for leader in snapshot.processes.values() if processes.alive(leader)]
-    return keeper + [pid for leader in leaders for pid in processes.session(leader.pid)]
+    keeper = [supervisor.pid] if supervisor and process_identity.alive(supervisor) else []
+    leaders = [leader for leader in snapshot.processes.values() if process_identity.alive(leader)]
+    return keeper + [pid for leader in leaders for pid in process_identity.session(leader.pid)]
 
 
 def _told(pid: int, directory: Path) -> bool:
-    return processes.identify(pid) is not None and processes.belongs(pid, run_dir=str(directory))
+    return process_identity.identify(pid) is not None and process_identity.belongs(pid, run_dir=str(directory))

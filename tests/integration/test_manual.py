@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.running import Run, pid_of, started
 from tests.trainer.tensorboard_reader import read_events
-from trainer.engine.watching import unreachable
+from trainer.engine.manual.watchdog import unreachable
 from trainer.events import Event
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration import leftovers
 from tests.integration.running import Run, checkpoints, kill_with_parent, paced, pid_of, started, stop, updates
-from tests.trainer.test_loopback import address_for_others, reachable
+from tests.trainer.test_socket_filter import address_for_others, reachable
 from trainer.events import Event
 
 SAVE_EVERY = 50

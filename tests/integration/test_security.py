@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.integration.running import ROOT
-from tests.trainer.test_loopback import own_address, reachable
+from tests.trainer.test_socket_filter import own_address, reachable
 
 TRAIN = {"workload": "mnist_mlp", "steps": 100, "evaluate": {"every_steps": 0}}
 

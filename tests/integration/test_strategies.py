@@ -15,7 +15,7 @@ import yaml
 
 from tests.integration.running import ROOT, Run, started
 from tests.trainer.tensorboard_reader import read_events
-from tests.trainer.test_loopback import address_for_others, reachable
+from tests.trainer.test_socket_filter import address_for_others, reachable
 from trainer.events import Event
 
 STEPS = 40

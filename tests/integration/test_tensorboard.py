@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tests.integration.running import Run, started
 from tests.trainer.tensorboard_reader import Events, TensorBoard, profiles, read_events
-from tests.trainer.test_loopback import own_address, reachable
+from tests.trainer.test_socket_filter import own_address, reachable
 
 STEPS = 210  # the last profile is of the step after 200
 EVERY = list(range(10, STEPS + 1, 10))

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.engine import arrival, evaluations, record
+from trainer.engine import evaluations, peer_wait, run_record
+from trainer.engine.cadence import REPORT_EVERY, Interval
 from trainer.engine.job import Job
-from trainer.engine.pace import REPORT_EVERY, Due
 from trainer.engine.session import PeerLostError
 from trainer.exit_codes import ExitCode
-from trainer.loopback import listen
 from trainer.roles import Context
+from trainer.socket_filter import listen
 from trainer.strategies import SERVED
 from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
@@ -64,7 +64,7 @@ def run(context: Context) -> ExitCode:
         return _evaluate(context)
     if job.strategy in SERVED and not task.is_chief:
         return _serve(context)
-    if not arrival.wait(task, job.strategy, context.port, context.stopped, job.start_timeout):
+    if not peer_wait.wait(task, job.strategy, context.port, context.stopped, job.start_timeout):
         return ExitCode.STOPPED
     return _lead(context) if task.is_chief else _follow(context)
 
@@ -166,7 +166,7 @@ def _evaluate(context: Context) -> ExitCode:
     job, seen, last = context.job, 0, 0
     heard, updated = time.monotonic(), None
     while not context.stopped():
-        facts = record.read(job.run_dir)
+        facts = run_record.read(job.run_dir)
         over = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (job.steps, job.spec_digest, "succeeded")
         steps = _saved(job)
         if steps and steps[-1] != seen:
@@ -191,7 +191,7 @@ def _follow(context: Context) -> ExitCode:
     _Listener(task.address, lambda _connection, _line: "here")
     leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silent(context.job))
     context.report("ready", seconds=time.time() - context.began)
-    due, began, first = Due(context.job.report_every, None if context.job.report_every else REPORT_EVERY), time.monotonic(), 0
+    due, began, first = Interval(context.job.report_every, None if context.job.report_every else REPORT_EVERY), time.monotonic(), 0
     while True:
         answer = leader.ask("stop" if context.stopped() else "step")
         if answer == "stop":
@@ -278,8 +278,8 @@ class _Chief:
         context.report.start = self.step
         self._saved_step = self.step or None
         checkpoint = self.job.checkpoint
-        self._save_due = Due(checkpoint.every_steps or 0, checkpoint.every_seconds)
-        self._report_due = Due(self.job.report_every, None if self.job.report_every else REPORT_EVERY)
+        self._save_due = Interval(checkpoint.every_steps or 0, checkpoint.every_seconds)
+        self._report_due = Interval(self.job.report_every, None if self.job.report_every else REPORT_EVERY)
         for due in (self._save_due, self._report_due):
             due.start(self.step)
         self._keep("running")
@@ -300,14 +300,14 @@ class _Chief:
         if self._saved_step == self.step:
             return
         path = _path(self.job, self.step)
-        record.write_atomically(path.with_name(f"{path.name}.data-00000-of-00001"), json.dumps({"step": self.step}))
-        record.write_atomically(path.with_name(f"{path.name}.index"), "")
+        run_record.write_atomically(path.with_name(f"{path.name}.data-00000-of-00001"), json.dumps({"step": self.step}))
+        run_record.write_atomically(path.with_name(f"{path.name}.index"), "")
         for old in _saved(self.job)[: -self.job.checkpoint.keep]:
             for file in path.parent.glob(f"ckpt-{old}.*"):
                 file.unlink(missing_ok=True)
         lines = [f"model_checkpoint_path: {json.dumps(path.name)}"]
         lines += [f"all_model_checkpoint_paths: {json.dumps(_path(self.job, step).name)}" for step in _saved(self.job)]
-        record.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
+        run_record.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
         self._saved_step = self.step
         self._keep("running", checkpoint=str(path))
         self._context.report("checkpoint", step=self.step, path=str(path), seconds=0.0)
@@ -327,9 +327,9 @@ class _Chief:
         """Say that all is done, at last."""
         self._context.report("done", step=self.step, seconds=time.time() - self._context.began, metrics={"accuracy": 1.0})
 
-    def _keep(self, state: record.RunState, **facts: Any) -> None:
+    def _keep(self, state: run_record.RunState, **facts: Any) -> None:
         self._facts |= {**facts, "state": state, "step": self.step, "updated": time.time()}
-        record.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
+        run_record.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
 
 
 def _lead(context: Context) -> ExitCode:

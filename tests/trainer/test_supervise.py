@@ -259,9 +259,7 @@ class TestLifelines:
     @pytest.mark.parametrize("built_in", [True, False], ids=["training process", "user's program"])
     def test_kill_9_takes_the_child_along(self, trainers: Any, alive: Any, eventually: Any, *, built_in: bool) -> None:
         if built_in:
-            program = (
-                "import os, time; from trainer import lifeline; lifeline.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
-            )
+            program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
             run = trainers.supervise(sys.executable, "-uc", program)
         else:
             run = trainers.supervise(*DEAF, built_in=False)

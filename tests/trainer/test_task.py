@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainer.engine.watching import unreachable
+from trainer.engine.manual.watchdog import unreachable
 
 ROOT = Path(__file__).parents[2]
 SHOWS = """

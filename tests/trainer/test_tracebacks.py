@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.reasons import short
+from launcher.runs.reasons import short
 from trainer import tracebacks
 
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import compute
+from trainer.engine import model_ops
 from trainer.engine.job import Job
 from trainer.engine.session import NotFinite, Progress, WorkerProgress
 from trainer.workloads.protocol import Agent
@@ -56,7 +56,7 @@ class AgentSession(ABC):
 
     def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
         self._agent, self._target, self._stopped = agent, job.steps, stopped
-        built = compute.build(agent, job)
+        built = model_ops.build(agent, job)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self._step = 0
@@ -158,7 +158,7 @@ class AgentSession(ABC):
         if not self._window:  # stopped before anything was played
             return dict.fromkeys(self._agent.measured, math.nan)
         steps = sum(steps for steps, _ in self._window)
-        return compute.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
+        return model_ops.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
 
     def _make_learn(self, batch_size: int) -> Any:
         agent, model, optimizer = self._agent, self.model, self.optimizer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from trainer.engine.record import write_atomically
+from trainer.engine.run_record import write_atomically
 
 # The attribute that is a path.
 _PATHS: dict[type, str] = {keras.callbacks.CSVLogger: "filename", keras.callbacks.ModelCheckpoint: "filepath"}

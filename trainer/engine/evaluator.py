@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.engine import averages, compute, evaluations, record
+from trainer.engine import evaluations, model_ops, moving_averages, run_record
 from trainer.engine.checkpoints import listed, step_of
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
@@ -72,7 +72,7 @@ class _Chief:
 
     def is_done(self) -> bool:
         """Look, and tell whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
-        facts = record.read(self._job.run_dir)
+        facts = run_record.read(self._job.run_dir)
         self._step = facts.get("step", 0)
         # What an earlier run of fewer steps, or of another spec, has left is no end of this one.
         # How many steps epochs are, the chief alone knows: its devices count.
@@ -148,12 +148,12 @@ class _Evaluator:
 
     def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
-        built = compute.build(workload, job)
+        built = model_ops.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer
-        self._evaluate = compute.evaluator(workload, self._model, job.evaluation_batch_size)
+        self._evaluate = model_ops.evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
         # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
-        kept = {"optimizer": self._optimizer} if averages.are_kept(self._optimizer) else {}
+        kept = {"optimizer": self._optimizer} if moving_averages.are_kept(self._optimizer) else {}
         self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **kept)
         self._logs = Logs(job.run_dir)
         self._best: BestModel | None = None
@@ -174,7 +174,7 @@ class _Evaluator:
     def evaluate(self, stopped: Callable[[], bool]) -> bool:
         """Evaluate what was loaded, write it down and tell it; False when `stopped` said so before that was done."""
         step = int(self._step.numpy())
-        averages.take(self._model, self._optimizer)
+        moving_averages.take(self._model, self._optimizer)
         metrics = self._evaluate.unless(stopped)
         if metrics is None:
             return False

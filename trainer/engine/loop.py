@@ -6,19 +6,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.engine import averages, compute, endless, evaluations, pace
+from trainer.engine import cadence, data_length, evaluations, model_ops, moving_averages
+from trainer.engine.cadence import REPORT_EVERY, Interval, Rate
 from trainer.engine.callbacks import Hooks
 from trainer.engine.changes import Snapshot
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
-from trainer.engine.enough import Enough, check_metric
+from trainer.engine.early_stopping import EarlyStop, check_metric
 from trainer.engine.export import BestModel, write_last
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
-from trainer.engine.pace import REPORT_EVERY, Due, Rate
-from trainer.engine.record import Record, RunState
+from trainer.engine.run_record import Record, RunState
 from trainer.engine.session import Progress, Session
-from trainer.engine.speaker import Speaker, loss_of, waits
+from trainer.engine.worker_reporter import WorkerReporter, loss_of, waits
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 
@@ -49,19 +49,19 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
     report.start = session.step
-    speaker = Speaker(job, report)
+    speaker = WorkerReporter(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
     fixed = job.steps_per_execution or (1 if hooks.by_batch else None)
     wanted = proposal = fixed or 1
-    profile_due = Due(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
+    profile_due = Interval(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
     profile_due.start(session.step)
     stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
     step = session.step  # as told; the session may be ahead of it after a checkpoint
     while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
-        steps = 1 if profiling else pace.to_boundary(step, wanted, hooks.until(job.steps), *every)
-        with endless.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
+        steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
+        with data_length.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.enough()), next_steps=proposal)
         divergence.look(progress.not_finite)
         step = progress.step
@@ -73,7 +73,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
             chief.save_when_due(progress)
         wanted = progress.next_steps or wanted
         if not fixed and not profiling:
-            proposal = pace.next_steps(progress.steps, progress.seconds)
+            proposal = cadence.next_steps(progress.steps, progress.seconds)
     return chief.finish(finished=not stop) if chief else Outcome(session.step, not stop, {})
 
 
@@ -96,18 +96,18 @@ class _Chief:
             **({"epochs": job.train.epochs} if job.train.epochs else {}),
             spec_digest=job.spec_digest,
         )
-        self.enough = Enough(job.train, job.run_dir)
+        self.enough = EarlyStop(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
-            check_metric(job.train.early_stopping, ("loss", *compute.metric_names(workload, session.model)))
-        self._evaluator: compute.Evaluator | compute.StepEvaluator | compute.AgentEvaluator | None = None
+            check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
+        self._evaluator: model_ops.Evaluator | model_ops.StepEvaluator | model_ops.AgentEvaluator | None = None
         self._best: BestModel | None = None
         if job.export and not job.has_evaluator:
-            names = ("loss", *compute.metric_names(workload, session.model)) if job.export.metric else ()
+            names = ("loss", *model_ops.metric_names(workload, session.model)) if job.export.metric else ()
             self._best = BestModel(job.export, job.run_dir, names, session.model, report, share=_EXPORTING)
-        self._save_due = Due(job.checkpoint.every_steps, job.checkpoint.every_seconds)
-        self._evaluate_due = Due(job.evaluate_every)
-        self._summaries_due = Due(job.summaries_every)
-        self._report_due = Due(job.report_every, None if job.report_every else REPORT_EVERY)
+        self._save_due = Interval(job.checkpoint.every_steps, job.checkpoint.every_seconds)
+        self._evaluate_due = Interval(job.evaluate_every)
+        self._summaries_due = Interval(job.summaries_every)
+        self._report_due = Interval(job.report_every, None if job.report_every else REPORT_EVERY)
         self._recorded = 0.0
         self._told = False
         self._told_rate, self._written_rate = Rate(), Rate()
@@ -166,7 +166,7 @@ class _Chief:
                 self._save(self._session.step)
 
     def _settle(self) -> None:
-        with endless.watched(self._job):  # others may still compute
+        with data_length.watched(self._job):  # others may still compute
             self._divergence.look(self._session.settle())
 
     def finish(self, *, finished: bool) -> Outcome:
@@ -194,7 +194,7 @@ class _Chief:
         """Export the model as it is where there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._job.export and not evaluated and self._divergence.may_save(step):
-            with averages.shown(self._session.model, self._session.optimizer):
+            with moving_averages.shown(self._session.model, self._session.optimizer):
                 write_last(self._job.export, self._job.run_dir, step, self._metrics, self._session.model, self._report)
 
     def _tell(self, progress: Progress) -> None:
@@ -236,8 +236,8 @@ class _Chief:
             return self._metrics
         began = time.monotonic()
         if self._evaluator is None:
-            self._evaluator = compute.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
-        with averages.shown(self._session.model, self._session.optimizer):
+            self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
+        with moving_averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._hooks.evaluation(self._evaluator)
             if self._best and self._divergence.may_save(step):
                 self._best.offer(step, self._metrics, self._session.model.weights)

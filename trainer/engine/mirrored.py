@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, compute, endless
+from trainer.engine import clock, data_length, model_ops
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import NotFinite, Progress
@@ -36,7 +36,7 @@ class MirroredSession:
         hub = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
         self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=hub)
         with self._strategy.scope():
-            built = compute.build(workload, job, self.replicas)
+            built = model_ops.build(workload, job, self.replicas)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         inner = getattr(built.optimizer, "inner_optimizer", built.optimizer)
@@ -96,7 +96,7 @@ class MirroredSession:
             steps=steps,
             loss=float(loss),
             not_finite=NotFinite(before + int(finite) + 1) if finite < steps else None,
-            metrics=compute.named(self._replica.metrics, metrics),
+            metrics=model_ops.named(self._replica.metrics, metrics),
             examples=steps * self._replica.examples * self.replicas,
             seconds=seconds,
             stop=stop,
@@ -113,7 +113,7 @@ class MirroredSession:
             return self._strategy.run(function, args=arguments)
 
     def _data(self, shard: Shard) -> tf.data.Dataset:
-        data = endless.checked(self._workload.train_data(shard), self._job, self._step, self.replicas)
+        data = data_length.checked(self._workload.train_data(shard), self._job, self._step, self.replicas)
         return data if self._batches == 1 else data.batch(self._batches, drop_remainder=True)
 
     def _make_call(self) -> Any:
@@ -140,6 +140,6 @@ class MirroredSession:
                 measured = self._run_everywhere(own_step if replica.has_own_step else step, (batches, waited))
                 return strategy.reduce(tf.distribute.ReduceOp.MEAN, measured, axis=None)
 
-            return compute.repeat(steps, step_everywhere, replica.width)
+            return model_ops.repeat(steps, step_everywhere, replica.width)
 
         return call

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import clock, compute, user_step
+from trainer.engine import clock, model_ops, user_step
 from trainer.engine.job import Job
 from trainer.workloads.protocol import Shard, Stepping, Workload
 
@@ -37,7 +37,7 @@ class Replica:
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
             self._own_step = user_step.UserStep(workload, model, optimizer, job)
             self._own_step.look(workload.train_data(Shard(job.batch_size, job.seed)).element_spec, run)
-        self.metrics = self._own_step.metrics if self._own_step else compute.metric_names(workload, model)
+        self.metrics = self._own_step.metrics if self._own_step else model_ops.metric_names(workload, model)
         self.width = 2 + len(self.metrics)
         self.examples = job.batch_size * self._batches  # of one step
 
@@ -46,7 +46,7 @@ class Replica:
         """Return whether `own_step` is to be taken: the workload applies gradients itself."""
         return self._own_step is not None
 
-    def own_step(self, batch: Any, waited: tf.Tensor, exchange: user_step.Exchange | None, task: int = 0) -> tf.Tensor:
+    def own_step(self, batch: Any, waited: tf.Tensor, exchange: user_step.TcpAllReduce | None, task: int = 0) -> tf.Tensor:
         """Let the workload take its own step on a batch that took so many seconds; return its numbers. For the rest see UserStep."""
         assert self._own_step is not None  # noqa: S101 - see has_own_step
         inputs, targets = batch
@@ -87,28 +87,28 @@ class Replica:
                 tape.watch(values)
                 fixed = _fixed(self._model, list(state))
                 outputs, after, own_losses = _stateless(self._model, values, fixed, list(state), inputs)
-                outputs = compute.in_float32(outputs)
+                outputs = model_ops.in_float32(outputs)
                 given = [
                     *zip(self._model.trainable_variables, values, strict=True),
                     *zip(self._model.non_trainable_variables, fixed, strict=True),
                 ]
-                loss = compute.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
+                loss = model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
                 scaled = self._optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return compute.measures(self._workload, loss, targets, outputs), gradients, after
+            return model_ops.measures(self._workload, loss, targets, outputs), gradients, after
 
         measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*averages, own], values)
         return measured, gradients, after
 
     def _own(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            outputs = compute.in_float32(self._model(inputs, **compute.training_argument(self._model, training=True)))
-            loss = compute.total_loss(self._workload, (inputs, targets), outputs, self._model.losses)
+            outputs = model_ops.in_float32(self._model(inputs, **model_ops.training_argument(self._model, training=True)))
+            loss = model_ops.total_loss(self._workload, (inputs, targets), outputs, self._model.losses)
             # A mixed_float16 optimizer scales the loss up, and gradients down again when it applies them.
             scaled = self._optimizer.scale_loss(loss)
         variables = [v.value for v in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return compute.measures(self._workload, loss, targets, outputs), gradients, []
+        return model_ops.measures(self._workload, loss, targets, outputs), gradients, []
 
     def _mean(
         self,
@@ -171,12 +171,12 @@ def timed_next(iterator: Any) -> tuple[Any, tf.Tensor]:
 def _fixed(model: keras.Model, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the values of the variables that are not trained, of a batch's state: moving averages, and what random layers' seeds are made of."""
     *averages, own = state
-    given, drawn = iter(averages), iter(_seeds(len(compute.seeds(model)), own))
+    given, drawn = iter(averages), iter(_seeds(len(model_ops.seeds(model)), own))
     fixed = []
     for variable in model.non_trainable_variables:
         if variable.value.dtype.is_floating:
             fixed.append(next(given))
-        elif not compute.is_seed(variable):
+        elif not model_ops.is_seed(variable):
             with tf.init_scope():  # stays what it was at the start
                 constant = variable.value.numpy()
             fixed.append(tf.constant(constant))
@@ -190,7 +190,7 @@ def _stateless(
 ) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
     """Call the model on given values, `fixed` for what is not trained; return outputs, the state for the next batch, and losses."""
     own = state[-1]
-    mode = compute.training_argument(model, training=True)
+    mode = model_ops.training_argument(model, training=True)
     outputs, after, losses = model.stateless_call(values, fixed, inputs, **mode, return_losses=True)
     floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]
     return outputs, [*floating, own + tf.constant([0, 0, 1], tf.int64)], list(losses)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import packing
 from trainer.engine.agents import MOST_MOVES, AgentSession, Played, Player
 from trainer.engine.job import Job
-from trainer.engine.ps_state import device
-from trainer.engine.ps_workers import IN_FLIGHT, Connection, Done, Result, Seat, Workers, constant, watching
+from trainer.engine.parameter_server import packing
+from trainer.engine.parameter_server.state import device
+from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, Workers, constant, watching
 from trainer.engine.session import WorkerProgress
 from trainer.workloads.protocol import Agent
 
@@ -87,7 +87,7 @@ class ServedAgentSession(AgentSession):
         del worker  # each player is another one, also the second of a worker
         return Player(self._agent, next(self._players), self.step)
 
-    def _play(self, player: Player, steps: int, _: Seat) -> Done:
+    def _play(self, player: Player, steps: int, _: Assignment) -> Done:
         played = player.play(lambda *given: self._call(*map(constant, given)), steps, self._agent.epsilon(self.step))
         return Done(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), brought=played)
 

@@ -17,7 +17,7 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Stepping, Workload
 
 # Of gradients of this replica the means over all.
-Exchange = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+TcpAllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 # Of gradients, variables and the optimizer's own `apply`.
 Apply = Callable[[list[Any], Any, Callable[..., Any]], None]
 # Calls a function as each replica does.
@@ -71,7 +71,7 @@ class UserStep:
 
         tf.function(lambda inputs, targets: run(step, (inputs, targets)), autograph=False).get_concrete_function(*batch)
 
-    def __call__(self, inputs: Any, targets: Any, exchange: Exchange | None, task: int = 0) -> tf.Tensor:
+    def __call__(self, inputs: Any, targets: Any, exchange: TcpAllReduce | None, task: int = 0) -> tf.Tensor:
         """Take a step; return the loss and `metrics` of its batch, float32 [1 + metrics].
 
         `exchange` is None where there is one replica; `task` is the place of this process among several.

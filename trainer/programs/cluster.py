@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from trainer.engine.record import write_atomically
+from trainer.engine.run_record import write_atomically
 from trainer.programs import devices
 from trainer.programs.device_log import DeviceLog
 from trainer.programs.tables import table

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from trainer.programs import rle
 from trainer.programs.cluster import Cluster
-from trainer.programs.pictures import animation, picture
+from trainer.programs.rendering import animation, picture
 from trainer.programs.rle import Board
-from trainer.programs.strips import Strips
+from trainer.programs.sharded_board import Strips
 from trainer.workloads.catalog import LifeParams
 from trainer.workloads.errors import WorkloadError
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from trainer.programs.cluster import Cluster
 from trainer.settings import Train
-from trainer.workloads import calling
-from trainer.workloads.calling import Given
+from trainer.workloads import user_call
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.classifier import parse_params
 from trainer.workloads.errors import DataError, WorkloadError
 from trainer.workloads.loading import find
 from trainer.workloads.module_forms import CLUSTER
+from trainer.workloads.user_call import CallArguments
 
 Program = Callable[[Cluster], Any]
 
@@ -39,12 +39,12 @@ def load_program(train: Train) -> Program:
         raise WorkloadError(f"{name} is {_kind(found)}; strategy manual runs a function: def program({CLUSTER}, ...)")
     if next(iter(inspect.signature(found).parameters), None) != CLUSTER:
         raise WorkloadError(
-            f"{name}: the first argument of {calling.where(found)} is not `{CLUSTER}`. Strategy manual runs a function that takes the "
+            f"{name}: the first argument of {user_call.where(found)} is not `{CLUSTER}`. Strategy manual runs a function that takes the "
             f"connected cluster first: def program({CLUSTER}, ...). A model trains with another strategy."
         )
-    given = Given(train.workload, train.params, train.data, train.seed)
-    calling.check_params([functools.partial(found, None)], given)
-    return lambda cluster: calling.call(functools.partial(found, cluster), given)
+    given = CallArguments(train.workload, train.params, train.data, train.seed)
+    user_call.check_params([functools.partial(found, None)], given)
+    return lambda cluster: user_call.call(functools.partial(found, cluster), given)
 
 
 def _kind(found: Any) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.workloads.calling import Given, call
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.user_call import CallArguments, call
 
 _MATRIX = 2
 
@@ -15,7 +15,7 @@ _MATRIX = 2
 class ClassWeight:
     """Weighs an example by its target, an integer or a one-hot row; a class that is not named weighs 1."""
 
-    def __init__(self, source: Any, given: Given) -> None:
+    def __init__(self, source: Any, given: CallArguments) -> None:
         """Take a dict of weights by class, or a function that returns one. Raises WorkloadError where it is none."""
         self._name = f"class_weight of {given.workload}"
         value = call(source, given) if callable(source) else source

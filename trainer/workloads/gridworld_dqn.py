@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.engine import updates
-from trainer.programs.pictures import animation
+from trainer.engine.parameter_server import fused_updates
+from trainer.programs.rendering import animation
 from trainer.workloads import gridworld
 from trainer.workloads.catalog import GridworldDqnParams
 from trainer.workloads.classifier import parse_params
-from trainer.workloads.dueling import Dueling, action_values
+from trainer.workloads.dueling_network import Dueling, action_values
 from trainer.workloads.errors import DataError
 from trainer.workloads.gif_summary import write_gif
 from trainer.workloads.gridworld import EPISODE, THINGS, Boards
@@ -158,7 +158,7 @@ class GridworldDqn:
             with tf.GradientTape() as tape:
                 loss = self._mean_error([tf.convert_to_tensor(one) for one in target], online, drawn)
             gradients = tape.gradient(loss, online)
-            updates.apply(optimizer, gradients, model.online.trainable_variables)
+            fused_updates.apply(optimizer, gradients, model.online.trainable_variables)
             for followed, follower in zip(online, target, strict=True):
                 follower.assign_add(known.target_rate * (followed - follower))
             return done + 1, losses + loss

@@ -7,13 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workloads.calling import Given, call, where
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.keras_checks import check, check_evaluation, check_mean
 from trainer.workloads.keras_step import KerasSteps, build, overrides, own_steps
 from trainer.workloads.module_forms import CLASS_WEIGHT
 from trainer.workloads.protocol import Shard, Values
+from trainer.workloads.user_call import CallArguments, call, where
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
 
@@ -25,7 +25,7 @@ class KerasModel:
     through the whole held-out set as in Keras's `evaluate`, also those that are no means, such as AUC (`held_out_metrics`).
     """
 
-    def __init__(self, source: Any, siblings: Mapping[str, Any], given: Given) -> None:
+    def __init__(self, source: Any, siblings: Mapping[str, Any], given: CallArguments) -> None:
         self._source, self._given = source, given
         self.callbacks = UserCallbacks(siblings.get("callbacks"), given)
         weight = siblings.get(CLASS_WEIGHT)

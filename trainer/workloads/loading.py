@@ -8,10 +8,10 @@ from types import ModuleType
 from typing import Any, cast
 
 from trainer.settings import Train
-from trainer.workloads.calling import Given
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Workload
+from trainer.workloads.user_call import CallArguments
 
 REQUIRED = ("model", "optimizer", "loss", "metrics", "train_data", "eval_data")
 
@@ -28,11 +28,11 @@ def load_workload(train: Train) -> Workload:
     module, found = find(entry.target if entry else train.workload)
     if entry:
         return _made(found, entry.target, train)
+    from trainer.workloads.autograph import convert_workload
     from trainer.workloads.module_forms import made_from
     from trainer.workloads.user_callbacks import NAME, UserCallbacks, source_in
-    from trainer.workloads.user_code import convert_workload
 
-    given = Given(train.workload, train.params, train.data, train.seed)
+    given = CallArguments(train.workload, train.params, train.data, train.seed)
     workload = made_from(found, module, given)
     if workload is None:
         workload = _made(found, train.workload, train)

@@ -10,14 +10,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.workloads.calling import Given, where
+from trainer.workloads.autograph import converted
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.own_variables import OwnVariables, StandIn
 from trainer.workloads.protocol import Shard
 from trainer.workloads.train_op import TrainOp
+from trainer.workloads.user_call import CallArguments, where
 from trainer.workloads.user_callbacks import UserCallbacks
-from trainer.workloads.user_code import converted
 from trainer.workloads.user_data import UserData
+from trainer.workloads.variable_capture import CapturedVariable, OwnVariables
 
 # The values of `mode`, as tf.estimator.ModeKeys has them.
 TRAIN, EVAL = "train", "eval"
@@ -29,7 +29,12 @@ class ModelFunction:
     """The workload that a model function is, with its module's data and, where there is one, `metrics(targets, predictions)`."""
 
     def __init__(
-        self, function: Callable[..., Any], arguments: int, siblings: Mapping[str, Any], metrics: Callable[..., Any] | None, given: Given
+        self,
+        function: Callable[..., Any],
+        arguments: int,
+        siblings: Mapping[str, Any],
+        metrics: Callable[..., Any] | None,
+        given: CallArguments,
     ) -> None:
         self._call = _Call(function, arguments, given)
         self._measure = converted(metrics) if metrics is not None else None
@@ -78,7 +83,7 @@ def _with_targets(features: Any, targets: Any) -> tuple[Any, Any]:
 class _Call:
     """Calls the user's function and checks what it returns."""
 
-    def __init__(self, function: Callable[..., Any], arguments: int, given: Given) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: int, given: CallArguments) -> None:
         self.name = f"train.workload {given.workload}: {where(function)}"
         self._function, self._arguments, self._params = converted(function), arguments, dict(given.params)
 
@@ -152,7 +157,7 @@ class _Model(keras.Model):
             )
             for variable, value in zip(variables, given, strict=True)
         }
-        stand_ins = {key: StandIn(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._own.made.items()}
+        stand_ins = {key: CapturedVariable(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._own.made.items()}
         outputs = self._outputs(inputs, stand_ins, training=training)
         places = {id(self._own.made[key]): stand_in for key, stand_in in stand_ins.items()}
         after = [places[id(variable)].current for variable in self.non_trainable_variables]
@@ -175,7 +180,7 @@ class _Model(keras.Model):
         archive.add_endpoint("serve", serve, input_signature=[spec])
         archive.write_out(filepath, verbose=options.get("verbose", False))
 
-    def _outputs(self, inputs: tuple[Any, Any], given: Mapping[str, StandIn] | None, *, training: bool) -> dict[str, Any]:
+    def _outputs(self, inputs: tuple[Any, Any], given: Mapping[str, CapturedVariable] | None, *, training: bool) -> dict[str, Any]:
         features, targets = inputs
         mode = TRAIN if training else EVAL
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainer.workloads import calling, user_callbacks
-from trainer.workloads.calling import Given
+from trainer.workloads import user_call, user_callbacks
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.user_call import CallArguments
 
 # The first argument of a model function, by which it is told from one that returns a Keras model.
 FEATURES = "features"
@@ -27,7 +27,7 @@ CLASS_WEIGHT = "class_weight"
 _SHOWN = tuple(f"({', '.join(names)})" for names in SIGNATURES)
 
 
-def made_from(found: Any, module: ModuleType, given: Given) -> Any | None:
+def made_from(found: Any, module: ModuleType, given: CallArguments) -> Any | None:
     """Return the workload that `found` of `module` stands for, None where it is none of the forms but a class.
 
     Raises:
@@ -51,35 +51,35 @@ def made_from(found: Any, module: ModuleType, given: Given) -> Any | None:
     names = tuple(inspect.signature(found).parameters)
     if names[:1] == (CLUSTER,):
         raise WorkloadError(
-            f"{name} is a program placed by hand, {calling.where(found)}, which no other strategy runs; set strategy: manual"
+            f"{name} is a program placed by hand, {user_call.where(found)}, which no other strategy runs; set strategy: manual"
         )
     if names[:1] != (FEATURES,):
         return _keras_model(found, module, given)
     return _model_function(found, names, module, given)
 
 
-def _keras_model(found: Any, module: ModuleType, given: Given) -> Any:
+def _keras_model(found: Any, module: ModuleType, given: CallArguments) -> Any:
     from trainer.workloads.keras_model import KerasModel
 
     siblings = _data(module, given)
     if (weights := getattr(module, CLASS_WEIGHT, None)) is not None:
         siblings[CLASS_WEIGHT] = weights
-    calling.check_params((found, *siblings.values()), given)
+    user_call.check_params((found, *siblings.values()), given)
     return KerasModel(found, siblings, given)
 
 
-def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: ModuleType, given: Given) -> Any:
+def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: ModuleType, given: CallArguments) -> Any:
     from trainer.workloads.model_function import ModelFunction
 
     if tuple("targets" if name == "labels" else name for name in names) not in SIGNATURES:
         raise WorkloadError(
-            f"train.workload {given.workload}: {calling.where(found)} takes ({', '.join(names)}); "
+            f"train.workload {given.workload}: {user_call.where(found)} takes ({', '.join(names)}); "
             f"a model function takes {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}. Rename its arguments, or take others from params."
         )
-    _refuse_class_weight(module, f"{calling.where(found)} is a model function")
+    _refuse_class_weight(module, f"{user_call.where(found)} is a model function")
     siblings = _data(module, given)
     if "params" not in names:
-        calling.check_params(siblings.values(), given)
+        user_call.check_params(siblings.values(), given)
     return ModelFunction(found, len(names), siblings, getattr(module, "metrics", None), given)
 
 
@@ -91,7 +91,7 @@ def _refuse_class_weight(module: ModuleType, what: str) -> None:
         )
 
 
-def _data(module: ModuleType, given: Given) -> dict[str, Any]:
+def _data(module: ModuleType, given: CallArguments) -> dict[str, Any]:
     missing = [name for name in DATA if getattr(module, name, None) is None]
     if missing:
         raise WorkloadError(

@@ -3,8 +3,8 @@
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from trainer.workloads.calling import Given, call, where
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.user_call import CallArguments, call, where
 
 if TYPE_CHECKING:
     import keras
@@ -21,7 +21,7 @@ def source_in(module: ModuleType) -> Any | None:
 class UserCallbacks:
     """Makes the callbacks, once for each call; none where there is no source."""
 
-    def __init__(self, source: Any | None, given: Given) -> None:
+    def __init__(self, source: Any | None, given: CallArguments) -> None:
         self._source, self._given = source, given
 
     def __call__(self) -> "list[keras.callbacks.Callback]":

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workloads import in_memory, pipeline
-from trainer.workloads.calling import Given, call, where
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
+from trainer.workloads.user_call import CallArguments, call, where
 
 _EXPECTED = "expected arrays (inputs, targets) or (inputs, targets, sample_weights), or a tf.data.Dataset of such examples"
 _PARTS = (2, 3)  # inputs, targets and, where there are, sample weights
@@ -27,7 +27,7 @@ class UserData:
     With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` tells.
     """
 
-    def __init__(self, source: Any, given: Given, name: str, class_weight: ClassWeight | None = None) -> None:
+    def __init__(self, source: Any, given: CallArguments, name: str, class_weight: ClassWeight | None = None) -> None:
         self._source, self._given, self._class_weight = source, given, class_weight
         self._name = f"{name} of {given.workload}: {where(source)}" if callable(source) else f"{name} of {given.workload}"
         self._arrays: tuple[Any, ...] | None = None

@@ -19,21 +19,22 @@ from typing import TYPE_CHECKING, Any
 from docker.models.containers import Container
 
 from launcher import files
-from launcher.backend.docker import look
+from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_WAIT, Engine, asking, compose, endpoint
-from launcher.backend.docker.keeper import COMPOSE_FILE
-from launcher.backend.docker.stopping import stop_running
-from launcher.backend.docker.task import moment
-from launcher.backend.local import locks, ports, processes, starting, state
-from launcher.backend.local.backend import LocalBackend
-from launcher.backend.local.layout import Layout
-from launcher.backend.local.trouble import explain
-from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, always
-from launcher.backend.stored import Part, Stored, nothing
+from launcher.backend.docker.stop import stop_running
+from launcher.backend.docker.supervisor import COMPOSE_FILE
+from launcher.backend.docker.task_state import moment
+from launcher.backend.model import Board, always
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.document import from_document
 from launcher.plan.models import Plan
 from launcher.render import labels
+from launcher.runs import locks, ports, process_identity, spawn, state_file
+from launcher.runs.os_errors import explain
+from launcher.runs.paths import RunPaths
+from launcher.runs.status import ENDED, LogLine, RunStatus, State
+from launcher.runs.stored import Part, Stored, nothing
+from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.programs import sets_variables
 
 # The spec's models take as long to import as all else here, and most verbs ask for no spec.
@@ -51,7 +52,7 @@ class DockerBackend:
     """Runs plans as containers; what it knows of them is below `runs`/.docker/<name>. See launcher.backend.model.Backend."""
 
     def __init__(self, runs: Path) -> None:
-        self._kept = LocalBackend(runs / ROOT, BACKEND)
+        self._kept = SupervisedRuns(runs / ROOT, BACKEND)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -59,10 +60,10 @@ class DockerBackend:
 
     def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
         """Find or make the image; yield which and why."""
-        from launcher.backend.docker import ready
+        from launcher.backend.docker import image_prep
 
         del plan
-        return ready.prepare(_spec(spec), self._engine.place)
+        return image_prep.prepare(_spec(spec), self._engine.place)
 
     def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
         """Do nothing: whoever starts a run from this directory is alone with it."""
@@ -74,11 +75,11 @@ class DockerBackend:
         del wanted  # it waits for nothing that was there before
         layout = self._layout(plan.name)
         try:
-            lock_fd = starting.lock(layout)
+            lock_fd = spawn.lock(layout)
             try:
                 self._write(layout, plan, self._with_free_port(plan.name, spec))
                 within = start_deadline(plan)
-                lifeline = starting.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=within)
+                lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=within)
             finally:
                 os.close(lock_fd)
         except OSError as error:
@@ -91,11 +92,11 @@ class DockerBackend:
         if not wanted or not self._engine.place.is_local:
             return spec
         with asking(f"looking for TensorBoard of {name}"):
-            if look.board(self._engine.containers(name)).endswith(f":{wanted['port']}"):
+            if container_status.board(self._engine.containers(name)).endswith(f":{wanted['port']}"):
                 return spec
         return {**spec, "tensorboard": {**wanted, "port": ports.next_free(wanted["host"], wanted["port"]) or wanted["port"]}}
 
-    def _write(self, layout: Layout, plan: Plan, spec: dict[str, Any]) -> None:
+    def _write(self, layout: RunPaths, plan: Plan, spec: dict[str, Any]) -> None:
         from launcher.render.compose import render
         from launcher.render.targets import Source
 
@@ -114,19 +115,19 @@ class DockerBackend:
         except UsageError:  # not even its volume is there
             return _removed(layout, RunStatus(name, BACKEND, State.STOPPED))
 
-    def _status(self, layout: Layout) -> RunStatus:
+    def _status(self, layout: RunPaths) -> RunStatus:
         name = layout.name
-        snapshot = state.read(layout.state)
+        snapshot = state_file.read(layout.state)
         with asking(f"looking for the run {name}"):
             containers = self._engine.containers(name)
             if snapshot is not None and _is_told(snapshot.status, containers):
                 return _with_board(snapshot.status, containers)
-            if look.members(containers):
-                return look.status(self._engine, name, containers)
+            if container_status.members(containers):
+                return container_status.status(self._engine, name, containers)
             if snapshot is not None:
                 return self._kept.status(name)
             for volume in self._engine.volumes(name):
-                return look.of_volume(volume, name)
+                return container_status.of_volume(volume, name)
         known = sorted(status.name for status in self.runs())
         there = f"the runs on this engine are {', '.join(known)}" if known else "there are no runs on this engine"
         raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{there}; start one with `launcher up --on docker`")
@@ -156,10 +157,10 @@ class DockerBackend:
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task."""
         layout = self._layout(name)
-        snapshot = state.read(layout.state)
+        snapshot = state_file.read(layout.state)
         with asking(f"reading the logs of {name}"):
             containers = [] if locks.held(layout.lock) else self._engine.containers(name)
-        there = look.members(containers)
+        there = container_status.members(containers)
         if not there or (snapshot is not None and _is_told(snapshot.status, containers)):
             return self._kept.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
         if unknown := [task for task in tasks if task not in there]:
@@ -168,7 +169,7 @@ class DockerBackend:
 
     def _engine_lines(self, name: str, tasks: list[str], **chosen: Any) -> Iterator[LogLine]:
         with asking(f"reading the logs of {name}"):
-            yield from look.lines(self._engine, name, tasks, **chosen)
+            yield from container_status.lines(self._engine, name, tasks, **chosen)
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
@@ -183,7 +184,7 @@ class DockerBackend:
             with asking(f"stopping {name}"):
                 stopped = not now and stop_running(self._engine.containers(name))
                 if stopped:  # with the checkpoint that it has saved last
-                    before = look.status(self._engine, name, self._engine.containers(name))
+                    before = container_status.status(self._engine, name, self._engine.containers(name))
                 removed = self._engine.remove(name)
             self._note(layout, before, stopped=stopped)
         return removed
@@ -210,7 +211,7 @@ class DockerBackend:
         from launcher.backend.docker import volumes
 
         layout = self._layout(name)
-        stored = state.read_json(layout.spec)
+        stored = state_file.read_json(layout.spec)
         with asking(f"moving the run {name} aside"):
             self._engine.remove(name)
             kept = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
@@ -222,7 +223,7 @@ class DockerBackend:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         from launcher.backend.docker import volumes
 
-        stored = state.read_json(self._layout(name).spec)
+        stored = state_file.read_json(self._layout(name).spec)
         with asking(f"reading the {part} of {name}"):
             if not self._engine.volumes(name):
                 self.status(name)  # says so where there is no such run
@@ -244,7 +245,7 @@ class DockerBackend:
             )
         with asking(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
-        spec = state.read_json(layout.spec)
+        spec = state_file.read_json(layout.spec)
         if spec is not None and spec.get("tensorboard") is False:
             remedy = f"remove `tensorboard: false`, and start it again; or copy the logs here: launcher get {name} logs --on docker"
             raise UsageError(f"the spec of the run {name} wants no TensorBoard", remedy)
@@ -257,20 +258,20 @@ class DockerBackend:
         else:
             spec = self._with_free_port(name, spec)
         if layout.plan.is_file():
-            self._write(layout, from_document(state.read_json(layout.plan) or {}), spec)
+            self._write(layout, from_document(state_file.read_json(layout.plan) or {}), spec)
         compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with asking(f"starting TensorBoard of {name}"):
-            where = look.board(self._engine.containers(name))
+            where = container_status.board(self._engine.containers(name))
         if not where:
             raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{labels.TENSORBOARD}-1")
         return Board(where)
 
-    def _layout(self, name: str) -> Layout:
+    def _layout(self, name: str) -> RunPaths:
         return self._kept.layout(name)
 
-    def _note(self, layout: Layout, before: RunStatus, *, stopped: bool) -> None:
+    def _note(self, layout: RunPaths, before: RunStatus, *, stopped: bool) -> None:
         """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was, `stopped` whether tasks ran."""
-        snapshot = state.read(layout.state)
+        snapshot = state_file.read(layout.state)
         if snapshot is None:
             return
         status = snapshot.status
@@ -279,7 +280,7 @@ class DockerBackend:
             told = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
             status = dataclasses.replace(before, state=told[0], reason=told[1], ended=time.time(), eta=None)
         try:
-            state.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
+            state_file.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
         except OSError as error:
             raise explain(error, f"noting that {layout.name} has ended") from error
 
@@ -297,7 +298,7 @@ def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
 
 
 @contextlib.contextmanager
-def _alone(layout: Layout) -> Iterator[bool]:
+def _alone(layout: RunPaths) -> Iterator[bool]:
     """Keep everybody from starting the run for a `with` block; False when somebody has. A run that is not of here has no lock."""
     if not layout.directory.is_dir():
         yield True
@@ -317,13 +318,13 @@ def _alone(layout: Layout) -> Iterator[bool]:
             os.close(lock_fd)
 
 
-def _is_kept(layout: Layout) -> bool:
+def _is_kept(layout: RunPaths) -> bool:
     """Tell whether a keeper that lives holds the run's lock."""
-    snapshot = state.read(layout.state) if locks.held(layout.lock) else None
-    return snapshot is not None and snapshot.supervisor is not None and processes.alive(snapshot.supervisor)
+    snapshot = state_file.read(layout.state) if locks.held(layout.lock) else None
+    return snapshot is not None and snapshot.supervisor is not None and process_identity.alive(snapshot.supervisor)
 
 
-def _removed(layout: Layout, status: RunStatus) -> RunStatus:
+def _removed(layout: RunPaths, status: RunStatus) -> RunStatus:
     """Return the status of a run that this process follows, and whose directory was removed, from that of its containers."""
     if status.state not in ENDED or status.state is State.SUCCEEDED:
         return status
@@ -336,16 +337,16 @@ def _is_told(status: RunStatus, containers: list[Container]) -> bool:
     if status.state not in ENDED or _newer(containers, status.ended):
         return False
     # A keeper that the engine did not answer any more does not know how it went on.
-    return status.state is not State.INTERRUPTED or not look.members(containers)
+    return status.state is not State.INTERRUPTED or not container_status.members(containers)
 
 
 def _newer(containers: list[Container], ended: float | None) -> bool:
     """Tell whether a task was started after the run of which it is known how it ended."""
-    starts = [moment(container.attrs["State"].get("StartedAt")) for container in look.members(containers).values()]
+    starts = [moment(container.attrs["State"].get("StartedAt")) for container in container_status.members(containers).values()]
     return any(start is not None and ended is not None and start > ended for start in starts)
 
 
 def _with_board(status: RunStatus, containers: list[Container]) -> RunStatus:
     if status.state is State.STOPPED or not containers:
         return status
-    return dataclasses.replace(status, tensorboard=look.board(containers))
+    return dataclasses.replace(status, tensorboard=container_status.board(containers))

@@ -20,11 +20,11 @@ from docker.models.containers import Container
 from docker.tls import TLSConfig
 
 from launcher import docker_cli
-from launcher.backend.docker.problems import explain
-from launcher.backend.local import trouble
+from launcher.backend.docker.errors import explain
 from launcher.docker_cli import DockerError
 from launcher.errors import LauncherError
 from launcher.render import labels
+from launcher.runs import os_errors
 
 # What every call of the client may raise: the engine's own errors, and those of the way to it.
 ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
@@ -170,7 +170,7 @@ def _explained(error: Exception, doing: str) -> LauncherError:
         return explain(str(error.explanation or error), doing)
     inner = _of_the_system(error)
     if inner is not None and inner.errno in _FULL:
-        return trouble.explain(inner, doing)
+        return os_errors.explain(inner, doing)
     if isinstance(inner, PermissionError):
         return explain(f"permission denied while trying to connect to the Docker daemon socket: {error}", doing)
     return explain(f"Cannot connect to the Docker daemon: {error}", doing)

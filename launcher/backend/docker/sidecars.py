@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from docker.models.containers import Container
 
 from launcher.backend.docker.engine import ERRORS
-from launcher.backend.docker.stopping import stop
-from launcher.backend.docker.task import moment
-from launcher.backend.local.record import say
+from launcher.backend.docker.stop import stop
+from launcher.backend.docker.task_state import moment
 from launcher.render import labels
+from launcher.runs.state_writer import say
 
 _SLACK = 10.0  # seconds beyond the grace period in which the engine stops a container
 

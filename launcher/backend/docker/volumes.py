@@ -10,14 +10,14 @@ from docker.errors import NotFound, create_api_error_from_http_exception
 from docker.types import Mount
 
 from launcher import images
+from launcher.backend.docker.container_status import volume_of
 from launcher.backend.docker.engine import COPY, ERRORS, READER, TIMEOUT, Engine
-from launcher.backend.docker.look import volume_of
-from launcher.backend.docker.problems import explain
-from launcher.backend.docker.task import OVER
-from launcher.backend.stored import PLACES, Part, Stored, nothing
+from launcher.backend.docker.errors import explain
+from launcher.backend.docker.task_state import OVER
 from launcher.errors import LauncherError
-from launcher.plan.places import CONTAINER_RUNS
+from launcher.plan.paths import CONTAINER_RUNS
 from launcher.render import labels
+from launcher.runs.stored import PLACES, Part, Stored, nothing
 from launcher.spec.models import ClusterSpec
 
 ASIDE = f"{labels.PREFIX}set-aside"  # of which run

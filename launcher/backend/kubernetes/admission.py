@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.backend.kubernetes import trouble
-from launcher.backend.kubernetes.api import Cluster, Object
-from launcher.backend.kubernetes.problems import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes import diagnosis
+from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.room import amount
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
@@ -69,7 +69,7 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]
         except LauncherError as error:
             # A webhook that is not asked in dry runs is asked later, for the pod itself.
             if _USED_UP not in error.message and _NOT_DRY not in error.message:
-                found = trouble.of_events([{"type": "Warning", "message": error.message}])
+                found = diagnosis.of_events([{"type": "Warning", "message": error.message}])
                 told = LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
                 if kind.beside:
                     yield told.message, told.remedy

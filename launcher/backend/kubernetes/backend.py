@@ -14,34 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.kubernetes import (
-    applying,
     boards,
-    differences,
-    ending,
+    diff,
+    ended_status,
+    helper_pod,
     inventory,
-    kept,
-    lines,
-    look,
-    record,
-    starting,
-    tending,
-    vanished,
-    volume,
+    local_cache,
+    log_lines,
+    reconcile,
+    run_objects,
+    run_record,
+    status_source,
+    submit,
+    teardown,
 )
-from launcher.backend.kubernetes.api import Cluster, Object
-from launcher.backend.kubernetes.observe import COMPONENT, INSTANCE, Seen
-from launcher.backend.kubernetes.podlogs import PodLogs
-from launcher.backend.kubernetes.problems import UnreachableError, out_of_sight
-from launcher.backend.kubernetes.vanished import BACKEND
-from launcher.backend.model import ENDED, Board, LogLine, RunStatus, State, TaskStatus, Where, always
-from launcher.backend.stored import Part, Stored
+from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.backend.kubernetes.ended_status import BACKEND
+from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
+from launcher.backend.kubernetes.pod_logs import PodLogs
+from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
+from launcher.backend.model import Board, Where, always
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
-from launcher.plan import places, planner
+from launcher.plan import paths, planner
 from launcher.plan.models import Plan
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
+from launcher.runs.status import ENDED, LogLine, RunStatus, State, TaskStatus
+from launcher.runs.stored import Part, Stored
 from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_duration
 
@@ -54,14 +55,14 @@ class _Known:
     """What is known of one run while this process looks at it."""
 
     cluster: Cluster
-    watcher: look.Watcher
+    watcher: status_source.Watcher
     having: inventory.Watch | None = None  # where it is to be known whether all that the run has is there still
     spec: dict[str, Any] | None = None
     user: str | None = None  # who started it, empty where that is not known
     last: RunStatus | None = None
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
-    start: starting.Start | None = None  # ours, while it is not settled
-    tender: tending.Tender | None = None
+    start: submit.Start | None = None  # ours, while it is not settled
+    tender: reconcile.Reconciler | None = None
     tended: object = None  # what was seen when it was tended last
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
 
@@ -73,29 +74,29 @@ class KubernetesBackend:
         self._runs, self._where = runs.absolute(), where
         self._placed: dict[str, Cluster] = {}  # where each run is
         self._known: dict[str, _Known] = {}
-        self._marks: dict[str, record.Mark] = {}  # of what this process is about to start anew
+        self._marks: dict[str, run_record.StartLease] = {}  # of what this process is about to start anew
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
         self._stopping: list[str] = []  # in this process; one that is asked for twice twice
 
     def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
         """Let the API server check every object before one is made; yield what a person should know."""
-        yield from applying.check(self._cluster(plan.name), self._run(plan, spec))
+        yield from run_objects.check(self._cluster(plan.name), self._run(plan, spec))
 
     def differences(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
         """Yield the lines of a unified diff between what is there and what `start` would make of it."""
-        yield from differences.differences(self._cluster(plan.name), self._run(plan, spec))
+        yield from diff.differences(self._cluster(plan.name), self._run(plan, spec))
 
     @contextlib.contextmanager
     def reserve(self, plan: Plan, spec: dict[str, Any]) -> Iterator[None]:
         """Keep every other launcher out by a mark in the cluster; the record is as it was again where nothing was started."""
         cluster = self._cluster(plan.name)
-        self._marks[plan.name] = starting.reserve(cluster, self._run(plan, spec))
+        self._marks[plan.name] = submit.reserve(cluster, self._run(plan, spec))
         try:
             yield
         finally:
             if mark := self._marks.pop(plan.name, None):
                 with contextlib.suppress(LauncherError):  # what has kept it from starting is the one to tell
-                    record.undo(cluster, mark)
+                    run_record.undo(cluster, mark)
 
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
         """Apply the run's objects. Detached or not, the cluster keeps the run. Raises UsageError when it runs already."""
@@ -105,16 +106,16 @@ class KubernetesBackend:
         self._ended.pop(name, None)
         # Before anything is made: whatever becomes of this process, the other verbs find it.
         said = run.options.namespace is not None
-        put_back = kept.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
+        put_back = local_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
-            mark = self._marks.pop(name, None) or starting.reserve(cluster, run, wanted)
+            mark = self._marks.pop(name, None) or submit.reserve(cluster, run, wanted)
             refused.pop_all()
-        start = starting.Start(cluster, run, mark, wanted)
+        start = submit.Start(cluster, run, mark, wanted)
         start.apply(spec, put_back)
         known = self._look_at(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
-        place = look.claim_words(run.claim, cluster, name) if run.storage else ""
+        place = status_source.claim_words(run.claim, cluster, name) if run.storage else ""
         # From here on it runs: a cluster that does not answer now is waited for as later.
         known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
@@ -147,12 +148,12 @@ class KubernetesBackend:
     def _owned(self, known: _Known, name: str) -> dict[str, Any]:
         """Return who started a run, and whether that is who asks."""
         if known.user is None:
-            known.user = record.user(known.cluster.get("ConfigMap", record.name_of(name)))
+            known.user = run_record.user(known.cluster.get("ConfigMap", run_record.name_of(name)))
         return {"user": known.user, "mine": not known.user or known.cluster.user() in {"", known.user}}
 
     def _without_jobs(self, known: _Known, name: str) -> RunStatus:
         cluster = known.cluster
-        status = vanished.status(cluster, known.watcher.seen, self._kept(cluster, name), self._ended.get(name))
+        status = ended_status.status(cluster, known.watcher.seen, self._kept(cluster, name), self._ended.get(name))
         if status is None:
             others = self._names(cluster, _records(cluster))
             raise UsageError(
@@ -165,7 +166,7 @@ class KubernetesBackend:
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, as the cluster has it."""
-        return record.spec(self._cluster(name).get("ConfigMap", record.name_of(name)))
+        return run_record.spec(self._cluster(name).get("ConfigMap", run_record.name_of(name)))
 
     def tend(self, name: str) -> list[str]:
         """Give up pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
@@ -197,21 +198,21 @@ class KubernetesBackend:
                 raise
             known.start = None
 
-    def _tend(self, known: _Known, name: str, seen: Seen, status: RunStatus, said: list[str]) -> None:
+    def _tend(self, known: _Known, name: str, seen: ClusterSnapshot, status: RunStatus, said: list[str]) -> None:
         if known.tender is None:
             known.spec = self.spec(name) or {}
             logs = PodLogs(known.cluster, self._kept(known.cluster, name))
-            known.tender = tending.Tender(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.news)
+            known.tender = reconcile.Reconciler(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.news)
         said.extend(known.tender.tend(seen, status))
         patience = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = known.tender.late(seen, status, patience) or (tending.outgrown(seen) if status.state not in ENDED else "")
+        late = known.tender.late(seen, status, patience) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
         if late:
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=known.cluster.now(), eta=None)
-            ending.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
+            teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on
-            record.note(known.cluster, status)
+            run_record.note(known.cluster, status)
 
     def _limit(self, known: _Known, limit: str, default: str) -> str:
         return str(((known.spec or {}).get("limits") or {}).get(limit, default))
@@ -223,13 +224,13 @@ class KubernetesBackend:
         records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
         for name in self._names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
-                one = _Known(cluster, look.Watcher(cluster, name, gone=False), user=record.user(records.get(name)))
+                one = _Known(cluster, status_source.Watcher(cluster, name, gone=False), user=run_record.user(records.get(name)))
                 known.append(self._status(one, name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def _names(self, cluster: Cluster, records: Iterable[Object]) -> list[str]:
-        found = [*cluster.listed("Job", look.OURS), *records]
-        found += cluster.listed("PersistentVolumeClaim", look.OURS)
+        found = [*cluster.listed("Job", status_source.OURS), *records]
+        found += cluster.listed("PersistentVolumeClaim", status_source.OURS)
         return sorted({one["metadata"]["labels"].get(INSTANCE, "") for one in found} - {""})
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
@@ -239,10 +240,10 @@ class KubernetesBackend:
         unknown = [task for task in tasks if task not in names]
         if unknown:
             raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(names)}")
-        chosen = lines.Chosen(tuple(tasks), since, tail)
+        chosen = log_lines.LogSelection(tuple(tasks), since, tail)
         if not follow:
-            return lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
-        return lines.follow(
+            return log_lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
+        return log_lines.follow(
             known.cluster, name, self._kept(known.cluster, name), chosen, lambda: self._is_over(name), PATIENCE, known.watcher.logs
         )
 
@@ -259,11 +260,11 @@ class KubernetesBackend:
             # Without Jobs it has only begun to start, or nothing is left to stop.
             before = status if known.watcher.seen.jobs or (status.state is State.PENDING and not reserved) else None
         if not reserved:
-            record.free(known.cluster, name)
+            run_record.free(known.cluster, name)
         self._stopping.append(name)
         try:
             logs = PodLogs(known.cluster, self._kept(known.cluster, name))
-            ended, removed = ending.stop(known.cluster, before, name, logs, now=now, tell=tell)
+            ended, removed = teardown.stop(known.cluster, before, name, logs, now=now, tell=tell)
         finally:
             self._stopping.remove(name)
         self._forget(name)
@@ -277,10 +278,10 @@ class KubernetesBackend:
         if self.status(name).state not in ENDED:
             raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on {BACKEND}")
         cluster = self._cluster(name)
-        applying.remove(cluster, name)
+        run_objects.remove(cluster, name)
         run = self._of_record(name)
         if run is not None and run.options.claim is not None:
-            volume.remove(cluster, run)
+            helper_pod.remove(cluster, run)
         else:
             claim = cluster.get("PersistentVolumeClaim", name)
             is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name
@@ -290,15 +291,15 @@ class KubernetesBackend:
                     f"delete what the run has stored there yourself: its directory is {name}/",
                 )
             if not is_other:
-                applying.delete_claim(cluster, name)
-        cluster.delete("ConfigMap", record.name_of(name))
+                run_objects.delete_claim(cluster, name)
+        cluster.delete("ConfigMap", run_record.name_of(name))
         self._forget(name)
-        kept.forget(self._runs, _place(cluster), name)
+        local_cache.forget(self._runs, _place(cluster), name)
 
     def set_aside(self, name: str, aside: str) -> str:
         """Rename the run's directory on its volume, and what is kept of it here."""
         cluster, run = self._cluster(name), self._of_record(name)
-        applying.remove(cluster, name)
+        run_objects.remove(cluster, name)
         if run is None:
             raise LauncherError(
                 f"{name} was not started by `launcher up`: its spec is not known",
@@ -306,34 +307,34 @@ class KubernetesBackend:
             )
         mark = self._marks.get(name)
         if mark is not None:
-            record.hold(cluster, mark)
+            run_record.hold(cluster, mark)
         there = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
         stays = there is not None and not there["metadata"].get("deletionTimestamp")
         if stays:
-            volume.move_aside(cluster, run, aside)
+            helper_pod.move_aside(cluster, run, aside)
         if mark is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
-            self._marks[name] = record.empty(cluster, mark)
-        kept.rename(self._runs, _place(cluster), name, aside)
+            self._marks[name] = run_record.empty(cluster, mark)
+        local_cache.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
         gone = "gone with its claim" if run.storage else "gone, as it had no volume"
-        return look.claim_words(run.claim, cluster, aside) if stays else gone
+        return status_source.claim_words(run.claim, cluster, aside) if stays else gone
 
     def fetch(self, name: str, part: Part) -> contextlib.AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
-        from launcher.backend.kubernetes import fetching  # with all of the client, which takes a second
+        from launcher.backend.kubernetes import download  # with all of the client, which takes a second
 
         self.status(name)  # says so where there is no such run
-        return fetching.opened(self._cluster(name), name, self._of_record(name), part)
+        return download.opened(self._cluster(name), name, self._of_record(name), part)
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
         """Forward a port of this machine to the run's TensorBoard in the cluster."""
-        from launcher.backend.kubernetes import forward  # with all of the client, which takes a second
+        from launcher.backend.kubernetes import port_forward  # with all of the client, which takes a second
 
-        opened = forward.Forward(self._cluster(name), name, host or "127.0.0.1", port)
+        opened = port_forward.Forward(self._cluster(name), name, host or "127.0.0.1", port)
         return Board(opened.url, opened.serve)
 
     def _run(self, plan: Plan, spec: dict[str, Any]) -> Run:
-        return volume.on_its_claim(self._cluster(plan.name), manifests.run_of(Source(_spec(spec), plan, Path.cwd())))
+        return helper_pod.on_its_claim(self._cluster(plan.name), manifests.run_of(Source(_spec(spec), plan, Path.cwd())))
 
     def _of_record(self, name: str) -> Run | None:
         """Return the run as its record tells of it."""
@@ -341,13 +342,13 @@ class KubernetesBackend:
         if stored is None:
             return None
         spec = _spec(stored)
-        plan = planner.plan(spec, "kubernetes", run_dir=places.run_dir("kubernetes", self._runs, name))
-        return volume.on_its_claim(self._cluster(name), Run(spec, plan, image_for(spec)))
+        plan = planner.plan(spec, "kubernetes", run_dir=paths.run_dir("kubernetes", self._runs, name))
+        return helper_pod.on_its_claim(self._cluster(name), Run(spec, plan, image_for(spec)))
 
     def _look_at(self, name: str) -> _Known:
         if name not in self._known:
             cluster = self._cluster(name)
-            self._known[name] = _Known(cluster, look.Watcher(cluster, name), inventory.Watch(cluster, name))
+            self._known[name] = _Known(cluster, status_source.Watcher(cluster, name), inventory.Watch(cluster, name))
         return self._known[name]
 
     def _forget(self, name: str) -> None:
@@ -356,16 +357,16 @@ class KubernetesBackend:
     def _cluster(self, name: str) -> Cluster:
         """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
         if name not in self._placed:  # found once: what is kept of it may be moved or deleted meanwhile
-            place = kept.last(self._runs, name, self._where.context, self._where.namespace)
+            place = local_cache.last(self._runs, name, self._where.context, self._where.namespace)
             self._placed[name] = Cluster(place.context, place.namespace)
         return self._placed[name]
 
     def _kept(self, cluster: Cluster, name: str) -> Path:
-        return kept.logs(self._runs, _place(cluster), name)
+        return local_cache.logs(self._runs, _place(cluster), name)
 
 
 def _records(cluster: Cluster) -> list[Object]:
-    return cluster.listed("ConfigMap", {**look.OURS, COMPONENT: record.COMPONENT})
+    return cluster.listed("ConfigMap", {**status_source.OURS, COMPONENT: run_record.COMPONENT})
 
 
 def _sweep(cluster: Cluster) -> None:
@@ -373,8 +374,8 @@ def _sweep(cluster: Cluster) -> None:
         boards.sweep(cluster)
 
 
-def _place(cluster: Cluster) -> kept.Place:
-    return kept.Place(cluster.context, cluster.namespace)
+def _place(cluster: Cluster) -> local_cache.Place:
+    return local_cache.Place(cluster.context, cluster.namespace)
 
 
 def _spec(dumped: dict[str, Any]) -> ClusterSpec:

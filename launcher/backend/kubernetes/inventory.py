@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.backend.kubernetes import look, observe, record, trouble, vanished
-from launcher.backend.kubernetes.api import Cluster, Object
-from launcher.backend.kubernetes.problems import ForbiddenError
-from launcher.backend.model import ENDED, Loss, RunStatus, State, TaskStatus
+from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run_record, status_source
+from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.plan import rules
+from launcher.runs.status import ENDED, Loss, RunStatus, State, TaskStatus
 
 # Those of a run's kinds that start tasks. They are made, never changed: one that is there is another launcher's.
 WORKLOADS = frozenset({"JobSet", "Job"})
@@ -19,7 +19,7 @@ _NOT_FOUND = "its Job is not found"
 
 
 @dataclass(frozen=True)
-class Thing:
+class ObjectRef:
     """One object as it was made: another one of its name has another uid."""
 
     kind: str
@@ -36,8 +36,8 @@ class Found:
     """What is not as the record says: why the data is lost, which objects are gone, and which have lost the run's labels."""
 
     loss: Loss | None = None
-    gone: tuple[Thing, ...] = ()
-    strays: tuple[Thing, ...] = ()
+    gone: tuple[ObjectRef, ...] = ()
+    strays: tuple[ObjectRef, ...] = ()
     tasks: tuple[str, ...] = ()  # that the run is to have
 
 
@@ -60,20 +60,20 @@ class Watch:
         return self._found
 
     def _look(self) -> Found:
-        noted = self._cluster.get("ConfigMap", record.name_of(self._run))
-        if record.being_started(noted, self._cluster.now()):  # what it notes is still the last one's
+        noted = self._cluster.get("ConfigMap", run_record.name_of(self._run))
+        if run_record.being_started(noted, self._cluster.now()):  # what it notes is still the last one's
             return Found()
-        uid, name = record.claim(noted), record.claim_name(self._run, noted)
+        uid, name = run_record.claim(noted), run_record.claim_name(self._run, noted)
         lost = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
-        if record.announced(noted) is not None:  # it is being stopped
+        if run_record.announced(noted) is not None:  # it is being stopped
             return Found(lost)
         there = {(one.kind, one.name) for kind in {one.kind for one in made(noted)} for one in labelled(self._cluster, self._run, kind)}
         missed = [one for one in made(noted) if (one.kind, one.name) not in there]
         found = strays(self._cluster, missed)
         left = [one for one, thing in found.items() if not is_over(thing)]
-        expire = {"Job"} if ((record.spec(noted) or {}).get("kubernetes") or {}).get("ttl") else set()
+        expire = {"Job"} if ((run_record.spec(noted) or {}).get("kubernetes") or {}).get("ttl") else set()
         gone = tuple(one for one in missed if one not in found and one.kind not in expire)
-        return Found(lost, gone, tuple(left), tuple(vanished.tasks(noted)))
+        return Found(lost, gone, tuple(left), tuple(ended_status.tasks(noted)))
 
 
 def loss(name: str, uid: str, there: Object | None) -> Loss | None:
@@ -94,21 +94,21 @@ def loss(name: str, uid: str, there: Object | None) -> Loss | None:
 
 def is_over(thing: Object) -> bool:
     """Return whether it is a Job, or a JobSet, that has ended: nobody minds its labels any more."""
-    return any(observe.condition(thing, kind) for kind in ("Complete", "Completed", "Failed"))
+    return any(pod_status.condition(thing, kind) for kind in ("Complete", "Completed", "Failed"))
 
 
-def made(noted: Object | None) -> list[Thing]:
+def made(noted: Object | None) -> list[ObjectRef]:
     """Return what the last start of a run has made but its claim, by its record; nothing while it starts."""
-    return [Thing(*one) for one in record.things(noted)]
+    return [ObjectRef(*one) for one in run_record.things(noted)]
 
 
-def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[Thing]:
+def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     """Yield the objects of a kind that have the run's labels, a Job that of its role too."""
-    listed = (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, look.labels_of(run))
-    return (Thing(kind, one["metadata"]["name"], one["metadata"]["uid"]) for one in listed if kind != "Job" or observe.is_role(one))
+    listed = (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, status_source.labels_of(run))
+    return (ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"]) for one in listed if kind != "Job" or pod_status.is_role(one))
 
 
-def strays(cluster: Cluster, missed: Iterable[Thing]) -> dict[Thing, Object]:
+def strays(cluster: Cluster, missed: Iterable[ObjectRef]) -> dict[ObjectRef, Object]:
     """Return those of a run's things that are there, though they were not found by their labels."""
     there = {one: cluster.get(one.kind, one.name) for one in missed}
     return {one: found for one, found in there.items() if found is not None and found["metadata"]["uid"] == one.uid}
@@ -138,9 +138,9 @@ def _words(run: str, found: Found, namespace: str) -> str:
     said = []
     if found.gone:
         names = ", ".join(map(str, found.gone))
-        said.append(f"{names} {'was' if len(found.gone) == 1 else 'were'} deleted: {trouble.made_anew(run)}")
+        said.append(f"{names} {'was' if len(found.gone) == 1 else 'were'} deleted: {diagnosis.made_anew(run)}")
     for one in found.strays:
-        labels = look.labels_of(run) | ({observe.COMPONENT: one.name.removeprefix(f"{run}-")} if one.kind == "Job" else {})
+        labels = status_source.labels_of(run) | ({pod_status.COMPONENT: one.name.removeprefix(f"{run}-")} if one.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())
         said.append(f"{one} has lost its labels: kubectl label {one} {given} --overwrite -n {namespace}")
     return "; ".join(said)

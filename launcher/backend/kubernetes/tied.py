@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.backend.kubernetes import trouble
-from launcher.backend.kubernetes.api import claims_of
-from launcher.backend.kubernetes.trouble import Trouble
+from launcher.backend.kubernetes import diagnosis
+from launcher.backend.kubernetes.client import claims_of
+from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.render.kubernetes.objects import COMPONENT, HOUSEKEEPING, TENSORBOARD, VOLUME_LABEL
 
 Object = Mapping[str, Any]
@@ -26,7 +26,7 @@ _GIVE_UP = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"stat
 
 def of_pod(
     pod: Object, pods: Sequence[Object], claims: Iterable[Object], events: Iterable[Object], *, has_led: bool = False
-) -> Trouble | None:
+) -> Diagnosis | None:
     """Return what keeps a pod that waits from the node of its volume, None where that is not the reason or the node is not known.
 
     `pods` and `claims` are the run's, `events` those about the pod; `has_led` says that the task that leads has ended well.
@@ -56,47 +56,47 @@ def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
     return _NOT_BESIDE in _scheduling(pod) and all(_NOT_BESIDE in _scheduling(one) for one in mounting)
 
 
-def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: str) -> Trouble:
+def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: str) -> Diagnosis:
     if not _OF_THE_NODE.search(provisioner):  # a disk, which other nodes of its zone attach; that node may be gone for long
-        return Trouble(
+        return Diagnosis(
             "nodes",
-            f"its volume is in the zone of the node {node}, where it was made, and no node there takes it: {trouble.unschedulable(message)}",
+            f"its volume is in the zone of the node {node}, where it was made, and no node there takes it: {diagnosis.unschedulable(message)}",
             "another node of that zone will do: add one, or free what it asks for on one (kubectl get nodes -L topology.kubernetes.io/zone)",
         )
     if _is_lost(node, pods):
-        return Trouble(
+        return Diagnosis(
             "storage",
             f"its volume is on the node {node}, which is lost",
             "bring the node back; if it is gone for good, so is the volume: launcher down --delete-data, and start the run again",
         )
-    return Trouble(
+    return Diagnosis(
         "nodes",
-        f"its volume is on the node {node}, which does not take it: {trouble.unschedulable(message)}",
+        f"its volume is on the node {node}, which does not take it: {diagnosis.unschedulable(message)}",
         f"free what it asks for there, or let that node take pods again (kubectl describe node {node})",
     )
 
 
-def _beside(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool) -> Trouble | None:
+def _beside(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool) -> Diagnosis | None:
     others = [one for one in pods if one is not pod and _node(one) and _is_followed(one)]
     there = [one for one in others if one.get("status", {}).get("phase") in {"Running", "Pending"}]
     held = next((one for one in there if one["metadata"].get("deletionTimestamp") and _is_lost(_node(one), pods)), None)
     if held is not None:
         name = held["metadata"]["name"]
-        return Trouble(
+        return Diagnosis(
             "storage",
             f"the run's volume ties it to the node {_node(held)}, which is lost: the pod {name} still counts there",
             f"launcher wait gives that pod up; or: {_GIVE_UP.format(name)}",
         )
     if not there and has_led:
-        return Trouble(
+        return Diagnosis(
             "nodes", "the task that leads has ended, and no other pod shows where the run's volume can be used", _again(pod, pods)
         )
     if not there:
-        return Trouble("nodes", "waits for the task that leads, on whose node the run's volume is", "")
+        return Diagnosis("nodes", "waits for the task that leads, on whose node the run's volume is", "")
     node = _node(there[0])
-    return Trouble(
+    return Diagnosis(
         "nodes",
-        f"the run's volume ties it to the node {node}, which does not take it: {trouble.unschedulable(message)}",
+        f"the run's volume ties it to the node {node}, which does not take it: {diagnosis.unschedulable(message)}",
         f"free what it asks for on {node}, ask for less, or let it be on another node by a claim with storage.access: ReadWriteMany",
     )
 
@@ -115,15 +115,15 @@ def _is_followed(pod: Object) -> bool:
     return VOLUME_LABEL in labels and labels.get(COMPONENT) != HOUSEKEEPING
 
 
-def _attached(pod: Object, pods: Sequence[Object]) -> Trouble | None:
+def _attached(pod: Object, pods: Sequence[Object]) -> Diagnosis | None:
     mine = _claims(pod)
     nodes = [_node(one) for one in pods if one is not pod and mine & _claims(one) and _node(one) not in {"", _node(pod)}]
     if not nodes:
         return None
     node = nodes[-1]
     if not _is_lost(node, pods):
-        return Trouble("storage", f"its volume is in use on the node {node}", "it is free when the pod there has ended")
-    return Trouble(
+        return Diagnosis("storage", f"its volume is in use on the node {node}", "it is free when the pod there has ended")
+    return Diagnosis(
         "storage",
         f"its volume is still attached to the node {node}, which is lost",
         f"Kubernetes detaches it some six minutes after it has lost the node; at once: kubectl taint node {node} "
@@ -154,4 +154,4 @@ def _node(pod: Object) -> str:
 
 def _is_lost(node: str, pods: Iterable[Object]) -> bool:
     """Return whether a pod of the run tells that its node is lost: it does not answer, or the pod was given up for that."""
-    return any(_node(one) == node and trouble.is_silent(one) for one in pods)
+    return any(_node(one) == node and diagnosis.is_silent(one) for one in pods)

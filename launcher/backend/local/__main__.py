@@ -8,20 +8,20 @@ import resource
 import sys
 import traceback
 
-from launcher.backend.local.layout import Layout
-from launcher.backend.local.process import options, tell
-from launcher.backend.local.state import read_json
 from launcher.backend.local.supervisor import Supervisor
-from launcher.backend.local.trouble import explain
 from launcher.errors import LauncherError
 from launcher.plan.document import from_document
+from launcher.runs.child_process import options, tell
+from launcher.runs.os_errors import explain
+from launcher.runs.paths import RunPaths
+from launcher.runs.state_file import read_json
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Keep one run to its end. Returns 0 when it was kept, however it ended, and 1 when it could not be started."""
     given = options("launcher.backend.local", arguments)
     _allow_many_files()
-    layout = Layout(given.run_dir)
+    layout = RunPaths(given.run_dir)
     supervisor: Supervisor | None = None
     try:
         plan = from_document(read_json(layout.plan) or {})

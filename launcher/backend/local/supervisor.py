@@ -17,19 +17,19 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.backend.local import endings, leftovers, locks, ports, processes, state, summary
-from launcher.backend.local.layout import Layout
 from launcher.backend.local.lifelines import Lifelines
-from launcher.backend.local.record import Record, say
-from launcher.backend.local.restarts import Verdict
-from launcher.backend.local.signals import SignalPipe
-from launcher.backend.local.state import Snapshot
+from launcher.backend.local.signal_pipe import SignalPipe
 from launcher.backend.local.task import TaskRun
-from launcher.backend.model import RunStatus, State
-from launcher.backend.progress import Progress
 from launcher.plan.addresses import LOOPBACK, readdress
 from launcher.plan.document import to_document
 from launcher.plan.models import Plan
+from launcher.runs import locks, orphans, ports, process_identity, run_json, state_file, stop_order
+from launcher.runs.paths import RunPaths
+from launcher.runs.progress import Progress
+from launcher.runs.restart_policy import Verdict
+from launcher.runs.state_file import Snapshot
+from launcher.runs.state_writer import Record, say
+from launcher.runs.status import RunStatus, State
 from trainer.events import Event
 from trainer.exit_codes import ExitCode
 
@@ -52,7 +52,7 @@ class _Ending:
 class Supervisor:
     """One run from its first process to its last."""
 
-    def __init__(self, layout: Layout, plan: Plan, *, lifeline: int | None) -> None:
+    def __init__(self, layout: RunPaths, plan: Plan, *, lifeline: int | None) -> None:
         self._layout = layout
         self._selector = selectors.DefaultSelector()
         members = [task.name for task in plan.tasks if task.role != "evaluator"]
@@ -60,7 +60,7 @@ class Supervisor:
         held = {name: f"{LOOPBACK}:{port}" for name, port in zip(members, self._ports.ports, strict=True)}
         self.plan = readdress(plan, held)
         self._leader = self.plan.decisive[0]
-        self._trains = any(endings.trains(task) for task in self.plan.tasks)
+        self._trains = any(stop_order.trains(task) for task in self.plan.tasks)
         self._tasks = {task.name: TaskRun(task, layout.log(task.name)) for task in self.plan.tasks}
         self._progress = Progress()
         self._ending: _Ending | None = None
@@ -74,8 +74,8 @@ class Supervisor:
         self._home = locks.Hold(layout.lock)
         self._lost, self._seen = False, time.time()  # the directory, and when it was there last
         self._host = socket.gethostname()
-        self._self = processes.identify(os.getpid())
-        self._lifelines = Lifelines(endings.waves(self.plan))
+        self._self = process_identity.identify(os.getpid())
+        self._lifelines = Lifelines(stop_order.waves(self.plan))
         self._signals = SignalPipe(_SIGNALS)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         if lifeline is not None:
@@ -86,7 +86,7 @@ class Supervisor:
         """Start every task. Raises OSError when the machine does not let it; `abort` then ends what was started."""
         shutil.rmtree(self._layout.scratch, ignore_errors=True)  # stop files of an earlier run would stop this one's servers
         self._layout.scratch.mkdir()
-        state.write_json(self._layout.plan, to_document(self.plan))
+        state_file.write_json(self._layout.plan, to_document(self.plan))
         self._record.reserve()
         for task in self._tasks.values():
             task.log.note(f"run {self.plan.name} starts")
@@ -248,7 +248,7 @@ class Supervisor:
         say("the run's work is done")
         self._ending = _Ending(State.SUCCEEDED, "", [], self.plan.grace_period)
         for task in self._tasks.values():
-            self._dismiss(task, after=endings.own_time(self.plan, task.task), ending=self._ending)
+            self._dismiss(task, after=stop_order.own_time(self.plan, task.task), ending=self._ending)
 
     def _stop(self, reason: str, *, now: bool) -> None:
         self._stop_requests += 1
@@ -265,8 +265,8 @@ class Supervisor:
     def _stop_all(self, outcome: State, reason: str) -> _Ending:
         say(f"stopping: {reason}")
         began = self._progress.ready or not self._trains
-        grace = self.plan.grace_period if began else min(endings.NOTHING_TO_SAVE, self.plan.grace_period)
-        self._ending = ending = _Ending(outcome, reason, endings.waves(self.plan), grace)
+        grace = self.plan.grace_period if began else min(stop_order.NOTHING_TO_SAVE, self.plan.grace_period)
+        self._ending = ending = _Ending(outcome, reason, stop_order.waves(self.plan), grace)
         for task in self._tasks.values():
             if task.state == State.RESTARTING and not task.running:
                 task.settle(State.STOPPED, task.reason)
@@ -315,10 +315,10 @@ class Supervisor:
             task.close()
         if not self._lost:
             if self._trains:
-                summary.settle(self._layout, ending.state, ending.reason)
+                run_json.settle(self._layout, ending.state, ending.reason)
             shutil.rmtree(self._layout.scratch, ignore_errors=True)
         elif not self._layout.lock.exists():  # else a run that is starting there removes it
-            leftovers.remove_returned(self._layout, self._seen)
+            orphans.remove_returned(self._layout, self._seen)
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()
         self._ports.close()

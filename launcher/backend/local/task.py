@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.backend.lines import as_shown
-from launcher.backend.local import processes, restarts
-from launcher.backend.local.logfiles import LogWriter
-from launcher.backend.local.processes import Identity
-from launcher.backend.model import Restart, State, TaskStatus
-from launcher.backend.progress import Pace, whole
-from launcher.backend.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
+from launcher.runs import process_identity, restart_policy
+from launcher.runs.event_lines import as_shown
+from launcher.runs.log_files import LogWriter
+from launcher.runs.process_identity import Identity
+from launcher.runs.progress import Pace, whole
+from launcher.runs.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
+from launcher.runs.status import Restart, State, TaskStatus
 from trainer.events import MARK, Event, parse
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
@@ -105,7 +105,7 @@ class TaskRun:
             os.close(writing)
         os.set_blocking(reading, False)
         self.output = reading
-        self.identity = processes.identify(self._process.pid) or Identity(self._process.pid, "")
+        self.identity = process_identity.identify(self._process.pid) or Identity(self._process.pid, "")
         self.state, self.reason, self.exit_code, self.ended = State.RUNNING, "", None, None
         self.restart_at = self.term_at = self.kill_at = None
         self.failure = self.remedy = ""
@@ -127,13 +127,13 @@ class TaskRun:
     def poll(self) -> int | None:
         """Return the exit code once the process has ended, as shells tell it; the caller then calls `ended_with`."""
         code = self._process.poll() if self._process else None
-        return None if code is None else restarts.exit_code(code)
+        return None if code is None else restart_policy.exit_code(code)
 
     def ended_with(self, code: int) -> list[Event]:
         """Clean up after the process: kill what it left in its session, take in its last output; return the events."""
         if self._process is None:
             return []
-        processes.kill_session(self._process.pid)
+        process_identity.kill_session(self._process.pid)
         events: list[Event] = []
         if self.output is not None:
             for _ in range(_DRAIN // _READ):
@@ -152,15 +152,15 @@ class TaskRun:
         self._counted_in_place = 0
         return events
 
-    def verdict(self, code: int) -> restarts.Verdict:
+    def verdict(self, code: int) -> restart_policy.Verdict:
         """Return what follows from this exit."""
         rule = self.task.restart
         when = "on_failure" if code == ExitCode.PEER_LOST else rule.when  # that is the parent's own; the program's would be another
-        return restarts.verdict(code, counted=self._counted, max_restarts=rule.max_restarts, when=when)
+        return restart_policy.verdict(code, counted=self._counted, max_restarts=rule.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> float:
         """Note a restart and its cause; return the seconds until it is due."""
-        self._delay = restarts.delay(self._delay, ran_for=time.monotonic() - self._began)
+        self._delay = restart_policy.delay(self._delay, ran_for=time.monotonic() - self._began)
         self._counted += counts
         self.restarts.append(Restart(time.time(), self.attempt, self.exit_code, cause))
         self.state, self.reason = State.RESTARTING, cause
@@ -172,13 +172,13 @@ class TaskRun:
         """Ask the process to save and end; what it started hears of it from it."""
         self.told, self.term_at = True, None
         if self._process:
-            processes.send(self._process.pid, signal.SIGTERM)
+            process_identity.send(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End the process and all it started, now; and again later should one of them resist."""
         self.killed, self.term_at, self.kill_at = True, None, time.monotonic() + _KILL_AGAIN
         if self._process:
-            processes.kill_session(self._process.pid)
+            process_identity.kill_session(self._process.pid)
 
     def settle(self, state: State, reason: str = "") -> None:
         """Note how the task ended for good."""

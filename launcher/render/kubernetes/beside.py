@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from launcher.errors import UsageError
-from launcher.plan.groups import Group
+from launcher.plan.role_groups import Group
 from launcher.render.kubernetes.objects import NO_RIGHTS, Object, Run, env, literal, resources
 from launcher.spec import programs
 from launcher.spec.containers import Container, Mount

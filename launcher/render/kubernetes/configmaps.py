@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import code as code_files
 from launcher.plan import rules
-from launcher.plan.places import CONTAINER_PARENT
+from launcher.plan.paths import CONTAINER_PARENT
 from launcher.render import parent_file
 from launcher.render.kubernetes.objects import Object, Run, metadata
 

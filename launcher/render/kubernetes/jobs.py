@@ -4,7 +4,7 @@ import math
 
 from launcher.errors import UsageError
 from launcher.plan import rules
-from launcher.plan.groups import Group, groups
+from launcher.plan.role_groups import Group, groups
 from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration

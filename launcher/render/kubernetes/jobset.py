@@ -7,7 +7,7 @@ import dataclasses
 
 from launcher.plan import rules
 from launcher.plan.addresses import PORT, readdress
-from launcher.plan.groups import Group, groups
+from launcher.plan.role_groups import Group, groups
 from launcher.render.kubernetes import jobs, storage
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
 

@@ -1,7 +1,7 @@
 """How the tasks of a run find each other, and who else reaches them: the headless Service and the NetworkPolicies. Pure."""
 
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
-from launcher.render import board
+from launcher.render import tensorboard_command
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 
 
@@ -31,7 +31,7 @@ def policies(run: Run) -> list[Object]:
     found = [own]
     if run.has_tensorboard:
         boards = {"matchLabels": selector(run, TENSORBOARD)}
-        open_port: Object = {"ports": [{"protocol": "TCP", "port": board.PORT}]}
+        open_port: Object = {"ports": [{"protocol": "TCP", "port": tensorboard_command.PORT}]}
         found.append(_policy(run, f"{run.name}-tensorboard", boards, open_port, TENSORBOARD))
     return found
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan import rules
-from launcher.plan.groups import Group
 from launcher.plan.models import Task
-from launcher.plan.places import CONTAINER_CODE, CONTAINER_PARENT
+from launcher.plan.paths import CONTAINER_CODE, CONTAINER_PARENT
+from launcher.plan.role_groups import Group
 from launcher.render.kubernetes import beside, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.plan.groups import groups
 from launcher.plan.models import RoleName
-from launcher.plan.places import CONTAINER_RUNS
+from launcher.plan.paths import CONTAINER_RUNS
+from launcher.plan.role_groups import groups
 from launcher.plan.rules import leading_role
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
 from launcher.spec.models import ClusterSpec

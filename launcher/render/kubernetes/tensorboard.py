@@ -1,7 +1,7 @@
 """TensorBoard beside a run: a Deployment that reads the run's volume, and the Service in front of it. Pure."""
 
 from launcher.images import board_image
-from launcher.render import board
+from launcher.render import tensorboard_command
 from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.objects import TENSORBOARD, Object, Run, amounts, checked, metadata, pod_metadata, selector
 from launcher.spec.models import TensorBoard
@@ -26,7 +26,7 @@ def tensorboard(run: Run) -> list[Object]:
     }
     service = {
         "selector": selector(run, TENSORBOARD),
-        "ports": [{"name": "http", "port": wanted.port, "targetPort": board.PORT}],
+        "ports": [{"name": "http", "port": wanted.port, "targetPort": tensorboard_command.PORT}],
     }
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, name, TENSORBOARD), "spec": service},
@@ -39,10 +39,10 @@ def _template(run: Run, wanted: TensorBoard) -> Object:
     head["labels"] |= storage.volume_labels(run)
     volume, mount = pods.tmp()
     given = amounts(wanted.cpu, wanted.memory)
-    container = pods.container(run, TENSORBOARD, board.command(run.spec, run.plan)) | {
+    container = pods.container(run, TENSORBOARD, tensorboard_command.command(run.spec, run.plan)) | {
         "image": board_image(run.spec),
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
-        "ports": [{"name": "http", "containerPort": board.PORT}],
+        "ports": [{"name": "http", "containerPort": tensorboard_command.PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
         "resources": {"requests": _REQUESTS | given, "limits": _LIMITS | given},
         "volumeMounts": [storage.mount(read_only=True), mount],

@@ -11,16 +11,16 @@ from typing import Any
 import yaml
 
 from launcher.backend.docker.engine import Engine, endpoint
-from launcher.backend.docker.keeper import COMPOSE_FILE, Keeper
-from launcher.backend.docker.watch import Asked
-from launcher.backend.local import state
-from launcher.backend.local.layout import Layout
-from launcher.backend.model import RunStatus
+from launcher.backend.docker.event_stream import Asked
+from launcher.backend.docker.supervisor import COMPOSE_FILE, Keeper
 from launcher.cli.planning import planned
 from launcher.plan.models import Plan
 from launcher.render.compose import render
 from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import Source
+from launcher.runs import state_file
+from launcher.runs.paths import RunPaths
+from launcher.runs.status import RunStatus
 from tests.e2e.docker.running import Run, unique
 
 _WITHIN = 60.0
@@ -32,7 +32,7 @@ class Prepared:
 
     run: Run
     plan: Plan
-    layout: Layout
+    layout: RunPaths
     engine: Engine
 
     @property
@@ -54,7 +54,7 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     file = directory / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": name, **spec}))
     read, plan = planned(file, [], "docker", directory / "runs")
-    layout = Layout(directory / "runs" / ".docker" / name)
+    layout = RunPaths(directory / "runs" / ".docker" / name)
     layout.tasks.mkdir(parents=True)
     layout.lock.touch()
     found = Prepared(Run(name, directory / "runs"), plan, layout, Engine(endpoint()))
@@ -84,7 +84,7 @@ class Kept:
 
     def status(self) -> RunStatus:
         """Return what the keeper has written of it."""
-        snapshot = state.read(self.of.layout.state)
+        snapshot = state_file.read(self.of.layout.state)
         assert snapshot is not None
         return snapshot.status
 

@@ -16,10 +16,10 @@ from urllib.request import urlopen
 
 import yaml
 
-from launcher.backend.local import locks
-from launcher.backend.local.layout import Layout
 from launcher.docker_cli import DockerError, docker
 from launcher.render import labels
+from launcher.runs import locks
+from launcher.runs.paths import RunPaths
 from tests.e2e.busy import BUSY
 from tests.processes import free_port
 from trainer.events import Event, parse
@@ -218,7 +218,7 @@ def cleaned(name: str, runs: Path) -> Iterator[Run]:
     try:
         yield run
     finally:
-        if left(name) != NOTHING or locks.held(Layout(runs / ".docker" / name).lock):  # not where the test has removed it by itself
+        if left(name) != NOTHING or locks.held(RunPaths(runs / ".docker" / name).lock):  # not where the test has removed it by itself
             launch("down", name, "--now", "--delete-data", "--yes", runs=runs)
         for container in left(name)["containers"]:
             docker("rm", "--force", container)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.docker.begin import begin
+from launcher.backend.docker.compose_up import begin
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
 from tests.e2e.docker.conftest import Built

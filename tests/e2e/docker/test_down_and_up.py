@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.backend.docker.backend import DockerBackend
-from launcher.backend.local import locks
-from launcher.backend.local.layout import Layout
 from launcher.docker_cli import docker
+from launcher.runs import locks
+from launcher.runs.paths import RunPaths
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, ROOT, Run, launch, left, started
 
@@ -34,7 +34,7 @@ def file_of(run: Run) -> str:
 
 
 def is_locked(run: Run) -> bool:
-    return locks.held(Layout(run.runs / ".docker" / run.name).lock)
+    return locks.held(RunPaths(run.runs / ".docker" / run.name).lock)
 
 
 def in_background(run: Run, *arguments: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":

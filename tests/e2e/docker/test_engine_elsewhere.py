@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.backend.docker import keeper, watch
+from launcher.backend.docker import event_stream, supervisor
 from launcher.docker_cli import docker
 from tests.e2e.docker.keeping import kept
 from tests.e2e.docker.running import cleaned, launch, unique
@@ -57,8 +57,8 @@ def test_a_network_that_goes_silent_is_noticed(
     lose: Callable[[], None], by_relay: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is silent for longer than an answer may be.
-    monkeypatch.setattr(keeper, "_ANSWERS_WITHIN", 4)
-    monkeypatch.setattr(watch, "_SILENT", 3.0)
+    monkeypatch.setattr(supervisor, "_ANSWERS_WITHIN", 4)
+    monkeypatch.setattr(event_stream, "_SILENT", 3.0)
     program = "import time\nfor second in range(600):\n    print(f'second {second}', flush=True)\n    time.sleep(1)"
     with contextlib.ExitStack() as until_cleaned:
         with monkeypatch.context() as elsewhere:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.docker import keeper
+from launcher.backend.docker import supervisor
 from launcher.backend.docker.backend import DockerBackend
-from launcher.backend.model import ENDED, State
 from launcher.docker_cli import docker
+from launcher.runs.status import ENDED, State
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.keeping import Kept, kept
 from tests.e2e.docker.running import NOTHING, launch, left, started
@@ -124,7 +124,7 @@ def test_who_asks_twice_does_not_wait_for_what_does_not_stop(tmp_path: Path) -> 
 def test_an_engine_that_stays_away_is_not_waited_for_and_its_run_goes_on(
     tmp_path: Path, by_relay: dict[str, str], relay: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_ENGINE_BACK_WITHIN", 2.0)
+    monkeypatch.setattr(supervisor, "_ENGINE_BACK_WITHIN", 2.0)
     with contextlib.ExitStack() as until_cleaned:
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
@@ -184,7 +184,7 @@ def test_a_keeper_that_lost_its_directory_lets_a_run_alone_that_was_started_in_i
         layout.tasks.mkdir(parents=True)
         layout.lock.touch()
         there.of.file.write_text(text)
-        second = keeper.Keeper(layout, there.of.plan, there.of.engine)
+        second = supervisor.Keeper(layout, there.of.plan, there.of.engine)
         second.start()
         goes_on.set()
         there.thread.join(60)

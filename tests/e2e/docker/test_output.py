@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from docker.errors import NotFound
 
-from launcher.backend.docker import engine, look, output
+from launcher.backend.docker import container_status, engine, log_stream
 from launcher.backend.docker.engine import ERRORS, Endpoint, Engine, endpoint
-from launcher.backend.model import State
 from launcher.docker_cli import docker
 from launcher.render import labels
+from launcher.runs.status import State
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import until
 
@@ -52,9 +52,9 @@ def start(image: Built, client: Engine) -> Iterator[Any]:
 
 def test_what_was_written_can_be_read_again_and_from_anywhere(client: Engine, start: Any) -> None:
     container = start(WRITES)
-    followed = list(output.follow(client.client, container, "chief"))
+    followed = list(log_stream.follow(client.client, container, "chief"))
     docker("wait", container)
-    whole = list(output.read(client.client, container, "chief"))
+    whole = list(log_stream.read(client.client, container, "chief"))
     assert [line.text for _, line in whole] == LINES
     assert {line.task for _, line in whole} == {"chief"}
     times = [line.time for _, line in whole]
@@ -62,16 +62,16 @@ def test_what_was_written_can_be_read_again_and_from_anywhere(client: Engine, st
     assert abs(time.time() - times[-1]) < 60
     # What ends without a line's end the engine may write down only when who follows has been told of the end.
     assert followed in (whole, whole[:-1])
-    assert list(output.read(client.client, container, "chief", tail=2)) == whole[-2:]
+    assert list(log_stream.read(client.client, container, "chief", tail=2)) == whole[-2:]
     for already, (stamp, _) in enumerate(whole, 1):
-        assert list(output.read(client.client, container, "chief", after=stamp)) == whole[already:]
-        assert list(output.follow(client.client, container, "chief", after=stamp)) == whole[already:]
+        assert list(log_stream.read(client.client, container, "chief", after=stamp)) == whole[already:]
+        assert list(log_stream.follow(client.client, container, "chief", after=stamp)) == whole[already:]
 
 
 def test_following_ends_when_the_answer_is_closed_from_elsewhere(client: Engine, start: Any) -> None:
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
     answers: list[Any] = []
-    following = output.follow(client.client, container, "chief", opened=answers.append)
+    following = log_stream.follow(client.client, container, "chief", opened=answers.append)
     assert next(following)[1].text == "up"
     threading.Timer(0.5, answers[0].close).start()
     assert list(following) == []
@@ -86,17 +86,17 @@ def test_an_engine_that_goes_silent_is_not_waited_for(
     far.hurry(2)
 
     def written() -> list[str]:
-        return [line.text for _, line in output.read(far.client, container, "chief")]
+        return [line.text for _, line in log_stream.read(far.client, container, "chief")]
 
     until("its line", lambda: written() == ["up"], told=written)
     lose()
     with pytest.raises(ERRORS):
-        list(output.read(far.client, container, "chief"))
+        list(log_stream.read(far.client, container, "chief"))
 
 
 def test_a_container_that_is_gone_is_the_engine_s_own_error(client: Engine) -> None:
     with pytest.raises(NotFound, match="nobody"):
-        list(output.read(client.client, "nobody", "chief"))
+        list(log_stream.read(client.client, "nobody", "chief"))
 
 
 def test_a_container_is_gone_as_soon_as_it_is_being_removed(client: Engine, start: Any) -> None:
@@ -108,9 +108,9 @@ def test_a_container_is_gone_as_soon_as_it_is_being_removed(client: Engine, star
     removing = threading.Thread(target=seen.remove, kwargs={"force": True})
     removing.start()
     while removing.is_alive():
-        assert look.status(client, "removed", [seen]).state is State.SUCCEEDED
+        assert container_status.status(client, "removed", [seen]).state is State.SUCCEEDED
         with contextlib.suppress(NotFound):
-            list(output.read(client.client, container, "chief"))
+            list(log_stream.read(client.client, container, "chief"))
     removing.join()
     with pytest.raises(NotFound):
-        list(output.read(client.client, container, "chief"))
+        list(log_stream.read(client.client, container, "chief"))

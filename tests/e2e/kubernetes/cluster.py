@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from launcher.backend.kubernetes import look
-from launcher.backend.kubernetes.api import Cluster, status_of
-from launcher.backend.kubernetes.problems import UnreachableError
-from launcher.backend.model import RunStatus
+from launcher.backend.kubernetes import status_source
+from launcher.backend.kubernetes.client import Cluster, status_of
+from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.errors import LauncherError
+from launcher.runs.status import RunStatus
 from tests.e2e.busy import BUSY
 from tests.stand_in import stand_in
 
@@ -83,7 +83,7 @@ class Namespace:
 
     def status(self, run: str) -> RunStatus | None:
         """Return how a run is, as `launcher status` finds it, without a process for each look; None where it has no Jobs."""
-        return look.Watcher(self._cluster, run).status()
+        return status_source.Watcher(self._cluster, run).status()
 
     def runs(self, run: str) -> bool:
         """Return whether the status of a run is `running`."""

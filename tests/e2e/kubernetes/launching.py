@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes import volume
+from launcher.backend.kubernetes import helper_pod
 from launcher.cli.main import run
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 from tests.e2e.kubernetes.relay import Relay
@@ -100,4 +100,4 @@ def doctor(namespace: str, *arguments: str) -> tuple[int, dict[str, tuple[str, s
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `doctor` give up soon where something keeps its pod from starting that may yet mend itself."""
-    monkeypatch.setattr(volume, "_PROBE_HOPE", dict.fromkeys(volume._PROBE_HOPE, 3.0))
+    monkeypatch.setattr(helper_pod, "_PROBE_HOPE", dict.fromkeys(helper_pod._PROBE_HOPE, 3.0))

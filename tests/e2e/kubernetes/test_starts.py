@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes import record
-from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.problems import UnreachableError
+from launcher.backend.kubernetes import run_record
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.cli.planning import planned
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import Source
@@ -200,16 +200,16 @@ def test_a_start_that_does_not_hear_that_it_has_marked_the_run_is_not_in_its_own
     monkeypatch.setenv("KUBECONFIG", far.env["KUBECONFIG"])
     cluster = Cluster(namespace=launcher.namespace.name)
     # The first one is made, which the client does not try again by itself; the second one replaces it.
-    mark = record.new_mark(cluster, run, cluster.get("ConfigMap", "unheard-record"), None)
+    mark = run_record.new_mark(cluster, run, cluster.get("ConfigMap", "unheard-record"), None)
     relay.lose()
     with pytest.raises(UnreachableError):
-        record.take(cluster, run, mark)
-    assert record.take(cluster, run, mark)
+        run_record.take(cluster, run, mark)
+    assert run_record.take(cluster, run, mark)
     before = cluster.get("ConfigMap", "unheard-record")
-    mark, late = (record.new_mark(cluster, run, before, None) for _ in range(2))
+    mark, late = (run_record.new_mark(cluster, run, before, None) for _ in range(2))
     relay.lose()
-    assert record.take(cluster, run, mark)
-    assert record.is_held(cluster, mark)
-    assert not record.take(cluster, run, late)
-    record.undo(cluster, mark)
+    assert run_record.take(cluster, run, mark)
+    assert run_record.is_held(cluster, mark)
+    assert not run_record.take(cluster, run, late)
+    run_record.undo(cluster, mark)
     launcher.namespace.kubectl("delete", "configmap", "unheard-record")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes.observe import Seen, status
-from launcher.backend.model import RunStatus, State
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot, status
+from launcher.runs.status import RunStatus, State
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
@@ -48,7 +48,7 @@ def seen(namespace: Namespace, run: str) -> RunStatus:
     """Return the status of a run as the cluster tells of it now."""
     events = json.loads(namespace.kubectl("get", "events", "-o", "json"))["items"]
     claims = namespace.objects("PersistentVolumeClaim", run)
-    return status(Seen(run, namespace.objects("Job", run), namespace.pods(run), claims, events), time.time())
+    return status(ClusterSnapshot(run, namespace.objects("Job", run), namespace.pods(run), claims, events), time.time())
 
 
 def silent(namespace: Namespace) -> list[str]:

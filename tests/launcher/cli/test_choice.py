@@ -11,10 +11,11 @@ from typing import cast
 import pytest
 
 from launcher.backend.local.backend import LocalBackend
-from launcher.backend.model import Backend, RunStatus, State, Where
+from launcher.backend.model import Backend, Where
 from launcher.cli.backends import _choose, open_run
-from launcher.cli.runs import find_run, home, homes, run_names
+from launcher.cli.run_lookup import find_run, home, homes, run_names
 from launcher.errors import LauncherError, UsageError
+from launcher.runs.status import RunStatus, State
 from tests.launcher.backend.local.running import FOREVER, Runs
 
 

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.backend.stored import Stored
 from launcher.cli import main, unpacking
 from launcher.errors import LauncherError, UsageError
+from launcher.runs.stored import Stored
 from tests.launcher.cli.conftest import Cli, Spec
 
 

@@ -1,7 +1,7 @@
 """Where a reader of logs goes on after the last lines: tasks may be on machines whose clocks differ."""
 
-from launcher.backend.model import LogLine
 from launcher.cli.logs import Position
+from launcher.runs.status import LogLine
 
 WRITTEN = [LogLine(5.0, "worker-0", "a"), LogLine(9.0, "chief", "b"), LogLine(9.0, "chief", "c")]
 LATER = [LogLine(6.0, "worker-0", "its clock is behind"), LogLine(9.0, "chief", "of the same moment")]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import typer
 
-from launcher.backend.model import RunStatus, State
 from launcher.cli import owners
 from launcher.cli.down import _is_finished
 from launcher.errors import UsageError
+from launcher.runs.status import RunStatus, State
 
 MINE = RunStatus("digits", "kubernetes", State.STOPPED, user="ada")
 ANOTHERS = replace(MINE, mine=False)

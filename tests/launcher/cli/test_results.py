@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from launcher.backend.model import Backend, LogLine, Restart, RunStatus, State, TaskStatus
+from launcher.backend.model import Backend
 from launcher.cli import measures
 from launcher.cli.results import show_summary, without
+from launcher.runs.status import LogLine, Restart, RunStatus, State, TaskStatus
 
 FAILED = TaskStatus("chief", State.FAILED, exit_code=1)
 ERROR = "ValueError: no such file (/home/ada/net.py:7)"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from launcher.cli.main import run
-from launcher.cli.runs import command
+from launcher.cli.run_lookup import command
 from launcher.spec.schema import SCHEMA_FILE
 from tests.launcher.cli.conftest import Cli, Spec
 from trainer.strategies import Strategy

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from launcher.backend.model import RunStatus, State
 from launcher.cli.status import is_same
+from launcher.runs.status import RunStatus, State
 
 
 def test_a_run_whose_loss_is_nan_is_shown_again_only_where_something_has_changed() -> None:

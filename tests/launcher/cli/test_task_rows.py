@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.model import Restart, State, TaskStatus
 from launcher.cli import task_rows
 from launcher.cli.prefixes import Prefixes
+from launcher.runs.status import Restart, State, TaskStatus
 
 RESTART = Restart(time=0.0, attempt=1, exit_code=75, cause="a peer was lost")
 

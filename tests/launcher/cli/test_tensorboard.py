@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.local.ports import is_free
 from launcher.cli.main import run
+from launcher.runs.ports import is_free
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
 

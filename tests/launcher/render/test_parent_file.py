@@ -200,7 +200,7 @@ def test_every_module_of_it_can_be_imported(python: str, tmp_path: Path) -> None
 
 def test_a_traceback_tells_the_line_of_the_file() -> None:
     lines = parent_file.text().splitlines()
-    first = next(number for number, line in enumerate(lines, 1) if line.startswith("SOURCES['trainer.child']"))
+    first = next(number for number, line in enumerate(lines, 1) if line.startswith("SOURCES['trainer.process_group']"))
     assert f"({first}, r'''" in lines[first - 1]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.spec.models import ClusterSpec
 from launcher.spec.reference import reference_text
 from launcher.spec.schema import REFERENCE_FILE, SCHEMA_FILE, schema, schema_text
-from launcher.spec.sections import Model, section_of
+from launcher.spec.schema_lookup import Model, section_of
 from trainer.workloads.catalog import CATALOG
 
 HOW = "python -m launcher.spec.schema --write"

@@ -19,16 +19,16 @@ def main(index: int, addresses: list[str]) -> None:
     cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     from tests.trainer.engine.drivers import report_and_stay
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
-    from trainer.engine.local import LocalSession
-    from trainer.engine.ring import Ring
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.replicated import LocalSession
 
-    ring = Ring(len(addresses), index)
+    ring = AllReduce(len(addresses), index)
     ring.meet([f"worker-{i}" for i in range(len(addresses))], addresses)
     cases = {"epochs": False, "batches": True, "chief alone": True if index == 0 else None}
     report = trained(lambda workload, job: LocalSession(workload, job, ring), cases, _OPTIMIZER)

@@ -31,16 +31,16 @@ def main(scratch: str) -> None:
 
 
 def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
     from tests.trainer.engine.small import Alike, small_job
-    from trainer.engine.asynchronous import AsynchronousSession
-    from trainer.engine.ps_workers import connect
-    from trainer.engine.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.worker_pool import connect
     from trainer.tf_config import parse
 
     connection = connect(parse(here.tf_config))

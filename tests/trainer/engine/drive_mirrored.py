@@ -24,9 +24,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def main() -> None:
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
@@ -34,16 +34,16 @@ def main() -> None:
 
     from tests.trainer.engine import drive_callbacks
     from tests.trainer.engine.small import Small, small_job
-    from trainer.engine.local import LocalSession
+    from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
-    from trainer.engine.ring import Ring
+    from trainer.engine.replicated import LocalSession
 
     names = devices(2)
     report: dict[str, Any] = {}
     for name, (params, train) in CASES.items():
         sessions: list[Any] = [
             MirroredSession(Small(params), small_job(steps=STEPS, batch_size=BATCH, **train), names),
-            LocalSession(Small(params), small_job(steps=STEPS, batch_size=2 * BATCH, **train), Ring()),
+            LocalSession(Small(params), small_job(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),
         ]
         for session in sessions:
             session.push(0)
@@ -60,11 +60,11 @@ def main() -> None:
 def resumed(names: list[str]) -> float:
     """Return how far the rate is from what it was built with, after a resume from a checkpoint of a run whose rate fell."""
     from tests.trainer.engine.small import Small, small_job
-    from trainer.engine import compute
+    from trainer.engine import model_ops
     from trainer.engine.checkpoints import Checkpoints
     from trainer.engine.mirrored import MirroredSession
 
-    before = compute.build(Small({}), small_job(learning_rate={"schedule": "exponential", "decay_steps": 1}))
+    before = model_ops.build(Small({}), small_job(learning_rate={"schedule": "exponential", "decay_steps": 1}))
     session = MirroredSession(Small({}), small_job(steps=STEPS, batch_size=BATCH), names)
     with tempfile.TemporaryDirectory() as directory:
         Checkpoints(Path(directory), before.model, before.optimizer, keep=1).save(5)

@@ -56,21 +56,21 @@ def main(scratch: str) -> None:
 
 
 def compare(tf_config: str, scratch: str) -> dict[str, Any]:
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
     import numpy as np
 
     from tests.trainer.engine.small import Small
-    from trainer.engine import servers
-    from trainer.engine.asynchronous import AsynchronousSession
+    from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.job import Job, job
-    from trainer.engine.local import LocalSession
-    from trainer.engine.ps_workers import connect
-    from trainer.engine.ring import Ring
+    from trainer.engine.parameter_server import servers
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+    from trainer.engine.parameter_server.worker_pool import connect
+    from trainer.engine.replicated import LocalSession
     from trainer.settings import Train, TrainerSettings
     from trainer.tf_config import parse
 
@@ -88,7 +88,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
 
     for name, params in CASES.items():
         settings = SETTINGS.get(name, {})
-        local = LocalSession(Small(params), job_of(STEPS, **settings), Ring())
+        local = LocalSession(Small(params), job_of(STEPS, **settings), AllReduce())
         local.push(0)
         for _ in range(3):
             local.run(STEPS // 3)
@@ -124,15 +124,15 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
 def ended(params: dict[str, Any], job: Any, connection: Any) -> str:
     """Return what is said of a user's data that ends: known before the first step, or seen by a worker."""
     from tests.trainer.engine.small import Ending
-    from trainer.engine import endless
-    from trainer.engine.asynchronous import AsynchronousSession
+    from trainer.engine import data_length
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.workloads.errors import WorkloadError
 
     try:
         session = AsynchronousSession(Ending(params), job, connection, lambda: False)
         alive.append(session)
         session.push(0)
-        with endless.watched(job):
+        with data_length.watched(job):
             session.run(STEPS)
     except WorkloadError as error:
         return str(error)

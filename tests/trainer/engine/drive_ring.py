@@ -19,13 +19,14 @@ def main(index: int, addresses: list[str]) -> None:
     import tensorflow as tf
 
     from tests.trainer.engine.drivers import report_and_stay
-    from trainer.engine import ring, version
+    from trainer.engine import version
+    from trainer.engine.collectives import all_reduce
     from trainer.workloads.errors import WorkloadError
 
     random = np.random.default_rng(7 + index)
     gradients = [random.normal(size=shape).astype(kind) for shape, kind in (((300, 200), "f4"), ((3,), "f2"), ((), "f4"), ((5,), "f8"))]
 
-    def told(tasks: ring.Ring) -> dict[str, object]:
+    def told(tasks: all_reduce.AllReduce) -> dict[str, object]:
         @tf.function(autograph=False)
         def means() -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
             found, waited = tasks.mean_gradients([tf.constant(g) for g in gradients])
@@ -43,7 +44,7 @@ def main(index: int, addresses: list[str]) -> None:
     def refused(has_gpu: bool, number: int | None = None) -> str:
         own = version.number
         version.number = lambda: own() if number is None else number
-        tasks = ring.Ring(2, index)
+        tasks = all_reduce.AllReduce(2, index)
         tasks._hint = "nccl" if has_gpu else "ring"
         try:
             tasks.meet(NAMES, addresses)
@@ -58,10 +59,10 @@ def main(index: int, addresses: list[str]) -> None:
     report["an old version"] = refused(False, index)
     # The second task connects to the first one; where that is told to be nowhere, it cannot.
     for wire in ("float32", "bfloat16"):
-        tasks = ring.Ring(2, index, wire)
-        usual, ring._MEETING = ring._MEETING, 1.0
+        tasks = all_reduce.AllReduce(2, index, wire)
+        usual, all_reduce._MEETING = all_reduce._MEETING, 1.0
         report[f"{wire} notice"] = tasks.meet(NAMES, [NOWHERE, addresses[1]])
-        ring._MEETING = usual
+        all_reduce._MEETING = usual
         report[f"{wire} TensorFlow"] = told(tasks)
         tasks.barrier()
         report[f"{wire} no notice"] = tasks.meet(NAMES, addresses)

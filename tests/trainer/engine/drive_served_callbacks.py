@@ -30,18 +30,18 @@ def main(scratch: str) -> None:
 
 
 def report(tf_config: str, scratch: str) -> dict[str, Any]:
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras
         import tensorflow  # noqa: F401, ICN001
 
     from tests.trainer.engine.calling import Calling, Changing, calling_job, sum_of
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import loop
-    from trainer.engine.asynchronous import AsynchronousSession
-    from trainer.engine.ps_workers import connect
-    from trainer.engine.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.worker_pool import connect
     from trainer.events import Reporter
     from trainer.tf_config import parse
     from trainer.workloads.errors import WorkloadError

@@ -24,10 +24,10 @@ def main(index: int, addresses: list[str]) -> None:
     os.environ |= {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task}), "GRPC_FAIL_FAST": "use_caller"}
     import tensorflow as tf
 
-    from trainer.engine.ring import Ring
+    from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.session import PeerLostError
 
-    ring = Ring(len(NAMES), index)
+    ring = AllReduce(len(NAMES), index)
     ring.meet(NAMES, addresses)
 
     @tf.function(autograph=False)

@@ -47,19 +47,19 @@ def main(scratch: str) -> None:
 
 
 def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the other, on one cluster
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
     import numpy as np
 
     from tests.trainer.engine.small import Delayed, Small, small_job
-    from trainer.engine.local import LocalSession
-    from trainer.engine.ps_workers import connect
-    from trainer.engine.ring import Ring
-    from trainer.engine.synchronous import SynchronousSession
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.worker_pool import connect
+    from trainer.engine.replicated import LocalSession
     from trainer.tf_config import parse
 
     connection = connect(parse(here.tf_config))
@@ -83,7 +83,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         remote.close()
         batches = gradients.get("accumulate", 1)
         whole = {**gradients, "accumulate": 1, "wire": "float32"}
-        local = LocalSession(Small(params), small_job(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), Ring())
+        local = LocalSession(Small(params), small_job(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), AllReduce())
         local.push(0)
         local.run(ROUNDS)
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(weights(local), weights(remote), strict=True))

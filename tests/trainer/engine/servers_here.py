@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import lifeline
+from trainer import parent_death
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,7 +38,7 @@ class Servers:
         settings: dict[str, Any] = {"run": "drive", "strategy": "parameter_server", "run_dir": self.scratch, "scratch_dir": self.scratch}
         settings["train"] = {"workload": "mnist_mlp"}
         config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-        environment = {**os.environ, **lifeline.child_environment(), "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
+        environment = {**os.environ, **parent_death.child_environment(), "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
         self.processes[f"{role}-{index}"] = subprocess.Popen(
             [sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
         )

@@ -14,10 +14,10 @@ import pytest
 from tests.trainer.engine.calling import Calling, Changing, Make, calling_job
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
-from trainer.engine import callback_files, loop, record
+from trainer.engine import callback_files, loop, run_record
 from trainer.engine.callbacks import Hooks
-from trainer.engine.local import LocalSession
-from trainer.engine.ring import Ring
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.replicated import LocalSession
 from trainer.engine.session import DivergedError, Progress
 from trainer.events import Reporter
 
@@ -34,7 +34,7 @@ def train(
     """Train in this process, 25 steps an epoch; return session, outcome and what was reported."""
     workload = kind(make, **(params or {}))
     job = calling_job(workload, run_dir, **changes)
-    session = LocalSession(workload, job, Ring())
+    session = LocalSession(workload, job, AllReduce())
     output = Output()
     stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
     return session, loop.run(session, workload, job, Reporter("chief", output), stopped), output
@@ -79,7 +79,7 @@ def test_means_count_the_steps_that_were_measured_and_nothing_that_is_only_known
     told = Told()
     workload = Calling(lambda: [told])
     job = calling_job(workload, tmp_path, epochs=2)
-    session = LocalSession(workload, job, Ring())
+    session = LocalSession(workload, job, AllReduce())
     hooks = Hooks(session, workload, job, Reporter("chief", Output()))
     hooks.begin(0, None)
     # As the workers of servers tell: at first nothing, then of two of them, then nothing new.
@@ -189,8 +189,8 @@ def test_early_stopping_as_the_guide_has_it_ends_the_run_and_says_why(tmp_path: 
     assert (outcome.step % 25, outcome.step < 2500) == (0, True)
     why = f"the callback EarlyStoppingAtMinLoss.on_epoch_end has set model.stop_training in epoch {outcome.step // 25}"
     assert f"the run ends after step {outcome.step} of 2500: {why}" in notices(output)
-    assert record.read(tmp_path)["state"] == "succeeded"
-    assert record.read(tmp_path)["ended_early"] == why
+    assert run_record.read(tmp_path)["state"] == "succeeded"
+    assert run_record.read(tmp_path)["ended_early"] == why
     for weight, best in zip(session.model.get_weights(), stopping.best_weights, strict=True):
         np.testing.assert_array_equal(weight, best)
 
@@ -360,6 +360,6 @@ def test_nan_fails_the_run_or_ends_it_by_the_callback(tmp_path: Path) -> None:
     )
     assert (outcome.finished, outcome.step) == (True, 31)
     assert (
-        record.read(tmp_path / "warn")["ended_early"]
+        run_record.read(tmp_path / "warn")["ended_early"]
         == "the callback TerminateOnNaN.on_train_batch_end has set model.stop_training in epoch 2"
     )

@@ -9,15 +9,15 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Small, small_job
-from trainer.engine import compute, schedules
+from trainer.engine import model_ops, schedules
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 
 
-def built(train: dict[str, Any] | None = None, **params: object) -> compute.Built:
-    return compute.build(Small(params), small_job(1, **(train or {})))
+def built(train: dict[str, Any] | None = None, **params: object) -> model_ops.Built:
+    return model_ops.build(Small(params), small_job(1, **(train or {})))
 
 
-def checkpoints(directory: Path, state: compute.Built, keep: int = 3) -> Checkpoints:
+def checkpoints(directory: Path, state: model_ops.Built, keep: int = 3) -> Checkpoints:
     return Checkpoints(directory, state.model, state.optimizer, keep)
 
 
@@ -195,10 +195,10 @@ class Compiled(Small):
 @pytest.mark.parametrize("change", [SCHEDULE, {"gradients": {"clip_norm": 1.0}}, {"learning_rate": {"initial": 0.01}}])
 def test_a_compiled_model_resumes_with_another_rate_or_with_clipping(change: dict[str, Any], tmp_path: Path) -> None:
     for params, step in (({}, 50), ({"schedule": True}, 60)):
-        first = compute.build(Compiled(params), small_job(1))
+        first = model_ops.build(Compiled(params), small_job(1))
         first.optimizer.iterations.assign(step)
         checkpoints(tmp_path, first).save(step)
-        again = compute.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
+        again = model_ops.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
         checkpoints(tmp_path, again).restore(lambda _: None)
         assert int(again.optimizer.iterations.numpy()) == step
 
@@ -216,9 +216,9 @@ def test_an_optimizer_that_cannot_be_made_again_is_told_and_nothing_is_lost(tmp_
             decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
             return Closed(decay if self._params else 0.1)
 
-    checkpoints(tmp_path, compute.build(Owned({}), small_job(1))).save(10)
+    checkpoints(tmp_path, model_ops.build(Owned({}), small_job(1))).save(10)
     with pytest.raises(CheckpointError, match="with a constant learning rate before, and Closed cannot be made again"):
-        checkpoints(tmp_path, compute.build(Owned({"schedule": True}), small_job(1))).restore(pytest.fail)
+        checkpoints(tmp_path, model_ops.build(Owned({"schedule": True}), small_job(1))).restore(pytest.fail)
 
 
 def test_schedules_within_a_schedule_are_told_by_their_values() -> None:

@@ -11,9 +11,9 @@ from tests.trainer.engine.small import Small
 from trainer.engine.epochs import Pass, counted
 from trainer.engine.job import Job, job
 from trainer.settings import TrainerSettings
-from trainer.workloads.calling import Given
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.loading import load_workload
+from trainer.workloads.user_call import CallArguments
 from trainer.workloads.user_data import UserData
 
 
@@ -73,4 +73,4 @@ def pairs(count: int) -> tf.data.Dataset:
     ids=["arrays", "named arrays", "dataset", "batches", "unknown", "said"],
 )
 def test_the_examples_of_a_users_data_are_counted(data: Callable[[], Any], count: int | None) -> None:
-    assert UserData(data, Given("x:model", {}, "synthetic", 0), "train_data").count() == count
+    assert UserData(data, CallArguments("x:model", {}, "synthetic", 0), "train_data").count() == count

@@ -18,9 +18,9 @@ from tests.trainer.exported import assert_export_is_what_it_says
 from trainer.engine.export import BestModel
 from trainer.events import Reporter
 from trainer.settings import Export, direction
-from trainer.workloads.calling import Given
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.keras_model import KerasModel
+from trainer.workloads.user_call import CallArguments
 
 NAMES = ("loss", "accuracy")
 
@@ -69,7 +69,7 @@ class Compiled(KerasModel):
     def __init__(self, source: Callable[[], keras.Model]) -> None:
         inputs, targets = Small({})._inputs, Small({})._targets
         data = {"train_data": lambda: (inputs, targets), "eval_data": lambda: (inputs[:100], targets[:100])}
-        super().__init__(source, data, Given("mine:model", {}, "synthetic", 0))
+        super().__init__(source, data, CallArguments("mine:model", {}, "synthetic", 0))
 
 
 def compiled() -> keras.Model:

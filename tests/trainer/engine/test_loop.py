@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Poisoned, Small
-from trainer.engine import loop, record
+from trainer.engine import loop, run_record
 from trainer.engine.checkpoints import CheckpointError
+from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.job import Job, job
-from trainer.engine.local import LocalSession
-from trainer.engine.ring import Ring
+from trainer.engine.replicated import LocalSession
 from trainer.engine.session import DivergedError, Progress
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
@@ -64,7 +64,7 @@ def train(
     """Train in this process; returns session, outcome and what was reported."""
     workload = data({"dropout": True, "normalised": True} if params is None else params)
     chosen = settings(run_dir, steps, **changes)
-    session = kind(workload, chosen, Ring())
+    session = kind(workload, chosen, AllReduce())
     output = Output()
     stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
     outcome = loop.run(session, workload, chosen, Reporter("chief", output), stopped)
@@ -97,7 +97,7 @@ def test_checkpoints_and_evaluations_come_when_they_are_due(tmp_path: Path) -> N
     assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40, 45]
     assert [event["step"] for event in output.events("evaluated")] == [20, 40, 45]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.index")) == ["ckpt-40.index", "ckpt-45.index"]
-    kept = record.read(tmp_path)
+    kept = run_record.read(tmp_path)
     assert (kept["state"], kept["step"], kept["steps"]) == ("succeeded", 45, 45)
     assert kept["metrics"] == pytest.approx(outcome.metrics)
     assert list(tmp_path.glob("logs/train/events*"))
@@ -151,7 +151,7 @@ def test_a_stop_saves_first_and_the_run_goes_on_from_there(tmp_path: Path) -> No
     assert not outcome.finished
     assert outcome.step == 34
     assert output.events("checkpoint")[-1]["step"] == 34
-    assert record.read(tmp_path)["state"] == "stopped"
+    assert run_record.read(tmp_path)["state"] == "stopped"
     _, resumed, output = train(tmp_path, 100)
     assert output.events("restored")[0]["step"] == 34
     assert resumed.step == 100

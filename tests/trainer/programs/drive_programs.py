@@ -42,7 +42,7 @@ def main(scratch: Path) -> None:
 
 
 def report(tf_config: str, scratch: Path) -> dict[str, Any]:
-    from trainer.engine import program
+    from trainer.engine.manual import program
     from trainer.programs.cluster import Cluster
     from trainer.programs.device_log import DeviceLog
     from trainer.programs.loading import load_program

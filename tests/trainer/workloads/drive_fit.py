@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).with_name("own_code"))]
 
 from benchmarks.processes import free_addresses  # noqa: E402
 from tests.trainer.engine.servers_here import ENVIRONMENT, servers  # noqa: E402
-from trainer import lifeline  # noqa: E402
+from trainer import parent_death  # noqa: E402
 
 # Of two replicas, what has no mean over each one's own batch in it: in the others that is another than over both batches.
 SAME = {
@@ -36,7 +36,7 @@ REFUSED = {
 
 
 def main(strategy: str, *task: str) -> None:
-    lifeline.die_with_parent()
+    parent_death.die_with_parent()
     os.environ |= {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with _cluster(strategy, task) as processes:
         print(json.dumps(train_all(strategy)), flush=True)
@@ -58,21 +58,21 @@ def _cluster(strategy: str, task: tuple[str, ...]) -> Iterator[list["subprocess.
         index, *addresses = task or ("0", *free_addresses(2))
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": int(index)}})
         if not task:
-            environment = {**os.environ, **lifeline.child_environment()}
+            environment = {**os.environ, **parent_death.child_environment()}
             command = [sys.executable, __file__, strategy, "1", *addresses]
             others = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)]
     yield others
 
 
 def train_all(strategy: str) -> dict[str, Any]:
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():
+    with silent_import.importing():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
     from tests.trainer.workloads.fitting import by_keras, by_trainer, workload
-    from trainer.engine import ring
+    from trainer.engine.collectives import all_reduce
     from trainer.workloads.errors import WorkloadError
 
     models, session, index = import_module("fitted").MODELS, *_sessions(strategy)
@@ -80,7 +80,7 @@ def train_all(strategy: str) -> dict[str, Any]:
     for number, name in enumerate(SAME[strategy]):
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
         for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
-            setattr(ring, constant, getattr(ring, constant) + 1000 * number)
+            setattr(all_reduce, constant, getattr(all_reduce, constant) + 1000 * number)
         made = workload(models[name])
         ours = by_trainer(session(made), made)
         if index == 0:
@@ -98,11 +98,11 @@ def train_all(strategy: str) -> dict[str, Any]:
 def _sessions(strategy: str) -> tuple[Any, int]:
     """Return what makes a session for a workload, and the place of this task."""
     from tests.trainer.workloads.fitting import BATCH, job_of
-    from trainer.engine.asynchronous import AsynchronousSession
-    from trainer.engine.local import LocalSession
+    from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
-    from trainer.engine.ps_workers import connect
-    from trainer.engine.ring import Ring
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+    from trainer.engine.parameter_server.worker_pool import connect
+    from trainer.engine.replicated import LocalSession
     from trainer.tf_config import parse
 
     if strategy == "parameter_server":
@@ -113,7 +113,7 @@ def _sessions(strategy: str) -> tuple[Any, int]:
         names = devices(2)
         return lambda made: MirroredSession(made, job, names), 0
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    tasks = Ring(2, index)
+    tasks = AllReduce(2, index)
     return lambda made: LocalSession(made, job, tasks), index
 
 

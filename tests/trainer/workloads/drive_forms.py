@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(Path(__file__).with_name("own_code"))]
 
 from tests.trainer.engine.servers_here import ENVIRONMENT, free_ports, servers  # noqa: E402
-from trainer import lifeline  # noqa: E402
+from trainer import parent_death  # noqa: E402
 
 STEPS = 150
 
@@ -59,7 +59,7 @@ def forms(strategy: str) -> list[str]:
 
 
 def main(strategy: str, scratch: str, tf_config: str = "") -> None:
-    lifeline.die_with_parent()
+    parent_death.die_with_parent()
     os.environ |= ENVIRONMENT
     # As few as the launcher plans, to see that no pipeline waits for a thread that waits for it.
     os.environ["TF_NUM_INTEROP_THREADS"] = {"mirrored": "2", "parameter_server": "4"}.get(strategy, "1")
@@ -85,7 +85,7 @@ def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, 
     elif strategy == "multi_worker_mirrored" and not tf_config:
         held, addresses = free_ports(2)
         own, others = (json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}) for i in range(2))
-        environment = {**os.environ, **lifeline.child_environment()}
+        environment = {**os.environ, **parent_death.child_environment()}
         other = subprocess.Popen([sys.executable, __file__, strategy, scratch, others], env=environment, stdout=subprocess.DEVNULL)
         try:
             yield own, [other]
@@ -98,16 +98,18 @@ def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, 
 
 
 def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import numpy as np
         import tensorflow as tf
 
-    from trainer.engine import compute, ring, servers
+    from trainer.engine import model_ops
     from trainer.engine.checkpoints import Checkpoints
+    from trainer.engine.collectives import all_reduce
     from trainer.engine.job import job
+    from trainer.engine.parameter_server import servers
     from trainer.settings import Train, TrainerSettings
     from trainer.tf_config import parse
     from trainer.workloads.loading import load_workload
@@ -117,7 +119,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
     for number, name in enumerate(forms(strategy)):
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
         for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
-            setattr(ring, constant, getattr(ring, constant) + 1000 * number)
+            setattr(all_reduce, constant, getattr(all_reduce, constant) + 1000 * number)
         form = name.removesuffix(SYNC)
         sync = {"replicas_to_aggregate": 1} if form != name else None
         train = Train.model_validate({"workload": form, "params": FORMS[form], "steps": STEPS, "batch_size": 16, "sync": sync})
@@ -135,7 +137,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
             losses.append(session.run(STEPS // 5).loss)
         session.settle()
         session.pull()
-        evaluated = compute.Evaluator(workload, session.model, 64)()
+        evaluated = model_ops.Evaluator(workload, session.model, 64)()
         trained = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
         report[name] = {"losses": losses, "evaluated": evaluated, "weights": [value.ravel().tolist() for value in trained]}
         if session.is_chief:
@@ -163,11 +165,11 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
 
 def _sessions(strategy: str, tf_config: str) -> Any:
     from trainer.engine import mirrored
-    from trainer.engine.asynchronous import AsynchronousSession
-    from trainer.engine.local import LocalSession
-    from trainer.engine.ps_workers import connect
-    from trainer.engine.ring import Ring
-    from trainer.engine.synchronous import SynchronousSession
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.engine.parameter_server.worker_pool import connect
+    from trainer.engine.replicated import LocalSession
     from trainer.tf_config import parse
 
     if strategy == "parameter_server":
@@ -178,7 +180,7 @@ def _sessions(strategy: str, tf_config: str) -> Any:
     if strategy == "mirrored":
         names = mirrored.devices(2)
         return lambda workload, work: mirrored.MirroredSession(workload, work, names)
-    ring = Ring(2, json.loads(tf_config)["task"]["index"]) if tf_config else Ring()
+    ring = AllReduce(2, json.loads(tf_config)["task"]["index"]) if tf_config else AllReduce()
     return lambda workload, work: LocalSession(workload, work, ring)
 
 

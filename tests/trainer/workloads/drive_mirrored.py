@@ -15,19 +15,19 @@ STEPS = 12
 
 
 def main(scratch: str) -> None:
-    from trainer import quiet
+    from trainer import silent_import
 
-    with quiet.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
     import numpy as np
 
-    from trainer.engine import averages, compute
+    from trainer.engine import model_ops, moving_averages
+    from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.job import Job, job
-    from trainer.engine.local import LocalSession
     from trainer.engine.mirrored import MirroredSession, devices
-    from trainer.engine.ring import Ring
+    from trainer.engine.replicated import LocalSession
     from trainer.settings import TrainerSettings
     from trainer.workloads.cifar10 import Cifar10
 
@@ -43,7 +43,7 @@ def main(scratch: str) -> None:
         return {f"{number} {v.name}": np.asarray(v.value) for number, v in enumerate(variables)}
 
     mirrored = MirroredSession(workload, job_of(8), devices(2))
-    single = LocalSession(workload, job_of(16), Ring())
+    single = LocalSession(workload, job_of(16), AllReduce())
     report: dict[str, Any] = {"replicas": mirrored.replicas, "losses": [], "rates": []}
     before = values(mirrored)
     for session in (mirrored, single):
@@ -58,8 +58,8 @@ def main(scratch: str) -> None:
     report["moved"] = {name: float(np.max(np.abs(value - before[name]))) for name, value in here.items()}
     report["evaluations"] = []
     for session in (mirrored, single):
-        evaluate = compute.Evaluator(workload, session.model, 500)
-        with averages.shown(session.model, session.optimizer):
+        evaluate = model_ops.Evaluator(workload, session.model, 500)
+        with moving_averages.shown(session.model, session.optimizer):
             averaged = evaluate()["loss"]
         report["evaluations"].append([averaged, evaluate()["loss"]])
     report["unchanged"] = all(np.array_equal(value, here[name]) for name, value in values(mirrored).items())

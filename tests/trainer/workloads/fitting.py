@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import averages, compute
+from trainer.engine import model_ops, moving_averages
 from trainer.engine.job import Job, job
 from trainer.settings import TrainerSettings
-from trainer.workloads.calling import Given
 from trainer.workloads.keras_model import KerasModel
 from trainer.workloads.protocol import Shard
+from trainer.workloads.user_call import CallArguments
 
 STEPS, BATCH = 4, 16
 Source = tuple[Callable[[], keras.Model], Callable[[], Any]]
@@ -36,7 +36,7 @@ class Fitted:
 
 def workload(source: Source, **more: Any) -> KerasModel:
     model, data = source
-    return KerasModel(model, {"train_data": data, "eval_data": data, **more}, Given("mine:model", {}, "synthetic", 0))
+    return KerasModel(model, {"train_data": data, "eval_data": data, **more}, CallArguments("mine:model", {}, "synthetic", 0))
 
 
 def job_of(batch: int = BATCH, strategy: str = "single", **train: Any) -> Job:
@@ -69,8 +69,8 @@ def by_trainer(session: Any, ours: KerasModel) -> Fitted:
     session.push(0)
     progress = session.run(STEPS, finish=True)
     session.pull()
-    with averages.shown(session.model, session.optimizer):
-        weights, evaluated = _weights(session.model), compute.evaluator(ours, session.model, BATCH)()
+    with moving_averages.shown(session.model, session.optimizer):
+        weights, evaluated = _weights(session.model), model_ops.evaluator(ours, session.model, BATCH)()
     return Fitted(weights, {"loss": progress.loss, **progress.metrics}, evaluated)
 
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tests.trainer.engine.test_loop import Output
 from tests.trainer.tensorboard_reader import read_events
-from trainer.engine import averages, compute, loop
+from trainer.engine import loop, model_ops, moving_averages
+from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.job import Job, job
-from trainer.engine.local import LocalSession
-from trainer.engine.ring import Ring
+from trainer.engine.replicated import LocalSession
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 from trainer.workloads.averaged_sgd import AveragedSGD
@@ -46,7 +46,7 @@ def settings(run_dir: Path, steps: int, **train: Any) -> Job:
 def trained(run_dir: Path, steps: int, **train: Any) -> tuple[LocalSession, loop.Outcome, Output]:
     chosen = settings(run_dir, steps, **train)
     workload = Cifar10(params=SMALL, data="synthetic", seed=0)
-    session = LocalSession(workload, chosen, Ring())
+    session = LocalSession(workload, chosen, AllReduce())
     output = Output()
     return session, loop.run(session, workload, chosen, Reporter("chief", output), lambda: False), output
 
@@ -151,8 +151,8 @@ def test_it_learns_in_600_small_steps_resumes_exactly_and_evaluates_the_averages
     for mine, theirs in zip(_state(straight), _state(resumed), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert outcome.metrics == whole.metrics
-    with averages.shown(straight.model, straight.optimizer):
-        assert compute.Evaluator(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
+    with moving_averages.shown(straight.model, straight.optimizer):
+        assert model_ops.Evaluator(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
 
 
 def as_it_was_at(step: int, run_dir: Path, copy: Path) -> Path:
@@ -180,10 +180,10 @@ class Linear(Cifar10):
 
 def test_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
     linear = Linear(params={}, data="synthetic", seed=0)
-    session = LocalSession(linear, settings(tmp_path, 600), Ring())
+    session = LocalSession(linear, settings(tmp_path, 600), AllReduce())
     session.push(0)
     session.run(600)
-    assert compute.Evaluator(linear, session.model, 500)()["accuracy"] < 0.35
+    assert model_ops.Evaluator(linear, session.model, 500)()["accuracy"] < 0.35
 
 
 def test_summaries(workload: Cifar10, model: keras.Model, tmp_path: Path) -> None:

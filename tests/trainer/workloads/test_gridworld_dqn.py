@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads import gridworld
-from trainer.workloads.dueling import Dueling
+from trainer.workloads.dueling_network import Dueling
 from trainer.workloads.errors import DataError, WorkloadError
 from trainer.workloads.gridworld import EPISODE, GOALS, Boards
 from trainer.workloads.gridworld_dqn import BOARD, EXPERIENCE, GridworldDqn

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.workloads.fitting import Fitted, Source, by_keras, by_trainer, job_of, workload
-from trainer.engine.local import LocalSession
-from trainer.engine.ring import Ring
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.replicated import LocalSession
 from trainer.workloads.errors import WorkloadError
 
 
@@ -24,7 +24,7 @@ def models() -> Iterator[dict[str, Source]]:
 
 def trained(source: Source, more: dict[str, Any] | None = None, **train: Any) -> Fitted:
     made = workload(source, **(more or {}))
-    return by_trainer(LocalSession(made, job_of(**train), Ring()), made)
+    return by_trainer(LocalSession(made, job_of(**train), AllReduce()), made)
 
 
 @pytest.mark.parametrize(

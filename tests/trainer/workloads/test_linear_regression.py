@@ -11,9 +11,9 @@ import tensorflow as tf
 from tests.trainer.engine.test_loop import Output
 from tests.trainer.tensorboard_reader import read_events
 from trainer.engine import loop
+from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.job import job
-from trainer.engine.local import LocalSession
-from trainer.engine.ring import Ring
+from trainer.engine.replicated import LocalSession
 from trainer.events import Reporter
 from trainer.settings import Train, TrainerSettings
 from trainer.workloads.catalog import with_defaults
@@ -31,7 +31,7 @@ def trained(run_dir: Path, steps: int, stop_after: int | None = None, **train: A
     values = {"run": "line", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch")}
     chosen = job(TrainerSettings.model_validate({**values, "train": {"workload": "linear_regression", "steps": steps, **train}}))
     line = LinearRegression(params={}, data="synthetic", seed=0)
-    session = LocalSession(line, chosen, Ring())
+    session = LocalSession(line, chosen, AllReduce())
     output = Output()
     stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
     return loop.run(session, line, chosen, Reporter("chief", output), stopped), output

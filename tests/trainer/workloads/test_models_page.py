@@ -9,8 +9,8 @@ import pytest
 
 from tests.trainer.engine.test_loop import Output, settings
 from trainer.engine import loop
-from trainer.engine.local import LocalSession
-from trainer.engine.ring import Ring
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.replicated import LocalSession
 from trainer.events import Reporter
 from trainer.workloads.loading import load_workload
 
@@ -29,7 +29,7 @@ def test_the_programs_of_the_page_load_what_a_run_has_stored(tmp_path: Path, mon
     run_dir = tmp_path / "runs" / "circle"
     job = settings(run_dir, 300, workload="circle:model", export=None, checkpoint={"every_steps": 300}, evaluate={"every_steps": 0})
     workload = load_workload(job.train)
-    loop.run(LocalSession(workload, job, Ring()), workload, job, Reporter("chief", Output()), lambda: False)
+    loop.run(LocalSession(workload, job, AllReduce()), workload, job, Reporter("chief", Output()), lambda: False)
     shutil.copytree((run_dir / "export" / "best").resolve(), "circle-model")
     shutil.copytree(run_dir / "checkpoints", "circle-checkpoints")
     programs = blocks("models.md")

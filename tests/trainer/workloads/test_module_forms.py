@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import small_job
-from trainer.engine import compute
+from trainer.engine import model_ops
 from trainer.settings import Train
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.loading import load_workload
@@ -141,8 +141,8 @@ def workload(name: str, **params: Any) -> Workload:
 @pytest.mark.parametrize("name", ["compiled:model", "outputs:model"])
 def test_an_evaluation_is_what_keras_says(name: str) -> None:
     made = workload(name)
-    model = compute.build(made, small_job()).model
-    ours = compute.Evaluator(made, model, batch_size=32)()
+    model = model_ops.build(made, small_job()).model
+    ours = model_ops.Evaluator(made, model, batch_size=32)()
     parts = [np.concatenate(part) for part in zip(*((tf.nest.flatten(b)) for b in made.eval_data(32)), strict=True)]
     batch = tf.nest.pack_sequence_as(made.eval_data(32).element_spec, parts)
     inputs, targets = batch
@@ -154,7 +154,7 @@ def test_an_evaluation_is_what_keras_says(name: str) -> None:
 
 def test_a_batchs_metrics_leave_no_trace_in_the_metrics_variables() -> None:
     made = workload("compiled:model")
-    model = compute.build(made, small_job()).model
+    model = model_ops.build(made, small_job()).model
     inputs, targets = next(iter(made.eval_data(20)))
     outputs = model(inputs)
     first, again = made.metrics(targets, outputs), made.metrics(targets, outputs)
@@ -163,7 +163,7 @@ def test_a_batchs_metrics_leave_no_trace_in_the_metrics_variables() -> None:
 
 def test_variables_are_found_again_by_name_and_hold_their_start_values() -> None:
     made = workload("functions:three")
-    model = compute.build(made, small_job(4)).model
+    model = model_ops.build(made, small_job(4)).model
     names = [v.name for v in model.variables]
     assert names.count("kernel") == 2
     assert "seed_generator_state" in names
@@ -172,13 +172,13 @@ def test_variables_are_found_again_by_name_and_hold_their_start_values() -> None
     inputs, _ = next(iter(made.train_data(Shard(4, seed=0))))
     first, again = model(inputs, training=False), model(inputs, training=False)
     np.testing.assert_array_equal(first["predictions"], again["predictions"])
-    other = compute.build(workload("functions:three"), small_job(5)).model
+    other = model_ops.build(workload("functions:three"), small_job(5)).model
     assert not np.array_equal(model.trainable_variables[0].numpy(), other.trainable_variables[0].numpy())
 
 
 def test_given_values_take_the_variables_places() -> None:
     made = workload("functions:four", units=3)
-    model = compute.build(made, small_job()).model
+    model = model_ops.build(made, small_job()).model
     inputs, _ = next(iter(made.train_data(Shard(4, seed=0))))
     trained = [tf.zeros_like(v.value) for v in model.trainable_variables]
     kept = [v.value for v in model.non_trainable_variables]
@@ -191,7 +191,7 @@ def test_given_values_take_the_variables_places() -> None:
 
 def test_a_served_model_function_takes_features_alone(tmp_path: Path) -> None:
     made = workload("functions:three")
-    model = compute.build(made, small_job()).model
+    model = model_ops.build(made, small_job()).model
     model.export(str(tmp_path / "model"), format="tf_saved_model", verbose=False)
     features, targets = next(iter(made.eval_data(5)))[0]
     loaded = tf.saved_model.load(str(tmp_path / "model"))
@@ -201,7 +201,7 @@ def test_a_served_model_function_takes_features_alone(tmp_path: Path) -> None:
 
 def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
     made = workload("forms_functions:branch", cap=2.0)
-    model = compute.build(made, small_job()).model
+    model = model_ops.build(made, small_job()).model
     run = tf.function(lambda features: model((features, tf.zeros([1, 1])))["predictions"][0, 0], autograph=False)
     assert [float(run(tf.constant([[x] * 4]))) for x in (0.25, 3.0)] == [1.0, 0.0]
 
@@ -248,7 +248,7 @@ def test_what_is_wrong_is_said(name: str, params: dict[str, Any], message: str) 
 
 
 def train_a_step(made: Workload) -> None:
-    model = compute.build(made, small_job()).model
+    model = model_ops.build(made, small_job()).model
     inputs, _ = next(iter(made.train_data(Shard(2, seed=0))))
     for training in (True, False):
         tf.function(lambda: model(inputs, training=training), autograph=False)()  # noqa: B023 - called at once

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from trainer.workloads import pipeline, user_data
-from trainer.workloads.calling import Given
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
+from trainer.workloads.user_call import CallArguments
 
 
 def examples(count: int) -> tf.data.Dataset:
@@ -175,7 +175,7 @@ def test_a_padding_of_the_users_own_pads_the_batches_that_are_made_of_the_exampl
         data = tf.data.Dataset.from_generator(lambda: ((np.ones(n), np.full(n, 2), 1.0) for n in lengths), output_signature=signature)
         return data.padded_batch(2, padding_values=(0, -1, 0.0)).map(lambda x, y, w: (x, y, w) if weighted else (x, y))
 
-    data = user_data.UserData(train_data, Given("own:model", {}, "", 1), "train_data")
+    data = user_data.UserData(train_data, CallArguments("own:model", {}, "", 1), "train_data")
     if not weighted:  # what each value is for is known by the types of all parts alone
         with pytest.raises(
             WorkloadError, match="padding values for int32, int32, float32, and what was done after it makes examples of int32, int32"

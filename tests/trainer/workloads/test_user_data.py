@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.workloads.test_pipeline import examples, generated
-from trainer.workloads.calling import Given
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
+from trainer.workloads.user_call import CallArguments
 from trainer.workloads.user_data import UserData
 
-GIVEN = Given("mine:model", {"rows": 6}, "synthetic", 3)
+GIVEN = CallArguments("mine:model", {"rows": 6}, "synthetic", 3)
 
 
 def data(source: Any) -> UserData:

@@ -12,8 +12,8 @@ import pytest
 
 from launcher.backend.docker import volumes
 from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine, asking
-from launcher.backend.stored import Part
 from launcher.errors import LauncherError, UsageError
+from launcher.runs.stored import Part
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import admission, volume
-from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.problems import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes import admission, helper_pod
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.errors import LauncherError
 from launcher.images import image_for
 from launcher.plan import planner
@@ -24,7 +24,7 @@ def kinds(roles: object = ROLES, **options: Any) -> list[admission.Kind]:
     values = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "kubernetes": options}
     spec = ClusterSpec.model_validate(values)
     run = Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
-    return admission.kinds(manifests.objects(run), volume.helper(run))
+    return admission.kinds(manifests.objects(run), helper_pod.helper(run))
 
 
 def quota(hard: dict[str, str], used: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:

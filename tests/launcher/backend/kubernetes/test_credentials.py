@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes import api, backend
-from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.problems import CredentialsError
-from launcher.backend.model import OutOfSightError, RunStatus, State, Where
+from launcher.backend.kubernetes import backend, client
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import CredentialsError
+from launcher.backend.model import Where
 from launcher.errors import LauncherError
+from launcher.runs.status import OutOfSightError, RunStatus, State
 
 # Writes down each call, and gives the token of a file for a minute.
 PLUGIN = """\
@@ -54,7 +55,7 @@ Configure = Callable[[object], None]
 def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
     """Have a cluster, and return what writes a kubeconfig whose user has these credentials. A login may be renewed at once."""
     monkeypatch.setattr(Guarded, "token", "first")
-    monkeypatch.setattr(api, "_LOGIN_EVERY", 0.0)
+    monkeypatch.setattr(client, "_LOGIN_EVERY", 0.0)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -146,7 +147,7 @@ def test_a_thread_whose_credentials_another_has_renewed_asks_again(configure: Co
     cluster = Cluster()
     refused = cluster._dynamic
     cluster._log_in()
-    monkeypatch.setattr(api, "_LOGIN_EVERY", 60.0)
+    monkeypatch.setattr(client, "_LOGIN_EVERY", 60.0)
     assert cluster._has_logged_in_again(refused)
     assert not cluster._has_logged_in_again(cluster._dynamic)
 

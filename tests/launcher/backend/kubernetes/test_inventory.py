@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import inventory, record
-from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.inventory import Found, Thing
-from launcher.backend.model import RunStatus, State, TaskStatus
+from launcher.backend.kubernetes import inventory, run_record
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.inventory import Found, ObjectRef
+from launcher.runs.status import RunStatus, State, TaskStatus
 
 
 def claim(**head: Any) -> dict[str, Any]:
@@ -33,12 +33,12 @@ def test_a_claim_that_is_not_the_runs_any_more(there: dict[str, Any] | None, cod
 
 
 def test_the_claim_is_that_of_the_spec_that_the_run_was_started_with() -> None:
-    assert record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": "team"}}'}}) == "team"
-    assert record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": null}}'}}) == "digits"
+    assert run_record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": "team"}}'}}) == "team"
+    assert run_record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": null}}'}}) == "digits"
 
 
 TASKS = ("chief", "worker-0", "worker-1", "evaluator")
-JOBS = {role: Thing("Job", f"digits-{role}", role) for role in ("chief", "worker", "evaluator")}
+JOBS = {role: ObjectRef("Job", f"digits-{role}", role) for role in ("chief", "worker", "evaluator")}
 
 
 def told(found: Found, *tasks: str, state: State = State.RUNNING) -> RunStatus:
@@ -47,7 +47,7 @@ def told(found: Found, *tasks: str, state: State = State.RUNNING) -> RunStatus:
 
 
 def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
-    run = told(Found(gone=(JOBS["worker"], Thing("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
+    run = told(Found(gone=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
     assert (run.state, run.eta, run.missing) == (State.PENDING, None, ("job/digits-worker", "configmap/digits-cluster"))
     assert run.reason.startswith(
         "job/digits-worker, configmap/digits-cluster were deleted: `launcher down digits --on kubernetes` and another `up`"
@@ -57,7 +57,7 @@ def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
 
 
 def test_a_run_that_still_makes_steps_runs() -> None:
-    run = told(Found(gone=(Thing("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
+    run = told(Found(gone=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
 
 
@@ -82,4 +82,4 @@ def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
     nothing = SimpleNamespace(get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [])
     assert inventory.Watch(cast("Cluster", nothing), "digits").look() == Found()
     nothing.now = lambda: 1_000_000.0  # whoever started it has died over it
-    assert inventory.Watch(cast("Cluster", nothing), "digits").look().gone == (Thing("Job", "digits-chief", "1"),)
+    assert inventory.Watch(cast("Cluster", nothing), "digits").look().gone == (ObjectRef("Job", "digits-chief", "1"),)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes import room, trouble
+from launcher.backend.kubernetes import diagnosis, room
 
 NODES = [
     {
@@ -39,7 +39,7 @@ def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
     ],
 )
 def test_what_no_waiting_mends_is_told_with_what_there_is(wanted: dict[str, Any], nodes: list[dict[str, Any]], remedy: str) -> None:
-    found = trouble.of_pod(wanted, (), nodes)
+    found = diagnosis.of_pod(wanted, (), nodes)
     assert found is not None
     assert found.remedy.startswith(remedy)
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import forward, observe
-from launcher.backend.kubernetes.api import Cluster
-from launcher.backend.kubernetes.observe import Seen
-from launcher.backend.model import TaskStatus
+from launcher.backend.kubernetes import pod_status, port_forward
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import VOLUME_LABEL
+from launcher.runs.status import TaskStatus
 from tests.launcher.backend.kubernetes.objects import COMPLETE, NOW, ended, event, job, pod, running
 
 # As the scheduler of Kubernetes 1.34 writes it, and that of 1.33.
@@ -42,9 +42,9 @@ def waiting(role: str, message: str = "", node: str = "") -> dict[str, Any]:
 def told(*pods: dict[str, Any], events: tuple[dict[str, Any], ...] = (), provisioner: str = LOCAL_PATH) -> TaskStatus:
     """Return how the last pod's task is."""
     jobs = [job(role) for role in dict.fromkeys(one["metadata"]["labels"]["app.kubernetes.io/component"] for one in pods)]
-    seen = Seen("digits", jobs, pods, [claim(provisioner)], events)
+    seen = ClusterSnapshot("digits", jobs, pods, [claim(provisioner)], events)
     role = pods[-1]["metadata"]["labels"]["app.kubernetes.io/component"]
-    return next(task for task in observe.status(seen, NOW).tasks if task.name == role)
+    return next(task for task in pod_status.status(seen, NOW).tasks if task.name == role)
 
 
 def lost(role: str, node: str) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node() -> None:
 def test_a_pod_that_holds_others_to_a_lost_node_is_named_with_the_command_that_frees_them() -> None:
     board = mounting(running("tensorboard"), "node-3", conditions=[{"type": "Ready", "status": "False", "reason": "NodeNotReady"}])
     board["metadata"]["deletionTimestamp"] = "2026-01-01T00:08:00Z"
-    seen = Seen("digits", [job("chief")], [board, waiting("chief", BESIDE)], [claim()])
-    (task,) = observe.status(seen, NOW).tasks
+    seen = ClusterSnapshot("digits", [job("chief")], [board, waiting("chief", BESIDE)], [claim()])
+    (task,) = pod_status.status(seen, NOW).tasks
     assert "ties it to the node node-3, which is lost: the pod digits-tensorboard-0-00 still counts there" in task.reason
     assert 'kubectl patch pod digits-tensorboard-0-00 --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\'' in task.remedy
 
@@ -117,8 +117,8 @@ ALONE = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
 )
 def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_way_on(boards: list[dict[str, Any]], remedy: str) -> None:
     pods = [mounting(ended("chief", 0), "node-2"), *boards, waiting("evaluator", ALONE)]
-    seen = Seen("digits", [job("chief", 1, COMPLETE), job("evaluator")], pods, [claim()])
-    task = next(task for task in observe.status(seen, NOW).tasks if task.name == "evaluator")
+    seen = ClusterSnapshot("digits", [job("chief", 1, COMPLETE), job("evaluator")], pods, [claim()])
+    task = next(task for task in pod_status.status(seen, NOW).tasks if task.name == "evaluator")
     assert task.reason == "1m: the task that leads has ended, and no other pod shows where the run's volume can be used"
     assert remedy in task.remedy
 
@@ -152,7 +152,7 @@ def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_t
 def await_board(listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Callable[..., None], board: object = None) -> None:
     """Wait for the TensorBoard of a cluster that lists this, and has `board` as its Deployment."""
     cluster = SimpleNamespace(listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: board, words=lambda: "mine")
-    forward.await_board(cast("Cluster", cluster), "digits")
+    port_forward.await_board(cast("Cluster", cluster), "digits")
 
 
 def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_what_it_waits_for(

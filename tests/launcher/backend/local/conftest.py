@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.local import processes, state
-from launcher.backend.local.layout import Layout
 from launcher.plan.document import to_document
 from launcher.plan.models import Plan
+from launcher.runs import process_identity, state_file
+from launcher.runs.paths import RunPaths
 from tests.launcher.backend.local.running import Runs
 
 
@@ -24,11 +24,11 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     yield made
     directories = list(made.directory.iterdir()) if made.directory.is_dir() else []
     for path in directories:
-        snapshot = state.read(Layout(path).state)
-        if snapshot and snapshot.supervisor and processes.alive(snapshot.supervisor):
+        snapshot = state_file.read(RunPaths(path).state)
+        if snapshot and snapshot.supervisor and process_identity.alive(snapshot.supervisor):
             os.kill(snapshot.supervisor.pid, signal.SIGKILL)
         for pid in made.processes(path.name):
-            processes.send(pid, signal.SIGKILL)
+            process_identity.send(pid, signal.SIGKILL)
     for fd in made.backend._lifelines.values():
         os.close(fd)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.local import processes, state
 from launcher.backend.local.backend import LocalBackend
-from launcher.backend.local.layout import Layout
-from launcher.backend.model import ENDED, RunStatus
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Scope, Task
+from launcher.runs import process_identity, state_file
+from launcher.runs.paths import RunPaths
+from launcher.runs.status import ENDED, RunStatus
 
 FOREVER = "print('up'); time.sleep(60)"
 # Ends as the trainer does: saves when asked, says when, and exits 143.
@@ -90,13 +90,13 @@ class Runs:
         ]
         return "\n".join([f"{name} is {status.state}, {status.reason or 'for no reason'}; processes {self.processes(name)}", *tasks])
 
-    def layout(self, name: str = "run") -> Layout:
+    def layout(self, name: str = "run") -> RunPaths:
         """Return where the run keeps its files."""
-        return Layout(self.directory / name)
+        return RunPaths(self.directory / name)
 
     def supervisor(self, name: str = "run") -> int:
         """Return the process id of a run's supervisor."""
-        snapshot = state.read(self.layout(name).state)
+        snapshot = state_file.read(self.layout(name).state)
         assert snapshot is not None
         assert snapshot.supervisor is not None
         return snapshot.supervisor.pid
@@ -104,7 +104,11 @@ class Runs:
     def processes(self, name: str = "run") -> list[int]:
         """Return every process that was started for the run, wherever it went, the supervisor not among them."""
         mine = str(self.directory / name)
-        return [pid for pid in processes._running() if processes.session_of(pid) is not None and processes.belongs(pid, run_dir=mine)]
+        return [
+            pid
+            for pid in process_identity._running()
+            if process_identity.session_of(pid) is not None and process_identity.belongs(pid, run_dir=mine)
+        ]
 
 
 def _task(name: str, text: str, place: int, *, scope: Scope, max_restarts: int, env: dict[str, str], supervised: bool) -> Task:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.local import processes
-from launcher.backend.model import State
 from launcher.errors import UsageError
+from launcher.runs import process_identity
+from launcher.runs.status import State
 from tests.launcher.backend.local.running import FOREVER, SAVES, Runs, event
 
 
@@ -217,7 +217,7 @@ def test_the_supervisor_needs_neither_tensorflow_nor_what_draws_on_terminals(run
     if maps.exists():
         assert "tensorflow" not in maps.read_text()
         assert "pydantic" not in maps.read_text()
-    assert processes.identify(runs.supervisor()) is not None
+    assert process_identity.identify(runs.supervisor()) is not None
     runs.backend.stop("run")
 
 

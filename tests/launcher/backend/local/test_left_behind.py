@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.local import leftovers, processes
-from launcher.backend.model import State
 from launcher.errors import LauncherError
 from launcher.plan.models import Plan
+from launcher.runs import orphans, process_identity
+from launcher.runs.status import State
 from tests.launcher.backend.local.running import FOREVER, SAVES, STUBBORN, Runs, event
 
 
@@ -22,7 +22,7 @@ def test_what_a_task_leaves_behind_is_gone_before_it_is_started_again(runs: Runs
     child = "import time; time.sleep(60)"
     runs.start({"chief": f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid); sys.exit(1)"}, max_restarts=1)
     runs.until("chief to be restarted", lambda: runs.backend.status("run").tasks[0].state == State.RESTARTING)
-    assert processes.identify(int(runs.lines()[0])) is None
+    assert process_identity.identify(int(runs.lines()[0])) is None
     runs.backend.stop("run")
 
 
@@ -82,7 +82,7 @@ def test_what_is_left_is_ended_also_while_another_looks(runs: Runs) -> None:
     lock = os.open(runs.layout().lock, os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_SH)
     threading.Timer(0.3, os.close, [lock]).start()
-    leftovers.clear(runs.layout(), now=True)
+    orphans.clear(runs.layout(), now=True)
     assert runs.processes() == []
 
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_ended_is_told_and_not_forgotten(runs: Runs, monkeypatch:
     os.kill(runs.supervisor(), signal.SIGKILL)
     runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     with monkeypatch.context() as patched:
-        patched.setattr(processes, "kill_session", lambda _leader: False)  # as for a process that another user owns
+        patched.setattr(process_identity, "kill_session", lambda _leader: False)  # as for a process that another user owns
         with pytest.raises(LauncherError, match=rf"cannot be ended: chief \(pid {pid}\)"):
             runs.backend.stop("run")
     runs.backend.stop("run")

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from launcher.backend.local import backend, leftovers, processes
-from launcher.backend.model import State
+from launcher.backend.local import backend
 from launcher.cli import main
 from launcher.errors import UsageError
+from launcher.runs import orphans, process_identity, supervised_runs
+from launcher.runs.status import State
 from tests.launcher.backend.local.running import FOREVER, Runs
 
 # Sees that its directory is gone, and can save in its place.
@@ -59,7 +60,7 @@ def test_its_tasks_end_and_nothing_comes_back(runs: Runs) -> None:
     supervisor = runs.supervisor()
     shutil.rmtree(runs.layout().run_dir)
     runs.until("the tasks to end", lambda: gone(runs))
-    runs.until("the supervisor to end", lambda: processes.identify(supervisor) is None)
+    runs.until("the supervisor to end", lambda: process_identity.identify(supervisor) is None)
     assert not runs.layout().run_dir.exists()
     assert runs.backend.runs() == []
     with pytest.raises(UsageError, match="there is no run run"):
@@ -72,7 +73,7 @@ def test_a_run_that_is_started_in_its_place_waits_for_the_end_and_is_let_alone(r
     shutil.rmtree(runs.layout().run_dir)
     up(runs)
     assert not before & set(runs.processes())
-    runs.until("the first supervisor to end", lambda: processes.identify(supervisor) is None)
+    runs.until("the first supervisor to end", lambda: process_identity.identify(supervisor) is None)
     assert runs.backend.status("run").state == State.RUNNING
     assert runs.supervisor() != supervisor
     runs.backend.stop("run")
@@ -83,7 +84,8 @@ def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     up(runs)
-    monkeypatch.setattr(backend, "_KILL_WAIT", 0.3)
+    for module in (backend, supervised_runs):
+        monkeypatch.setattr(module, "KILL_WAIT", 0.3)
     with unheard(runs.supervisor()):
         shutil.rmtree(runs.layout().run_dir)
         with pytest.raises(UsageError, match=r"tasks of an earlier run run in .* still run: process \d+, \d+"):
@@ -105,7 +107,7 @@ def test_a_checkpoint_that_is_saved_before_the_end_does_not_bring_it_back(runs: 
     shutil.rmtree(run_dir)
     runs.until("the chief to save", (run_dir / "run.json").exists)
     os.kill(supervisor, signal.SIGCONT)
-    runs.until("the supervisor to end", lambda: processes.identify(supervisor) is None)
+    runs.until("the supervisor to end", lambda: process_identity.identify(supervisor) is None)
     assert not run_dir.exists()
 
 
@@ -132,7 +134,7 @@ def test_what_somebody_else_put_in_its_place_stays(runs: Runs) -> None:
     old = layout.run_dir / "checkpoints" / "ckpt-9.index"
     old.touch()
     os.utime(old, (1, 1))
-    leftovers.remove_returned(layout, since=2)
+    orphans.remove_returned(layout, since=2)
     assert old.exists()
 
 

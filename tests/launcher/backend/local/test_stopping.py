@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from launcher.backend.model import State
+from launcher.runs.status import State
 from tests.launcher.backend.local.running import SAVES, STUBBORN, Runs
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.local import locks
-from launcher.backend.model import State
 from launcher.errors import LauncherError, UsageError
+from launcher.runs import locks
+from launcher.runs.status import State
 from tests.launcher.backend.local.running import FOREVER, Runs, event
 
 

@@ -1,0 +1,149 @@
+"""What a keeper hears: lines of every task and the engine's events, read by threads and put in one queue."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.backend.docker import log_stream
+from launcher.backend.docker.engine import ERRORS, Engine
+from launcher.render import labels
+from launcher.runs.status import LogLine
+
+_AGAIN = 0.3  # seconds before an engine, or a container that ended, is asked again
+_SELDOM = 2.0  # the same where nothing came the last times: the engine reads the whole log to find that
+# An answer that brings nothing for so long is asked for anew: the way to an engine elsewhere can be lost without a word, and
+# the client waits for ever then.
+_SILENT = 30.0
+_LOOK_EVERY = 2.0
+# What reading raises when the answer is closed meanwhile, besides what the client raises: the connection is taken apart under it.
+_CLOSED = (*ERRORS, ValueError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """A task wrote a line."""
+
+    task: str
+    line: LogLine
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task's container ended, or is started again; its exit code."""
+
+    task: str
+    code: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Somebody wants the run to stop: by a signal's number, or because the launcher is gone (None)."""
+
+    signal: int | None
+
+
+Heard = Wrote | Ended | Asked
+Inbox = queue.SimpleQueue[Heard]
+
+
+class _Answers:
+    """The answers of the engine that are being read, by who reads them, and when each last brought something."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[Any, float]] = {}
+
+    def opened(self, reader: str, answer: Any) -> None:
+        """Note an answer that is about to be read."""
+        with self._lock:
+            self._open[reader] = (answer, time.monotonic())
+
+    def heard(self, reader: str) -> None:
+        """Note that it brought something."""
+        with self._lock:
+            if reader in self._open:
+                self._open[reader] = (self._open[reader][0], time.monotonic())
+
+    def close(self, *, silent_for: float) -> None:
+        """Close those that have brought nothing for so many seconds: who reads them asks anew."""
+        before = time.monotonic() - silent_for
+        with self._lock:
+            silent = {reader: answer for reader, (answer, last) in self._open.items() if last <= before}
+            for reader in silent:
+                del self._open[reader]
+        for answer in silent.values():
+            with contextlib.suppress(*_CLOSED):  # over ssh it cannot be closed, and ssh itself notices
+                answer.close()
+
+
+class Watch:
+    """Follows the containers of a run until it is closed, through restarts of theirs and of the engine."""
+
+    def __init__(self, engine: Engine, run: str, containers: dict[str, str], inbox: Inbox) -> None:
+        self._engine, self._run, self._inbox = engine, run, inbox
+        self._closing = threading.Event()
+        self._answers = _Answers()
+        self._since: Any = None  # which events are known: seconds, and as the engine takes them nine digits of a fraction
+        self._logs = [
+            threading.Thread(target=self._follow, args=(task, container), name=f"log of {task}", daemon=True)
+            for task, container in containers.items()
+        ]
+        others = [threading.Thread(target=self._again, args=(it,), name=it.__name__, daemon=True) for it in (self._events, self._renew)]
+        for thread in (*self._logs, *others):
+            thread.start()
+
+    def renew(self) -> None:
+        """Ask for everything anew: the engine was away."""
+        self._answers.close(silent_for=0.0)
+
+    def close(self, within: float) -> None:
+        """Read what ended containers still have to say, for up to `within` seconds, and stop."""
+        self._closing.set()
+        deadline = time.monotonic() + within
+        for thread in self._logs:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _again(self, listen: Callable[[], None]) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(*_CLOSED):
+                listen()
+            self._closing.wait(_AGAIN)
+
+    def _renew(self) -> None:
+        while not self._closing.wait(_LOOK_EVERY):
+            self._answers.close(silent_for=_SILENT)
+
+    def _events(self) -> None:
+        wanted = {"type": "container", "event": "die", "label": f"{labels.RUN}={self._run}"}
+        events = self._engine.client.events(decode=True, filters=wanted, since=self._since)
+        self._answers.opened("", events)
+        for event in events:
+            self._answers.heard("")
+            if nanoseconds := event.get("timeNano"):
+                self._since = "{}.{:09d}".format(*divmod(int(nanoseconds) + 1, 10**9))
+            attributes = (event.get("Actor") or {}).get("Attributes") or {}
+            task, code = attributes.get(labels.TASK), str(attributes.get("exitCode", ""))
+            if task and code.isdecimal():
+                self._inbox.put(Ended(task, int(code)))
+
+    def _follow(self, task: str, container: str) -> None:
+        after, wait = "", _AGAIN
+
+        def opened(answer: Any) -> None:
+            self._answers.opened(task, answer)
+
+        while True:
+            last = self._closing.is_set()
+            wait = min(2 * wait, _SELDOM)
+            with contextlib.suppress(*_CLOSED):
+                for stamp, line in log_stream.follow(self._engine.client, container, task, after=after, opened=opened):
+                    after, wait = stamp, _AGAIN
+                    self._answers.heard(task)
+                    self._inbox.put(Wrote(task, line))
+            if last:
+                return
+            self._closing.wait(wait)

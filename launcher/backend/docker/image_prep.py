@@ -1,0 +1,130 @@
+"""What a start needs first: an engine with Compose, an image that it has, and directories that it can see."""
+
+import queue
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher import images
+from launcher.backend.docker.engine import Endpoint, check_compose
+from launcher.backend.docker.errors import explain
+from launcher.docker_cli import DockerError, docker
+from launcher.errors import LauncherError, UsageError
+from launcher.image_build.context import sources
+from launcher.images import Image
+from launcher.spec.container_rules import is_mounted
+from launcher.spec.models import ClusterSpec
+from launcher.spec.rules import is_directory_name
+
+_PULL_WAIT = 3600.0
+
+
+def prepare(spec: ClusterSpec, place: Endpoint) -> Iterator[str]:
+    """Yield what is found or made, as it comes. Raises LauncherError with what is missing and what to do."""
+    check_compose()
+    check_directories(spec, place)
+    if spec.train is not None and spec.train.data == "download":
+        yield "data: download puts the tasks on a network where programs of the engine's host reach TensorFlow's port (docs/docker.md)"
+    for name in images.all_for(spec):
+        yield from _image(spec, name)
+
+
+def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
+    found = images.find(name)
+    gpu = name == images.GPU_IMAGE
+    if found is None and not images.is_ours(name):
+        yield f"image {name} is not there yet: it is pulled now"
+        _pull(name)
+    elif found is None:
+        yield f"image {name} is not there yet: it is built now, as `{images.build_command(name)}` does"
+        yield from _build(gpu=gpu)
+    elif _is_stale(spec, found):
+        yield f"image {name} is there, of other sources than this launcher's: it is built anew, as `{images.build_command(name)}` does"
+        try:
+            yield from _build(gpu=gpu, base_image=found.labels.get(images.BASE_NAME))
+        except LauncherError as error:
+            command = images.build_command(name)
+            as_it_is = f"or build it as the one before was, with the options of `{command}`; or take that as it is: --set image={name}"
+            raise LauncherError(error.message, f"{error.remedy}; {as_it_is}") from error
+    else:
+        yield f"image {name} is there ({found.size / 1e9:.2f} GB; {_why(spec, found)})"
+
+
+def _is_stale(spec: ClusterSpec, found: Image) -> bool:
+    """Tell whether our image is known to be of other sources: a change of the trainer would not be in what runs."""
+    of = found.labels.get(images.SOURCES)
+    return images.is_ours(found.name) and spec.image is None and of is not None and of != sources()
+
+
+def _why(spec: ClusterSpec, found: Image) -> str:
+    if spec.image or not images.is_ours(found.name):
+        return "the spec names it"
+    ours = "the trainer's own, for a spec with GPUs" if found.name == images.GPU_IMAGE else "the trainer's own, for a spec without GPUs"
+    if images.SOURCES in found.labels:
+        return ours
+    return f"{ours}; from which sources it does not tell, so `{images.build_command(found.name)}` after changes of the trainer"
+
+
+def check_directories(spec: ClusterSpec, place: Endpoint) -> None:
+    """Raise UsageError where the engine is on another machine and the spec needs directories of this one."""
+    if place.is_local:
+        if missing := next((volume for volume in spec.volumes if volume.path and not Path(volume.path).is_dir()), None):
+            raise UsageError(f"the volume {missing.name} is the directory {missing.path}, which is not there", "make it, or name another")
+        return
+    where = f"the Docker engine is on another machine ({place.host}), which cannot mount directories of this one"
+    if spec.code is not None:
+        raise UsageError(
+            f"{where}: code: {spec.code}",
+            f"put it into an image: launcher image build --code {spec.code} --tag NAME, then image: NAME instead of code",
+        )
+    if volume := next((volume for volume in spec.volumes if volume.path), None):
+        raise UsageError(
+            f"{where}: the volume {volume.name}: {volume.path}", "say by `source: {hostPath: {path: ...}}` where that machine has it"
+        )
+    if spec.train is not None and is_directory_name(spec.train) and not is_mounted(spec.volumes, spec.train.data):
+        raise UsageError(f"{where}: train.data: {spec.train.data}", "use data: download or synthetic, or put the files into an image")
+
+
+def _pull(name: str) -> None:
+    try:
+        docker("pull", "--quiet", name, deadline=_PULL_WAIT)
+    except DockerError as error:
+        raise _not_pulled(error, name) from error
+
+
+def _not_pulled(error: DockerError, name: str) -> LauncherError:
+    told = explain(error.output or error.message, f"pulling the image {name}")
+    if not re.search(r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake|HTTP response to HTTPS", error.output):
+        return told
+    return DockerError(
+        told.message,
+        f"check the name in `image`, and that the engine reaches that registry: docker pull {name}; or build or load the image",
+        error.output,
+    )
+
+
+def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
+    """Build our image, on what the one before was built on, and yield each step as it is done."""
+    from launcher.image_build.build import Request, build
+    from launcher.image_build.steps import Step
+
+    told: queue.SimpleQueue[str | LauncherError | None] = queue.SimpleQueue()
+
+    def tell(what: object) -> None:
+        if isinstance(what, Step) and what.seconds is None:
+            told.put(f"building: {what.title}")
+
+    def make() -> None:
+        try:
+            build(Request(gpu=gpu, base_image=base_image), tell)
+        except LauncherError as error:
+            told.put(error)
+        else:
+            told.put(None)
+
+    threading.Thread(target=make, name="build", daemon=True).start()
+    while (said := told.get()) is not None:
+        if isinstance(said, LauncherError):
+            raise said
+        yield said

@@ -1,0 +1,59 @@
+"""Containers stopped for good: asked to save and leave, and never started again by the engine."""
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from docker.errors import APIError, NotFound
+from docker.models.containers import Container
+
+from launcher.backend.docker.container_status import members
+from launcher.backend.docker.engine import ERRORS
+
+_WITHIN = 600.0
+# What the engine calls the states in which something of a container runs, or is about to.
+_RUNNING = frozenset({"running", "paused", "restarting"})
+
+
+def stop(container: Container, grace: int) -> None:
+    """Have the engine stop a container, whatever it does now, and kill it after `grace` seconds. Raises one of engine.ERRORS."""
+    with contextlib.suppress(APIError):  # an engine that cannot promise that can still stop it
+        never_again(container)
+    if container.status == "paused":
+        with contextlib.suppress(APIError):  # it was let go on meanwhile
+            container.unpause()
+    # Also one that has ended, as far as is known: the engine may be about to start it again.
+    container.stop(timeout=grace)
+
+
+def never_again(container: Container) -> None:
+    """Tell the engine not to start a container again, by itself or when it is itself started again. Raises one of engine.ERRORS."""
+    never: Any = {"Name": "no"}
+    container.update(restart_policy=never)
+
+
+def stop_running(containers: Iterable[Container]) -> bool:
+    """Stop the tasks that run, each within its own grace period, and wait until they have; False when none runs.
+
+    Raises one of engine.ERRORS when one cannot be stopped.
+    """
+    running = [container for container in members(containers).values() if container.status in _RUNNING]
+    errors: list[Exception] = []
+    threads = [threading.Thread(target=_stop, args=(container, errors), daemon=True) for container in running]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_WITHIN)
+    if errors:
+        raise errors[0]
+    return bool(running)
+
+
+def _stop(container: Container, errors: list[Exception]) -> None:
+    try:
+        stop(container, int(container.attrs["Config"].get("StopTimeout") or 30))
+    except NotFound:
+        pass  # gone, which is as good
+    except ERRORS as error:
+        errors.append(error)

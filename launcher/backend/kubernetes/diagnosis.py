@@ -1,0 +1,373 @@
+"""What keeps a pod from running or ended it, recognised and said in words, with what to do. Pure.
+
+The reasons are those that Kubernetes 1.26 to 1.34 write: kubelet (images, containers, volumes, eviction), scheduler, Job
+controller and admission. A reason that is not known is told as Kubernetes told it.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher import images
+from launcher.backend.kubernetes import room
+from launcher.plan import rules
+from launcher.plan.paths import CONTAINER_RUNS
+from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, meets_restriction, said_with, was_killed
+from trainer.exit_codes import describe
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One thing that is wrong. `words` are one line, a long one too; `remedy` is a sentence. `final`: no waiting mends it."""
+
+    kind: str
+    words: str
+    remedy: str
+    final: bool = False
+
+
+_IMAGE = (
+    "check the image's name; load it on the nodes, or put it into a registry they reach (ours: launcher image build --push NAME, and `image: NAME`), "
+    "with kubernetes.image_pull_secrets if it asks"
+)
+
+# What a message of the node's says of why it has no image -> what to do. The first that is found holds.
+_IMAGE_CAUSES: tuple[tuple[str, str], ...] = (
+    (r"no space left on device", "free some of the disk of {node}"),
+    (r"\"localhost/", "load it on {node} (no registry is asked for this name), or push it to one that the nodes reach: launcher image build --push NAME, and `image: NAME`"),
+    (r"no such host|server misbehaving|i/o timeout|connection refused|no route to host", "see that {node} reaches the registry and finds its name"),
+    (r"x509|certificate", "have {node} trust the certificate of the registry"),
+    (r"\b40[13]\b|unauthorized|authorization failed|denied|no basic auth", "name a Secret with the registry's credentials in kubernetes.image_pull_secrets, where the image is there at all"),
+)  # fmt: skip
+# Why a container waits -> (kind, remedy, final).
+_WAITING: dict[str, tuple[str, str, bool]] = {
+    "ImagePullBackOff": ("image", _IMAGE, False),
+    "ErrImagePull": ("image", _IMAGE, False),
+    "ErrImageNeverPull": ("image", "load the image on {node}, or set kubernetes.image_pull_policy to IfNotPresent", False),
+    "InvalidImageName": ("image", "write the image as you would pull it", True),
+    "RegistryUnavailable": ("image", "see that the nodes reach the registry", False),
+    "CrashLoopBackOff": ("crash", "see its log", False),
+    "CreateContainerConfigError": (
+        "config",
+        "make the Secret or ConfigMap that `env` or kubernetes.env_from names, with that key, in the run's namespace",
+        False,
+    ),
+    "CreateContainerError": ("container", "see the pod's events: kubectl describe pod", False),
+    "RunContainerError": ("container", "see that the image has the command", False),
+}
+_OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:cluster|parent|code)-\w+)" not found'  # those that the run itself has made
+# How a task says that it may not write to the run's volume.
+_RUNS = rf"(?<![\w./-]){CONTAINER_RUNS}\b"
+_OF_VOLUME = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)
+VOLUME_REMEDY = "its volume belongs to another user: write that one's id in kubernetes.user; `launcher doctor FILE` says which it is"
+_NOT_STARTED = "StartError"  # why a container has ended that never ran
+# How runtimes of containers say that there is no such program: runc, and crun after it.
+_NO_PYTHON = re.compile(r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": ")
+# Why a pod as a whole has failed -> (kind, words, remedy).
+_POD: dict[str, tuple[str, str, str]] = {
+    "Evicted": ("evicted", "evicted by its node", "give it `memory`, so that it is not the first to go; it is replaced"),
+    "Preempting": ("evicted", "preempted by a pod of higher priority", "set kubernetes.priority_class; it is replaced"),
+    "NodeLost": ("node", "its node is lost", "wait for the node, or see docs/kubernetes.md, A node lost"),
+    "Shutdown": ("node", "its node was shut down", "it is replaced on another node"),
+    "NodeShutdown": ("node", "its node was shut down", "it is replaced on another node"),
+    "Terminated": ("node", "its node was shut down", "it is replaced on another node"),
+    "UnexpectedAdmissionError": ("node", "its node could not give it the devices", "it is replaced"),
+    "DeadlineExceeded": ("deadline", "limits.deadline has passed", "raise limits.deadline"),
+}
+# Why the kubelet evicts a pod for its own excess. It has no DisruptionTarget then, and counts as any failure.
+_EXCESS = (
+    "excess",
+    "evicted for what it has stored",
+    "let it store less, or raise the limit: sizeLimit of the volume, or ephemeral-storage in kubernetes.overrides or the namespace's LimitRange",
+)
+# What the messages of events say -> (kind, words, remedy, final). The first that is found holds.
+_EVENTS: tuple[tuple[str, str, str, str], ...] = (
+    (r"exceeded quota: ([\w.-]+)", "quota", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
+    (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out `security: image`, and what kubernetes.overrides adds"),
+    (r"no PriorityClass with name ([\w.-]+)", "admission", "there is no priority class {0}", "write another kubernetes.priority_class"),
+    (r"RuntimeClass \"?([\w.-]+)\"? not found", "admission", "there is no runtime class {0}", "write another kubernetes.runtime_class"),
+    (r"admission webhook \"([\w.-]+)\" denied", "admission", "the cluster's webhook {0} does not admit it", "ask who runs the cluster"),
+    (r"must specify ([\w./-]+)", "quota", "the namespace wants {0} from every pod", "give every role cpu and memory"),
+    (r"[Ss]torage[Cc]lass\S* \"([\w.-]+)\" not found", "storage", "there is no storage class {0}", "write another storage.class"),
+    (r"no persistent volumes available.*no storage class is set", "storage", "the cluster has no default storage class", "write storage.class"),
+    (r"[Mm]ulti-?[Aa]ttach error", "storage", "its volume is in use on another node", "see kubectl get volumeattachments; it is free when the pod there has ended"),
+    (r"secret \"([\w.-]+)\" not found", "config", "there is no Secret {0}", "make it in the run's namespace"),
+    (r"configmap \"([\w.-]+)\" not found", "config", "there is no ConfigMap {0}", "make it in the run's namespace"),
+    (r"(?:MountVolume|AttachVolume)\S* failed for volume \"([\w.-]+)\"\s*((?s:.*))", "storage", "its volume {0} cannot be mounted{1}", "see its events: kubectl describe pod"),
+)  # fmt: skip
+# How provisioners say that they make volumes for one node alone: those of AWS, Google, Azure, Ceph RBD, DigitalOcean, Rancher's local path, in-tree ones.
+_NOT_SHARED = re.compile(
+    r"MULTI_NODE_MULTI_WRITER|multi(?: writer|[ -]node access mode)|only supports? (?:ReadWriteOnce|SINGLE_NODE)|SINGLE_NODE_WRITER is supported"
+    r"|AccessModes ?\[(?:ReadWriteOnce|ReadWriteMany)\]|access mode (?:\w+ )?ReadWriteMany is not supported",
+    re.IGNORECASE,
+)
+_SHARED = (
+    "delete the run with its claim (launcher down --delete-data), and set storage.mount to one, where a chief leads, or storage.class to a class that "
+    "offers ReadWriteMany"
+)
+_VOLUME_ELSEWHERE = "the volume is on another node: free that one, or use ReadWriteMany"
+_UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
+
+
+def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] = ()) -> Diagnosis | None:
+    """Return what is wrong with a pod, or None. `events` are those about the pod itself, `nodes` the cluster's, where they are known."""
+    status = pod.get("status", {})
+    found = _of_whole_pod(status) or _of_containers(pod)
+    if found is not None:
+        return found
+    if status.get("phase") == "Pending":
+        return _of_scheduling(pod, nodes) or of_events(events)
+    return _of_node(pod)
+
+
+def of_events(events: Iterable[Object]) -> Diagnosis | None:
+    """Return what warnings tell, the newest first: of a Job that may not make pods, of a claim that is not served, of a mount."""
+    warnings = sorted((event for event in events if event.get("type") == "Warning"), key=_time, reverse=True)
+    for event in warnings:
+        message = str(event.get("message", ""))
+        for pattern, kind, words, remedy in _EVENTS:
+            if match := re.search(pattern, message):
+                return Diagnosis(kind, _line(words.format(*match.groups())), remedy)
+    for event in warnings:
+        if event.get("reason") in {"FailedCreate", "FailedMount", "FailedAttachVolume", "ProvisioningFailed", "FailedScheduling"}:
+            return Diagnosis("event", f"{event['reason']}: {_line(str(event.get('message', '')))}", "see kubectl get events")
+    return None
+
+
+def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
+    """Return why a claim has no volume, or None when it has one or waits for its first pod."""
+    if claim.get("status", {}).get("phase") == "Bound":
+        return None
+    told = list(events)
+    if any(event.get("reason") == "WaitForFirstConsumer" for event in told) and not of_events(told):
+        return None
+    name = claim.get("metadata", {}).get("name", "")
+    spec = claim.get("spec", {})
+    of_class, modes = spec.get("storageClassName") or "the default class", spec.get("accessModes", [])
+    if "ReadWriteMany" in modes and any(_NOT_SHARED.search(str(event.get("message", ""))) for event in told):
+        return Diagnosis("storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _SHARED)
+    if found := of_events(told):
+        return found
+    remedy = (
+        f"see that the storage class offers this access mode; if not: {_SHARED}" if "ReadWriteMany" in modes else "see kubectl describe pvc"
+    )
+    return Diagnosis("storage", f"the claim {name} has no volume yet ({of_class}, {', '.join(modes)})", remedy)
+
+
+def has_outgrown(status: Object) -> bool:
+    """Return whether a pod of that status was evicted for its own excess: the kubelet calls it no disruption then."""
+    disrupted = any((one["type"], one["status"]) == ("DisruptionTarget", "True") for one in status.get("conditions", []))
+    return status.get("reason") == "Evicted" and not disrupted and "exceed" in str(status.get("message"))
+
+
+def _of_whole_pod(status: Object) -> Diagnosis | None:
+    if status.get("phase") != "Failed":
+        return None
+    reason = status.get("reason", "")
+    if reason in _POD:
+        kind, words, remedy = _EXCESS if has_outgrown(status) else _POD[reason]
+        return Diagnosis(kind, words + _because(status.get("message")), remedy)
+    return moved_away(status)
+
+
+def moved_away(status: Object) -> Diagnosis | None:
+    """Return that a pod was evicted, preempted or drained, by the status that it had last."""
+    target = next(
+        (one for one in status.get("conditions") or () if one["type"] == "DisruptionTarget" and one.get("status") == "True"), None
+    )
+    if target is None:
+        return None
+    words = f"moved away: {target.get('reason', '')}" + _because(target.get("message"))
+    return Diagnosis("evicted", words, "it is replaced; this does not count")
+
+
+def _in_own_image(pod: Object, container: str) -> bool:
+    """Return whether a container is of another image than ours, and hardened."""
+    made: Object = next((one for one in pod.get("spec", {}).get("containers", []) if one.get("name") == container), {})
+    return bool(made.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(made.get("image")))
+
+
+def _of_containers(pod: Object) -> Diagnosis | None:
+    status = pod.get("status", {})
+    beside, own = status.get("initContainerStatuses", []), status.get("containerStatuses", [])
+    has_run = any(one.get("state", {}).keys() & {"running", "terminated"} for one in own)
+    # A sidecar is ended after the task, and may say so by any exit code.
+    for one in own if has_run else [*beside, *own]:
+        state = one.get("state", {})
+        waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
+        never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
+        if _NO_PYTHON.search(str(never_ran.get("message"))):
+            return Diagnosis("container", rules.NO_PYTHON, rules.NO_PYTHON_REMEDY, final=True)
+        if meets_restriction(str(waiting.get("message"))):
+            return Diagnosis("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
+        if waiting.get("reason") in _WAITING:
+            return _waits(pod, waiting, str(one.get("image") or ""))
+        if terminated.get("reason") == "OOMKilled":
+            return Diagnosis("memory", "OOMKilled: it took more memory than its limit", "raise the role's `memory`")
+        code = terminated.get("exitCode", 0)
+        if code:
+            last = _last_line(terminated.get("message"))
+            if one in beside:
+                name = one.get("name")
+                kind = "sidecar" if name in _sidecars(pod) else "init container"
+                words = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
+                return Diagnosis("exit", words, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
+            meaning = describe(code)
+            meant = "" if meaning.endswith(str(code)) else f", {meaning}"
+            words = f"exit code {code}{meant}" + (f": {last}" if last else "")
+            failed = _failed(str(terminated.get("message") or "").splitlines())
+            if failed is not None and was_killed(failed):
+                return Diagnosis("memory", words, "raise the role's `memory`, if it ran out of that")
+            return _ended(pod, str(one.get("name")), words, last)
+    return None
+
+
+def _ended(pod: Object, container: str, words: str, last: str) -> Diagnosis:
+    """Return why a container ended by an exit code, of which `last` is the last line."""
+    if _OF_VOLUME.search(last):
+        return Diagnosis("volume", words, VOLUME_REMEDY)
+    if _in_own_image(pod, container) and meets_restriction(last):
+        return Diagnosis("restricted", words, RESTRICTION_REMEDY)
+    return Diagnosis("exit", words, "see its log")
+
+
+def _waits(pod: Object, waiting: Object, image: str) -> Diagnosis:
+    """Return why a container waits; of an image on which node: others may have it."""
+    kind, remedy, final = _WAITING[waiting["reason"]]
+    node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
+    run = str((pod.get("metadata", {}).get("labels") or {}).get("app.kubernetes.io/instance", ""))
+    if run and re.search(_OWN_CONFIG.format(run=re.escape(run)), message):
+        return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"somebody has deleted it: {made_anew(run)}")
+    if kind == "image":
+        known = (what for cause, what in _IMAGE_CAUSES if re.search(cause, message, re.IGNORECASE))
+        remedy = next(known, remedy).format(node=node or "its node")
+    where = f" on {node}" if kind == "image" and node else ""
+    return Diagnosis(kind, f"{waiting['reason']}{where}{_because(message)}", remedy, final=final)
+
+
+def made_anew(run: str) -> str:
+    """Return what restores an object of a run's own that somebody has deleted."""
+    return f"`launcher down {run} --on kubernetes` and another `up` make all anew, and go on from the last checkpoint"
+
+
+def _sidecars(pod: Object) -> set[str]:
+    """Return the names of the init containers that run beside the task."""
+    return {str(one["name"]) for one in pod.get("spec", {}).get("initContainers") or () if one.get("restartPolicy") == "Always"}
+
+
+def is_unschedulable(pod: Object) -> bool:
+    """Return whether the scheduler has found no node for a pod."""
+    return any((one["type"], one.get("reason")) == ("PodScheduled", "Unschedulable") for one in pod.get("status", {}).get("conditions", []))
+
+
+def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
+    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") != "False":
+        return None
+    if scheduled.get("reason") == "SchedulingGated":
+        return Diagnosis("queue", "waits to be admitted by its queue", "see kubectl get workloads")
+    message = str(scheduled.get("message", ""))
+    if lacking := re.search(r'persistentvolumeclaim "([^"]*)" not found', message):
+        return Diagnosis("storage", f"there is no claim {lacking[1]}", "make it: kubectl apply -f CLAIM.yaml")
+    if "unbound immediate PersistentVolumeClaims" in message:
+        return Diagnosis("storage", "its volume is not there yet", "see kubectl describe pvc")
+    if not _UNSCHEDULABLE.search(message):
+        return Diagnosis("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
+    said = unschedulable(message)
+    return Diagnosis("nodes", said, "; ".join(room.of_pod(pod, nodes)) or _remedy_for_nodes(said))
+
+
+def unschedulable(message: str) -> str:
+    """Return in a line what the scheduler says of nodes that do not take a pod."""
+    match = _UNSCHEDULABLE.search(message)
+    if match is None:
+        return _line(message)
+    why = match[2].partition(". preemption:")[0].partition(". no new claims")[0].strip().rstrip(".")
+    said = re.sub(r"\bInsufficient\b", "insufficient", why)
+    total = match[1].split()[0].split("/")[1]
+    said = re.sub(rf"^{total} (?=\S[^,]*$)", "", said)
+    return _line(f"{match[1]}: {said}")
+
+
+def _remedy_for_nodes(why: str) -> str:
+    table = (
+        ("insufficient", "free some, or add nodes; `launcher doctor FILE` says what nodes offer"),
+        ("untolerated taint", "tolerate the taint by kubernetes.tolerations, or use other nodes"),
+        ("node affinity/selector", "see that a node has the labels of kubernetes.node_selector and gpu_type"),
+        ("pod affinity", "see that one node has room for all that kubernetes.one_node, or a volume of one node, puts there"),
+        ("volume node affinity", _VOLUME_ELSEWHERE),
+        ("PersistentVolume's node affinity", _VOLUME_ELSEWHERE),  # as Kubernetes 1.34 writes it
+        ("unschedulable", "wait for the nodes that are drained, or uncordon them"),
+    )
+    return next((remedy for words, remedy in table if words in why), "see kubectl describe pod")
+
+
+def _of_node(pod: Object) -> Diagnosis | None:
+    """Return that a running pod's node does not answer."""
+    if not is_silent(pod):
+        return None
+    node = pod.get("spec", {}).get("nodeName", "?")
+    remedy = f"wait for the node; if it is lost, `launcher wait` frees its pods after limits.node_lost, or: kubectl delete node {node}"
+    return Diagnosis("node", f"its node {node} does not answer", remedy)
+
+
+def is_silent(pod: Object) -> bool:
+    """Tell whether the cluster says of a running pod that its node does not answer.
+
+    It then takes back the pod's readiness, and of its containers the node's last word stays. That a pod was deleted for a taint says
+    nothing of its node: people taint nodes too, and the pod may still be saving.
+    """
+    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
+    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
+    taken_back = ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
+    return pod.get("status", {}).get("reason") == "NodeLost" or ready.get("reason") == "NodeNotReady" or taken_back
+
+
+def is_moved_off(pod: Object) -> bool:
+    """Tell whether a pod was deleted because of its node: that is lost, or somebody wants nothing to run there."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(one["type"] == "DisruptionTarget" and one.get("reason") == "DeletionByTaintManager" for one in conditions)
+
+
+def _because(message: object) -> str:
+    return f": {_line(str(message))}" if message else ""
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _last_line(message: object) -> str:
+    """Return the last error line of a container's last output: what the trainer's `failed` event tells, or the last plain line."""
+    lines = [line.rstrip() for line in str(message or "").splitlines() if line.strip()]
+    last = LastError()
+    for line in lines:
+        if _event(line) is None:
+            last.feed(line)
+    event = _failed(lines)
+    return _line(last.line if event is None else said_with(event, last))
+
+
+def _failed(lines: Iterable[str]) -> dict[str, Any] | None:
+    """Return the trainer's last `failed` event in lines of output."""
+    events = [event for line in lines if (event := _event(line)) is not None and event.get("event") == "failed"]
+    return events[-1] if events else None
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _time(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp") or "")

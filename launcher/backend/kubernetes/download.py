@@ -1,0 +1,187 @@
+"""What a run has stored on its volume, read from here: a pod that mounts it serves it on its own loopback, to which a port is forwarded.
+
+So it takes no right to run commands in pods (`pods/exec`). Nobody else gets at it: other pods cannot reach a pod's loopback, and who may forward
+ports needs the token, which stays in this process; the pod knows its digest.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+
+from kubernetes.client import ApiClient, CoreV1Api
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream import portforward
+
+from launcher.backend.kubernetes import helper_pod, status_source
+from launcher.backend.kubernetes.client import ERRORS, Cluster, asking, claims_of
+from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.errors import LauncherError, UsageError
+from launcher.images import USER
+from launcher.plan import planner
+from launcher.plan.paths import CONTAINER_RUNS
+from launcher.render.kubernetes.objects import TRAINER, Run
+from launcher.runs import archive
+from launcher.runs.stored import PLACES, Part, Stored, nothing
+from launcher.spec.models import ClusterSpec
+from launcher.spec.names import RUN_VOLUME
+
+_PORT = 8080  # in the pod
+_IDLE = 120.0  # seconds without a request or a reader after which the pod ends by itself
+_ANSWERS_WITHIN = 60.0  # seconds after it runs: a slow machine imports Python's HTTP server
+_AGAIN = 0.5
+_LINES = 3  # the last of a pod that does not answer, as they are shown
+_PIECE = 1 << 16
+
+
+@contextlib.contextmanager
+def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator[Stored]:
+    """Open for a `with` block what a run, None where nobody has noted its spec, has stored of a kind; the pod is gone afterwards.
+
+    Raises UsageError where there is nothing of it, LauncherError where the pod cannot be started or does not answer.
+    """
+    run = run or _of_jobs(cluster, name)
+    if run is None:
+        raise UsageError(
+            f"{name} was not started by `launcher up`, and no Job of it is left that says where its data is",
+            f"copy its directory from a pod that mounts the volume: kubectl cp POD:{CONTAINER_RUNS}/{name} {name}",
+        )
+    if run.storage is None:
+        raise UsageError(
+            f"{name} has no volume of its run, as its spec has no `storage`",
+            "write `storage: {}`, and have the program write to $RUN_DIR; what it has written to volumes of its own is read from there",
+        )
+    if cluster.get("PersistentVolumeClaim", run.claim) is None:
+        raise nothing(name, part, ())
+    token = secrets.token_urlsafe(32)
+    with _quiet(), helper_pod.serving(cluster, run, _command(run, token), f"reading the {part} of {run.name}") as pod:
+        answer, reads = _answer(cluster, pod, part, token)
+        with contextlib.closing(answer), reads:
+            if answer.status == http.client.NOT_FOUND:
+                raise nothing(run.name, part, json.loads(answer.read()))
+            if answer.status != http.client.OK:
+                raise LauncherError(f"reading the {part} of {run.name}: the pod {pod} answered {answer.status}", "try again")
+            place = answer.headers[archive.PLACE_HEADER]
+            where = status_source.claim_words(run.claim, cluster, run.name) + place
+            yield Stored(where, _pieces(answer, reads, pod), int(answer.headers[archive.SIZE_HEADER]))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the client's threads, which carry a connection, from writing a traceback where that is closed: the reader is told."""
+    before = threading.excepthook
+
+    def told(ended: threading.ExceptHookArgs) -> None:
+        if ended.thread is None or not ended.thread.name.startswith("Kubernetes port forward"):
+            before(ended)
+
+    threading.excepthook = told
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _of_jobs(cluster: Cluster, name: str) -> Run | None:
+    """Return as much of a run as it takes to mount its volume, from a Job of it: kubectl alone has applied it."""
+    for job in cluster.listed("Job", status_source.labels_of(name)):
+        pod = job["spec"]["template"]["spec"]
+        claims = claims_of(pod)
+        claim = cluster.get("PersistentVolumeClaim", claims[RUN_VOLUME]) if RUN_VOLUME in claims else None
+        if claim is None:
+            continue
+        [access, *_] = claim["spec"]["accessModes"]
+        options = {
+            "claim": claims[RUN_VOLUME],
+            "user": pod.get("securityContext", {}).get("runAsUser") or USER,
+            "image_pull_secrets": [one["name"] for one in pod.get("imagePullSecrets") or ()],
+            "node_selector": pod.get("nodeSelector") or {},
+            "tolerations": pod.get("tolerations") or [],
+        }
+        image = pod["containers"][0]["image"]
+        head = {"version": 1, "name": name, "image": image, "command": ["true"]}
+        spec = ClusterSpec.model_validate({**head, "storage": {"access": access}, "kubernetes": options})
+        return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{name}"), image)
+    return None
+
+
+def _command(run: Run, token: str) -> list[str]:
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    text = Path(archive.__file__).read_text(encoding="utf-8")
+    return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(PLACES), digest, str(_PORT), str(_IDLE)]
+
+
+def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
+    """Ask the pod's server, which may still be starting; return its answer, and where to write that it is read."""
+    deadline = time.monotonic() + _ANSWERS_WITHIN
+    said = ""
+    while True:
+        try:
+            # Not before it listens: the client's thread of a connection that is refused ends with a traceback.
+            said = cluster.log(pod, TRAINER, [], timeout=_ANSWERS_WITHIN).decode("utf-8", "replace")
+            if archive.LISTENS not in said:
+                raise ConnectionError("its server is not listening yet")
+            return _ask(cluster, pod, part, token)
+        except ForbiddenError:
+            raise
+        except (http.client.HTTPException, LauncherError, *ERRORS) as error:
+            if time.monotonic() > deadline:
+                last = " | ".join(said.splitlines()[-_LINES:]) or "nothing"
+                raise LauncherError(
+                    f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {error or type(error).__name__}; it has written: {last}",
+                    "try again",
+                ) from error
+            time.sleep(_AGAIN)
+
+
+def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
+    # A client of its own: while one opens a stream it is of no other use.
+    api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
+    with asking(f"forwarding a port to the pod {pod}"):
+        try:
+            stream: Any = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(_PORT))
+        except ApiException as error:
+            raise _meant(error) from error
+    connection = http.client.HTTPConnection("localhost", _PORT)
+    connection.sock = stream.socket(_PORT)
+    connection.sock.settimeout(_IDLE)
+    reads = connection.sock.makefile("wb", buffering=0)
+    try:
+        connection.request("GET", f"/{part}", headers={archive.TOKEN_HEADER: token, "Connection": "close"})
+        return connection.getresponse(), reads
+    except BaseException:
+        reads.close()
+        connection.close()
+        raise
+
+
+def _meant(error: Any) -> Any:
+    """Return what the client has made an ApiException without a status of: an interrupt, or the API server's answer."""
+    cause = error.__context__
+    if isinstance(cause, KeyboardInterrupt | SystemExit):
+        return cause
+    status = getattr(cause, "status_code", None)
+    if status is None:
+        return error
+    answered = ApiException(status=status, reason=cause.status_message)
+    answered.body = (cause.resp_body or b"").decode("utf-8", "replace")
+    return answered
+
+
+def _pieces(answer: http.client.HTTPResponse, reads: RawIOBase, pod: str) -> Iterator[bytes]:
+    read = 0
+    with asking(f"reading from the pod {pod}"):
+        try:
+            while data := answer.read(_PIECE):
+                windows, read = read // archive.WINDOW, read + len(data)
+                reads.write(b"." * (read // archive.WINDOW - windows))
+                yield data
+        except http.client.HTTPException as error:  # a chunk that is missing
+            raise LauncherError(f"the pod {pod} ended while it was read from", "try again") from error

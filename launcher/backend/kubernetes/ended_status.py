@@ -1,0 +1,65 @@
+"""How a run is that has no Jobs: they are not made yet, are being stopped, or somebody has deleted them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from launcher.backend.kubernetes import pod_status, run_record, status_source
+from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.backend.kubernetes.pod_logs import kept_tasks
+from launcher.plan import rules
+from launcher.runs.status import RunStatus, State, TaskStatus
+
+BACKEND = "kubernetes"
+
+
+def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended: RunStatus | None) -> RunStatus | None:
+    """Return how a run without Jobs is, None where there is nothing of it.
+
+    `seen` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `kept` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
+    """
+    run = seen.name
+    noted = cluster.get("ConfigMap", run_record.name_of(run))
+    place = status_source.claim_words(run_record.claim_name(run, noted), cluster, run)
+    spec = run_record.spec(noted) or {}
+    known = tasks(noted) or kept_tasks(kept)
+
+    def told(state: State, reason: str, of: Iterable[TaskStatus]) -> RunStatus:
+        return RunStatus(run, BACKEND, state, reason, run_dir=place, strategy=str(spec.get("strategy", "")), tasks=tuple(of))
+
+    if pods := status_source.pods_of(cluster, run):
+        return told(State.RUNNING, "it is being stopped", _leaving(known, pods))
+    if seen.whole and not pod_status.is_over(seen.whole):
+        reason = pod_status.waits(seen) or f"its JobSet {seen.whole['metadata']['name']} has no Jobs yet"
+        return told(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
+    if words := run_record.being_started(noted, cluster.now()):
+        return told(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
+    if final := run_record.final(noted) or run_record.announced(noted):
+        return final
+    if noted is None and ended is not None:
+        return ended
+    if noted is None and not _has_claim(cluster, run):
+        return None
+    ttl = (spec.get("kubernetes") or {}).get("ttl")
+    gone = f"were deleted, or finished more than kubernetes.ttl ({ttl}) ago while nobody watched" if ttl else "were deleted"
+    reason = f"its Jobs {gone}; `up` goes on from its last checkpoint"
+    return told(State.STOPPED, reason, (TaskStatus(task, State.STOPPED) for task in known))
+
+
+def tasks(noted: Object | None) -> list[str]:
+    """Return the tasks of the run that was last started, none where they are not known."""
+    roles = (run_record.spec(noted) or {}).get("roles") or {}
+    sizes = {role: int((roles.get(role) or {}).get("replicas", 0)) for role in rules.ROLE_ORDER}
+    return [rules.task_name(role, index) for role, size in sizes.items() for index in range(size)]
+
+
+def _leaving(known: Iterable[str], pods: Iterable[Object]) -> list[TaskStatus]:
+    there = sorted({pod_status.task_of(pod) for pod in pods})
+    return [
+        TaskStatus(task, State.RUNNING, "is being stopped") if task in there else TaskStatus(task, State.STOPPED)
+        for task in dict.fromkeys([*known, *there])
+    ]
+
+
+def _has_claim(cluster: Cluster, run: str) -> bool:
+    claim = cluster.get("PersistentVolumeClaim", run)
+    return claim is not None and claim["metadata"].get("labels", {}).get(pod_status.INSTANCE) == run

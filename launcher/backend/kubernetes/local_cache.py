@@ -1,0 +1,132 @@
+"""What this machine keeps of runs on clusters: where each was started, and the output of pods that are gone since.
+
+One directory a run and place, `runs`/.kubernetes/<context>/<namespace>/<run>: the same name may run in several places.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from launcher.runs import state_file
+from launcher.runs.os_errors import explain
+
+_ROOT = ".kubernetes"  # no run of another backend has that name
+_PLACE = "place.json"
+_IN_CLUSTER = "@"  # in a pod, where no kubeconfig names the cluster; what is quoted has none of these
+
+
+@dataclass(frozen=True)
+class Place:
+    """One namespace of one cluster. `said`: it was named by the user or the spec, and is not merely the context's own."""
+
+    context: str | None
+    namespace: str | None
+    said: bool = False
+
+
+def directory(runs: Path, place: Place, run: str) -> Path:
+    """Return where this machine keeps what it knows of a run."""
+    return runs / _ROOT / _quoted(place.context) / _quoted(place.namespace) / run
+
+
+def logs(runs: Path, place: Place, run: str) -> Path:
+    """Return where the output of a run's pods is kept."""
+    return directory(runs, place, run) / "logs"
+
+
+def remember(runs: Path, place: Place, run: str) -> Callable[[], None]:
+    """Note where a run is started now; return what puts back what was noted before. Raises LauncherError when that cannot be written."""
+    file = directory(runs, place, run) / _PLACE
+    before = state_file.read_json(file)
+    noted = {"context": place.context, "namespace": place.namespace, "said": place.said, "started": time.time()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        state_file.write_json(file, noted)
+    except OSError as error:
+        raise explain(error, f"noting where {run} is") from error
+    return lambda: _put_back(file, before)
+
+
+def _put_back(file: Path, before: dict[str, Any] | None) -> None:
+    with contextlib.suppress(OSError):  # what keeps the run from starting is the one to tell
+        if before is None:
+            file.unlink(missing_ok=True)
+        else:
+            state_file.write_json(file, before)
+
+
+def last(runs: Path, run: str, context: str | None, namespace: str | None) -> Place:
+    """Return where a run was started last, among the places that fit what the user gives; where the user points if it is not known."""
+    _adopt(runs, run)
+    known = [place for _, place in sorted(_places(runs, run), key=lambda noted: noted[0], reverse=True)]
+    for place in known:
+        if context in {None, place.context} and namespace in {None, place.namespace}:
+            return place
+    # A namespace where it was never started, in the cluster that is meant.
+    return Place(known[0].context if context is None and known else context, namespace)
+
+
+def forget(runs: Path, place: Place, run: str) -> None:
+    """Delete all that is kept of a run. Raises LauncherError when it cannot be."""
+    try:
+        if directory(runs, place, run).exists():
+            shutil.rmtree(directory(runs, place, run))
+    except OSError as error:
+        raise explain(error, f"deleting what is kept of {run}") from error
+
+
+def rename(runs: Path, place: Place, run: str, aside: str) -> None:
+    """Keep the output that is kept of a run under another name; where the run is stays known, as it starts anew there."""
+    there = logs(runs, place, run)
+    if there.exists():
+        target = logs(runs, place, aside)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        there.rename(target)
+
+
+def _adopt(runs: Path, run: str) -> None:
+    """Move what was kept when a run's name alone said where, `runs`/.kubernetes/<run>, to the place that was noted with it."""
+    old = runs / _ROOT / run
+    noted = state_file.read_json(old / _PLACE)
+    if noted is None or "namespace" not in noted:
+        return
+    place = Place(noted.get("context"), noted["namespace"])
+    new = directory(runs, place, run)
+    with contextlib.suppress(OSError):  # it stays where it is, and a verb that only looks goes on
+        for log in old.glob("logs/*/*.log"):  # the name of each is that of a pod, of which there is one
+            target = new / log.relative_to(old)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                log.rename(target)
+        if not (new / _PLACE).exists():
+            new.mkdir(parents=True, exist_ok=True)
+            state_file.write_json(
+                new / _PLACE,
+                {"context": place.context, "namespace": place.namespace, "said": False, "started": (old / _PLACE).stat().st_mtime},
+            )
+        (old / _PLACE).unlink()
+        for emptied in (*old.glob("logs/*"), old / "logs", old):  # a context may have the run's name: what has anything in it stays
+            emptied.rmdir()
+
+
+def _places(runs: Path, run: str) -> list[tuple[float, Place]]:
+    found = []
+    for file in (runs / _ROOT).glob(f"*/*/{run}/{_PLACE}"):
+        noted = state_file.read_json(file) or {}
+        try:
+            found.append((float(noted["started"]), Place(noted["context"], noted["namespace"], bool(noted["said"]))))
+        except (KeyError, TypeError, ValueError):  # another version's
+            continue
+    return found
+
+
+def _quoted(part: str | None) -> str:
+    """Return a name of any characters, as those of contexts are, as the name of a directory; different ones stay different."""
+    if part is None:
+        return _IN_CLUSTER
+    return quote(part, safe="").replace(".", "%2E") if part.startswith(".") else quote(part, safe="")

@@ -1,0 +1,94 @@
+"""A run's output, of pods that are there and of those that are gone: all of it at once, or as it comes."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.backend.kubernetes import status_source
+from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
+from launcher.backend.kubernetes.pod_logs import PodLogs, kept_lines
+from launcher.backend.kubernetes.pod_status import task_of
+from launcher.runs.status import LogLine
+
+_POLL = 1.0  # seconds between two looks, at the least
+_PODS_A_SECOND = 32  # whose output is asked for
+
+
+@dataclass(frozen=True)
+class LogSelection:
+    """Which lines are wanted: of these tasks (all when empty), since then, and so many of each task, the last."""
+
+    tasks: tuple[str, ...] = ()
+    since: float | None = None
+    tail: int | None = None
+
+    def pods(self, pods: list[Object]) -> list[Object]:
+        """Return the pods of these tasks."""
+        return [pod for pod in pods if not self.tasks or task_of(pod) in self.tasks]
+
+    def cut(self, lines: list[LogLine]) -> list[LogLine]:
+        """Return the lines that are wanted, in order of time."""
+        wanted = sorted((line for line in lines if self.since is None or line.time >= self.since), key=lambda line: line.time)
+        if self.tail is None:
+            return wanted
+        left = dict.fromkeys({line.task for line in wanted}, self.tail)
+        last = []
+        for line in reversed(wanted):
+            if left[line.task] > 0:
+                left[line.task] -= 1
+                last.append(line)
+        return last[::-1]
+
+
+def there(cluster: Cluster, run: str, kept: Path, chosen: LogSelection) -> Iterator[LogLine]:
+    """Yield the lines there are."""
+    pods = status_source.pods_of(cluster, run)
+    yield from chosen.cut(_all(pods, _reader(cluster, kept, chosen), kept, chosen))
+
+
+def follow(
+    cluster: Cluster, run: str, kept: Path, chosen: LogSelection, ended: Callable[[], bool], patience: float, onward: PodLogs | None = None
+) -> Iterator[LogLine]:
+    """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds.
+
+    What is read is passed on to the reader `onward`.
+    """
+    reader = _reader(cluster, kept, chosen, onward)
+    first = True
+    answered = time.monotonic()
+    while True:
+        try:
+            # Asked before reading: what was written until the end is read after it.
+            over = ended()
+            pods = status_source.pods_of(cluster, run)
+        except UnreachableError as error:
+            if time.monotonic() - answered > patience:
+                raise out_of_sight(run, error) from error
+            time.sleep(_POLL)
+            continue
+        answered = time.monotonic()
+        if first:
+            yield from chosen.cut(_all(pods, reader, kept, chosen))
+        else:
+            yield from reader.news(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
+        first = False
+        if over:
+            yield from reader.left(kept, pods)
+            return
+        time.sleep(max(_POLL, len(pods) / _PODS_A_SECOND))
+
+
+def _reader(cluster: Cluster, kept: Path, chosen: LogSelection, onward: PodLogs | None = None) -> PodLogs:
+    return PodLogs(cluster, kept, onward) if chosen.tail is None else PodLogs(cluster)  # what is kept or passed on has no gaps
+
+
+def _all(pods: list[Object], reader: PodLogs, kept: Path, chosen: LogSelection) -> list[LogLine]:
+    read = reader.news(chosen.pods(pods), tail=chosen.tail)
+    unread = [pod for pod in pods if reader.unread(pod)]
+    for pod in unread:
+        reader.skip_kept(pod, kept)
+    there = [pod for pod in pods if pod not in unread]
+    discarded = [line for pod in chosen.pods(there) for line in reader.discarded(pod, kept)] if chosen.tail is None else []
+    return [*kept_lines(kept, there, list(chosen.tasks)), *discarded, *read]

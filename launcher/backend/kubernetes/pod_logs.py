@@ -1,0 +1,277 @@
+"""What pods wrote: read from the API line by line, and kept on this machine for when the pods are gone."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.diagnosis import is_silent
+from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.pod_status import Object, task_of
+from launcher.errors import LauncherError
+from launcher.plan import rules
+from launcher.render.kubernetes.objects import TRAINER
+from launcher.runs.event_lines import log_line
+from launcher.runs.status import LogLine
+from trainer.events import escaped
+
+_AT_ONCE = 8  # logs read at the same time
+_ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait for ever
+_MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
+_TO_THE_END = 32  # logs followed at the same time
+_QUIET = 60.0  # seconds in which one that is followed may say nothing, while it saves say, and is not asked for anew
+_AGAIN = 0.5  # seconds until one that could not be followed is followed again
+_MISSING = "lines may be missing here: it wrote faster than they were read, and its node keeps no more of a log (containerLogMaxSize of the kubelet)"
+_FIRST = "0"  # sorts before every stamp
+# Seconds for which what another reader reads is not asked for; where that one looks more seldom, at hundreds of pods, both do.
+_TRUSTED = 5.0
+
+
+class PodLogs:
+    """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None.
+
+    All that it reads it passes on to another reader, `onward`, in another thread say, which need not ask for it then.
+    """
+
+    def __init__(self, cluster: Cluster, kept: Path | None = None, onward: "PodLogs | None" = None) -> None:
+        self._cluster, self._kept, self._onward = cluster, kept, onward
+        self.gave_up = False  # on a log, when it read last
+        self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
+        self._first: dict[str, str] = {}  # uid -> that of the first
+        self._asked: dict[str, Path] = {}  # uid -> where the lines of a pod that was asked for are kept, below the directory for that
+        self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
+        self._done: set[str] = set()
+        self._kept_until: dict[Path, str] = {}
+        self._kept_before: dict[Path, str] = {}  # until when others had kept it
+        self._lock = threading.Lock()  # of how far it has read
+        self._passed_on: list[LogLine] = []
+        self._trusted: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
+
+    def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
+        """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
+        with self._lock:
+            self.gave_up = False
+            pods = list(pods)
+            self._asked |= {pod["metadata"]["uid"]: _file(task_of(pod), pod["metadata"]["name"]) for pod in pods}
+            asked = [pod for pod in pods if self._may_have_news(pod)]
+            read = [self._passed_on]
+            self._passed_on = []
+            if asked:
+                with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(asked))) as pool:
+                    read += pool.map(lambda pod: self._read(pod, tail), asked)
+        return sorted((line for lines in read for line in lines), key=lambda line: line.time)
+
+    def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+        """Take over what another reader has read of a pod, all that was written since it read last."""
+        with self._lock:
+            self._passed_on += self._new(pod, pieces)
+            self._trusted[pod["metadata"]["uid"]] = time.monotonic() + _TRUSTED
+
+    @contextlib.contextmanager
+    def to_the_end(self, pods: Iterable[Object]) -> Iterator[None]:
+        """While this is entered, follow the first of pods that are being deleted to their last lines, which `news` returns then.
+
+        Who only looks again and again misses them: a pod is gone a moment after its container has ended.
+        """
+        over = threading.Event()
+        followed = [pod for pod in pods if _has_written(pod) and not is_silent(pod) and pod["metadata"]["uid"] not in self._done]
+        threads = [
+            threading.Thread(target=self._follow, args=(pod, over), name="last lines", daemon=True) for pod in followed[:_TO_THE_END]
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+            patience = time.monotonic() + _ANSWER
+            for thread in threads:
+                thread.join(max(0.0, patience - time.monotonic()))
+        finally:
+            over.set()
+
+    def _follow(self, pod: Object, over: threading.Event) -> None:
+        while not over.is_set():
+            try:
+                for content in self._cluster.log_to_the_end(pod["metadata"]["name"], TRAINER, self._since(pod), timeout=_QUIET):
+                    self.take(pod, list(_pieces(content)))
+            except UnreachableError:
+                pass  # it has written nothing for long, or its node does not answer
+            except LauncherError:  # it is gone, or not to be read
+                return
+            over.wait(_AGAIN)  # a connection that ends need not be the container's end
+
+    def skip_kept(self, pod: Object, kept: Path) -> None:
+        """Take the lines kept of a pod for read."""
+        uid, last = pod["metadata"]["uid"], _last_stamp(kept / _file(task_of(pod), pod["metadata"]["name"]))
+        with self._lock:
+            if last > self._after.get(uid, _FIRST):
+                self._after[uid] = last
+
+    def discarded(self, pod: Object, kept: Path) -> list[LogLine]:
+        """Return what others have kept of a pod from before the first line read: its node has discarded that since. A gap between is marked."""
+        task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _FIRST)
+        path = kept / _file(task, pod["metadata"]["name"])
+        until = self._kept_before.get(path, _FIRST)
+        if until == _FIRST or not path.is_file():
+            return []
+        pieces = [piece for piece in _pieces(path.read_bytes()) if piece[0] < first]
+        if pieces and until < first:
+            pieces.append(_gap(task, until))
+        return [line for piece in pieces if (line := _line(task, piece))]
+
+    def left(self, kept: Path, there: Iterable[Object]) -> list[LogLine]:
+        """Return in order of time what another reader has kept of pods that were asked for here, after what was read here.
+
+        Of those that are `there` all is read. Of one that was being removed the node may have given the log without its last lines.
+        """
+        known = {pod["metadata"]["uid"] for pod in there}
+        with self._lock:
+            files = {path: self._after.get(uid, _FIRST) for uid, path in self._asked.items() if uid not in known}
+        lines = [line for path, after in files.items() if (kept / path).is_file() for line in _kept(kept / path, after)]
+        return sorted(lines, key=lambda line: line.time)
+
+    def unread(self, pod: Object) -> bool:
+        """Tell whether a pod's log could not be read when it was asked for last, or is not asked for."""
+        return pod["metadata"]["uid"] in self._muted or is_silent(pod)
+
+    def _may_have_news(self, pod: Object) -> bool:
+        uid = pod["metadata"]["uid"]
+        if is_silent(pod):  # to ask its node would take until the question times out
+            return False
+        if not _has_written(pod) or uid in self._done:
+            return False
+        now = time.monotonic()
+        # The last lines of a pod everybody reads who sees it end, or be deleted.
+        trusts = not _is_over(pod) and not pod["metadata"].get("deletionTimestamp") and self._trusted.get(uid, 0.0) > now
+        return not trusts and self._muted.get(uid, (0.0, 0.0))[0] <= now
+
+    def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+        query = self._since(pod)
+        if uid not in self._after and tail is not None:
+            query.append(("tailLines", str(tail)))
+        try:
+            content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER)
+        except LauncherError:  # it is gone, or its node does not answer
+            pause = min(2 * self._muted[uid][1], _MUTED[1]) if uid in self._muted else _MUTED[0]
+            self._muted[uid] = (time.monotonic() + pause, pause)
+            self.gave_up = True
+            return []
+        self._muted.pop(uid, None)
+        pieces = list(_pieces(content))
+        after = self._after.get(uid, _FIRST)
+        if pieces and _FIRST < after < pieces[0][0]:  # the last line read would be the first, had the node kept it
+            pieces.insert(0, _gap(task_of(pod), after))
+        if self._onward is not None:
+            self._onward.take(pod, pieces)
+        if _is_over(pod):
+            self._done.add(uid)
+        return self._new(pod, pieces)
+
+    def _since(self, pod: Object) -> list[tuple[str, str]]:
+        """Return what asks for the lines from the second on in which the last line read was written."""
+        after = self._after.get(pod["metadata"]["uid"])
+        query = [("timestamps", "true")]
+        if after is not None:
+            query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
+        return query
+
+    def _new(self, pod: Object, pieces: list[tuple[str, bytes]]) -> list[LogLine]:
+        """Return the lines of a pod that are new, and keep them."""
+        uid, task = pod["metadata"]["uid"], task_of(pod)
+        after = self._after.get(uid, _FIRST)
+        has_trainer, (_, gap) = _has_trainer(pod), _gap(task, _FIRST)
+        new = [(stamp, text if has_trainer or text == gap else escaped(text)) for stamp, text in pieces if stamp > after]
+        if new:
+            self._first.setdefault(uid, new[0][0])
+            self._after[uid] = new[-1][0]
+            self._keep(task, pod["metadata"]["name"], new)
+        return [line for piece in new if (line := _line(task, piece))]
+
+    def _keep(self, task: str, pod: str, pieces: list[tuple[str, bytes]]) -> None:
+        if self._kept is None:
+            return
+        path = self._kept / _file(task, pod)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            until = self._kept_until.get(path) or _last_stamp(path)
+            self._kept_before.setdefault(path, until)
+            with path.open("ab") as file:
+                file.writelines(b"%s %s\n" % (stamp.encode(), text) for stamp, text in pieces if stamp > until)
+            self._kept_until[path] = max(until, pieces[-1][0])
+        except OSError:  # a full disk must not end a run that is elsewhere; the cluster still has the lines
+            self._kept = None
+
+
+def kept_lines(kept: Path, there: Iterable[Object], tasks: list[str]) -> Iterator[LogLine]:
+    """Yield the lines kept of pods that are not `there` any more, of `tasks` (all when empty)."""
+    known = {pod["metadata"]["name"] for pod in there}
+    for path in sorted(kept.glob("*/*.log")):
+        task = path.parent.name
+        if path.stem in known or (tasks and task not in tasks):
+            continue
+        yield from _kept(path, _FIRST)
+
+
+def kept_tasks(kept: Path) -> list[str]:
+    """Return the tasks of which lines are kept."""
+    return sorted({path.parent.name for path in kept.glob("*/*.log")})
+
+
+def _file(task: str, pod: str) -> Path:
+    return Path(task, f"{pod}.log")
+
+
+def _kept(path: Path, after: str) -> Iterator[LogLine]:
+    """Yield the lines kept of a pod, after a stamp."""
+    for stamp, text in _pieces(path.read_bytes()):
+        if stamp > after:  # two that followed the run at once have both kept the line
+            after = stamp
+            if line := _line(path.parent.name, (stamp, text)):
+                yield line
+
+
+def _last_stamp(path: Path) -> str:
+    """Return the greatest stamp that was kept earlier, one before all others where there is none."""
+    return max((stamp for stamp, _ in _pieces(path.read_bytes())), default=_FIRST) if path.is_file() else _FIRST
+
+
+def _has_trainer(pod: Object) -> bool:
+    """Return whether events are to be expected of a pod: not of one that runs the entrypoint of its image, without a `command`."""
+    containers = pod.get("spec", {}).get("containers") or ()
+    return all(rules.has_trainer(one.get("command") or ()) for one in containers if one.get("name") == TRAINER)
+
+
+def _is_over(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+
+
+def _has_written(pod: Object) -> bool:
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    return any("running" in one.get("state", {}) or "terminated" in one.get("state", {}) for one in containers)
+
+
+def _pieces(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the stamp and the text of each line."""
+    for raw in content.split(b"\n"):
+        stamp, _, text = raw.partition(b" ")
+        if stamp[:4].isdigit():
+            yield stamp.decode("utf-8", "replace"), text
+
+
+def _gap(task: str, after: str) -> tuple[str, bytes]:
+    """Return as a line of a task, of the nanosecond `after` a stamp, that lines are missing there."""
+    second, _, rest = after.partition(".")
+    stamp = f"{second}.{int(rest.rstrip('Z').ljust(9, '0')) + 1:09}Z" if rest.endswith("Z") else after
+    return stamp, json.dumps({"event": "notice", "task": task, "message": _MISSING}).encode()
+
+
+def _line(task: str, piece: tuple[str, bytes]) -> LogLine | None:
+    try:
+        return log_line(datetime.fromisoformat(piece[0]).timestamp(), task, piece[1])
+    except ValueError:
+        return None

@@ -1,0 +1,389 @@
+"""The status of a run from its Jobs, pods and events. Pure.
+
+What it promises: a run has succeeded only when every Job is complete; a task runs only when its container does; a run that
+has failed names the task, the attempt, the exit code and the last error line.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from launcher.backend.kubernetes import diagnosis, tied
+from launcher.backend.kubernetes.diagnosis import Diagnosis
+from launcher.plan import rules
+from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS
+from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+from trainer.exit_codes import ExitCode
+
+Object = Mapping[str, Any]
+
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_STRATEGY = "tf-launcher/strategy"
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"  # that count, of the pods of an index before this one
+_DIGEST = "tf-launcher/spec-digest"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+# Codes with which tasks end because another one did, or because the cluster asked them to.
+_AFTER_OTHERS = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
+# What to do about it is to read the log, whose end the launcher shows with such a failure.
+_SAID_ELSEWHERE = {"exit", "crash"}
+# How a Job says which pod its failure policy ended it for. Once kubernetes.ttl has passed, nothing else is left to tell.
+_ENDED_FOR = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
+# An eviction leaves no event that a deletion does not.
+DELETED = "its pod was deleted, or its node drained"
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """What a cluster tells of one run, as the API has it: its Jobs, the pods of its tasks, its claims, and the namespace's events.
+
+    `gone` are, by the names of the tasks, the attempts whose pods are there no more. `whole` is what has made the Jobs and knows whether they
+    have ended for good, a JobSet; None where nothing has, or it may not be read. `queued` are Kueue's Workloads of the namespace, where the run
+    waits for a queue. `nodes` are the cluster's where no node takes a pod, and the user may list them.
+    """
+
+    name: str
+    jobs: Sequence[Object]
+    pods: Sequence[Object] = ()
+    claims: Sequence[Object] = ()
+    events: Sequence[Object] = field(default=())
+    gone: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
+    whole: Object | None = None
+    queued: Sequence[Object] = ()
+    nodes: Sequence[Object] = ()
+
+    def about(self, thing: Object) -> list[Object]:
+        """Return the events about one object."""
+        uid = thing.get("metadata", {}).get("uid")
+        return [event for event in self.events if event.get("involvedObject", {}).get("uid") == uid]
+
+
+def status(seen: ClusterSnapshot, now: float) -> RunStatus:
+    """Return how a run is at `now`, seconds since the epoch. The run directory and progress are for others to fill in."""
+    roles = sorted(seen.jobs, key=lambda job: _order(_label(job, COMPONENT)))
+    tasks = tuple(task for job in roles for task in _tasks(seen, job, now))
+    state, reason = _run_state(seen, roles, tasks)
+    started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
+    ended = [_ended(job) for job in seen.jobs]
+    made = [*roles[:1], *([seen.whole] if seen.whole else [])]
+    annotations = {key: value for one in made for key, value in (one["metadata"].get("annotations") or {}).items()}
+    return RunStatus(
+        name=seen.name,
+        backend="kubernetes",
+        state=state,
+        reason=reason,
+        spec_digest=annotations.get(_DIGEST, ""),
+        strategy=annotations.get(_STRATEGY, ""),
+        started=min(started, default=None),
+        ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
+        tasks=tasks,
+    )
+
+
+def _run_state(seen: ClusterSnapshot, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]) -> tuple[State, str]:
+    if seen.whole and condition(seen.whole, "Completed"):
+        return State.SUCCEEDED, ""
+    since = succeeded_at(seen)
+    lost = [
+        job for job in jobs if condition(job, "Failed") and not (since is not None and annotation(job, FOLLOWS) and _failed_at(job) > since)
+    ]
+    failed = bool(lost)
+    if seen.whole and failed and not condition(seen.whole, "Failed"):
+        return State.RESTARTING, f"{maker(jobs)} starts it again, or ends it: {why_failed(seen, tasks)}"
+    if failed or (seen.whole and condition(seen.whole, "Failed")):
+        return State.FAILED, why_failed(seen, tasks)
+    if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
+        return State.SUCCEEDED, ""
+    waiting = [task for task in tasks if task.state is State.PENDING]
+    if waiting:
+        claims = (diagnosis.of_claim(claim, seen.about(claim)) for claim in seen.claims)
+        lacking = next((_with(found.words, found.remedy) for found in claims if found), "")
+        told = next((_with(f"{task.name}: {task.reason}", task.remedy) for task in waiting if task.reason), "")
+        return (State.RUNNING if any(task.state is State.RUNNING for task in tasks) else State.PENDING), lacking or told
+    return (State.RUNNING if tasks else State.PENDING), ""
+
+
+def leads(seen: ClusterSnapshot, job: Object) -> bool:
+    """Return whether a Job has the task that leads: the chief, or worker-0."""
+    return role_of(job) == rules.leading_role(map(role_of, seen.jobs))
+
+
+def succeeded_at(seen: ClusterSnapshot) -> float | None:
+    """Return when all were done whose success is the run's of a user's program, None while they are not."""
+    deciding = [job for job in seen.jobs if leads(seen, job) or not (annotation(job, FOLLOWS) or annotation(job, ENDS_AFTER))]
+    ended = [_done_at(seen, job) for job in deciding]
+    return max((time for time in ended if time is not None), default=None) if None not in ended else None
+
+
+def _done_at(seen: ClusterSnapshot, job: Object) -> float | None:
+    """Return when a Job was complete; of one whose other tasks do not end by themselves, when its first was."""
+    if condition(job, "Complete"):
+        return seconds(job["status"].get("completionTime"))
+    first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
+    if not annotation(job, ENDS_AFTER) or not leads(seen, job) or not first:
+        return None
+    pods = [pod for pod in seen.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
+    return max((finished(pod) or 0.0 for pod in pods), default=0.0)
+
+
+def annotation(job: Object, key: str) -> str:
+    """Return an annotation of an object, empty where it has none."""
+    return str((job["metadata"].get("annotations") or {}).get(key, ""))
+
+
+def why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> str:
+    """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
+    job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at, default=seen.whole or {"metadata": {}})
+    found = condition(job, "Failed") or {}
+    if found.get("reason") == "DeadlineExceeded":
+        return _with("limits.deadline has passed", "raise it; `up` goes on from the last checkpoint")
+    # A task that has ended is RESTARTING for as long as its Job does not know of it, which waits for its sidecars to end.
+    ended = [task for task in tasks if task.state in {State.FAILED, State.RESTARTING} and task.exit_code and task.reason]
+    failed = [task for task in tasks if task.state is State.FAILED and task.reason]
+    failed += [task for task in ended if task not in failed and {one.exit_code for one in failed} <= _AFTER_OTHERS]
+    if failed:
+        task = min(failed, key=_blame)
+        return _with(f"{task.name}, attempt {len(task.restarts) + (task.state is State.FAILED)}: {task.reason}", task.remedy)
+    message = str(found.get("message") or found.get("reason", ""))
+    if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
+        return f"{rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}"  # type: ignore[arg-type]  # a label is one of the roles
+    return f"{role_of(job) or maker(seen.jobs)}: {message}"
+
+
+def _failed_at(job: Object) -> float:
+    """Return when it was settled that a Job fails: its pods may take long to end after that."""
+    settled = condition(job, "FailureTarget") or condition(job, "Failed") or {}
+    return seconds(settled.get("lastTransitionTime")) or math.inf
+
+
+def _blame(task: TaskStatus) -> tuple[bool, float]:
+    """Order failed tasks: those that ended for another's sake are last, the others as they ended."""
+    return task.exit_code in _AFTER_OTHERS, math.inf if task.ended is None else task.ended
+
+
+def _with(words: str, remedy: str) -> str:
+    return f"{words}; {remedy}" if remedy else words
+
+
+def _tasks(seen: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
+    role = _label(job, COMPONENT)
+    pods: dict[int, list[Object]] = {}
+    for pod in seen.pods:
+        if _label(pod, COMPONENT) == role:
+            pods.setdefault(_index(pod), []).append(pod)
+    for index in range(int(annotation(job, TASKS) or job.get("spec", {}).get("completions") or 1)):
+        attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        yield _task(seen, job, rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
+
+
+def _task(seen: ClusterSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
+    ended = sorted([*seen.gone.get(name, ()), *map(restart, attempts[:-1])], key=lambda one: one.time)
+    restarts = tuple(dataclasses.replace(one, attempt=number) for number, one in enumerate(ended, 1))
+    if not attempts:
+        return dataclasses.replace(_without_pod(seen, job, name), restarts=restarts)
+    pod = attempts[-1]
+    phase = pod.get("status", {}).get("phase", "Pending")
+    about = seen.about(pod)
+    has_led = any(leads(seen, job) and condition(job, "Complete") for job in seen.jobs)
+    found = tied.of_pod(pod, seen.pods, seen.claims, about, has_led=has_led) or diagnosis.of_pod(pod, about, seen.nodes)
+    made = TaskStatus(
+        name,
+        _STATES.get(phase, _pending)(job, pod),
+        _reason(pod, phase, found, now),
+        found.remedy if found and found.kind not in _SAID_ELSEWHERE else "",
+        address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
+        restarts=restarts,
+        restarts_left=_left(job, pod),
+        exit_code=exit_code(pod),
+        started=seconds(pod.get("status", {}).get("startTime")),
+        ended=finished(pod),
+    )
+    if made.state is State.RESTARTING:
+        return dataclasses.replace(made, restarts=(*restarts, restart(pod, len(restarts) + 1)))
+    return made
+
+
+def _left(job: Object, pod: Object) -> int | None:
+    """Return how often the Job may still replace a task's pod after failures, None where it does not say."""
+    spec, failures = job.get("spec", {}), pod["metadata"].get("annotations", {}).get(_FAILURES, "0")
+    if "backoffLimitPerIndex" in spec:
+        return max(0, int(spec["backoffLimitPerIndex"]) - int(failures))
+    # A limit that tasks share says nothing of one.
+    alone = "backoffLimit" in spec and int(spec.get("completions") or 1) == 1
+    return max(0, int(spec["backoffLimit"]) - int(job.get("status", {}).get("failed") or 0)) if alone else None
+
+
+def _pending(_job: Object, _pod: Object) -> State:
+    return State.PENDING
+
+
+def _running(job: Object, pod: Object) -> State:
+    states = [one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses", [])]
+    if any("running" in one for one in states):
+        return State.RUNNING
+    # The phase is Running also while its one container waits to be made again, and for a moment after all have ended.
+    if not states or not all("terminated" in one for one in states):
+        return State.PENDING
+    return _failed(job, pod) if any(one["terminated"].get("exitCode") for one in states) else State.SUCCEEDED
+
+
+def _failed(job: Object, _pod: Object) -> State:
+    return State.FAILED if condition(job, "Failed") or condition(job, "FailureTarget") else State.RESTARTING
+
+
+_STATES: dict[str, Callable[[Object, Object], State]] = {
+    "Pending": _pending,
+    "Running": _running,
+    "Succeeded": lambda _job, _pod: State.SUCCEEDED,
+    "Failed": _failed,
+}
+
+
+def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str:
+    beside = pod.get("status", {}).get("initContainerStatuses") or ()
+    if phase == "Running" and _terminated(pod) and (left := [one["name"] for one in beside if "running" in one.get("state", {})]):
+        words = f"{found.words}; " if found else ""
+        return f"{words}its sidecar{'s' * (len(left) > 1)} {', '.join(left)} {'have' if len(left) > 1 else 'has'} not ended yet"
+    if found is None:
+        return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
+    created = seconds(pod["metadata"].get("creationTimestamp"))
+    waited = f"{age(now - created)}: " if phase == "Pending" and created is not None else ""
+    return f"{waited}{found.words}"
+
+
+def _without_pod(seen: ClusterSnapshot, job: Object, name: str) -> TaskStatus:
+    if condition(job, "Complete"):
+        return TaskStatus(name, State.SUCCEEDED)
+    if condition(job, "Failed"):
+        return TaskStatus(name, State.STOPPED, "ended with its Job")
+    if job.get("spec", {}).get("suspend"):
+        return (
+            TaskStatus(name, State.PENDING, words)
+            if (words := waits(seen, job))
+            else TaskStatus(name, State.STOPPED, "its Job is suspended")
+        )
+    found = diagnosis.of_events(seen.about(job))
+    return TaskStatus(name, State.PENDING, found.words, found.remedy) if found else TaskStatus(name, State.PENDING)
+
+
+def restart(pod: Object, attempt: int = 0) -> Restart:
+    """Return how an attempt ended, of whose pod this is the last that was seen."""
+    ended = _terminated(pod)
+    found = diagnosis.of_pod(pod) or diagnosis.moved_away(pod.get("status", {}))
+    time = seconds(ended.get("finishedAt")) or seconds(pod["metadata"].get("deletionTimestamp")) or 0.0
+    return Restart(time, attempt, ended.get("exitCode"), found.words if found else DELETED)
+
+
+def is_role(job: Object) -> bool:
+    """Tell whether a Job is that of a role, and none of another purpose."""
+    return role_of(job) in rules.ROLE_ORDER
+
+
+def maker(jobs: Iterable[Object]) -> str | None:
+    """Return what has made a run's Jobs, and would make them again, as kubectl names it: `jobset/digits`; None where nothing has."""
+    owners = (owner for job in jobs for owner in job["metadata"].get("ownerReferences") or ())
+    return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
+
+
+def is_over(whole: Object) -> bool:
+    """Return whether a JobSet makes no Jobs any more: it has ended, or is being deleted."""
+    return bool(condition(whole, "Completed") or condition(whole, "Failed") or whole["metadata"].get("deletionTimestamp"))
+
+
+def is_own_set(seen: ClusterSnapshot) -> bool:
+    """Return whether the run's JobSet is the launcher's: it goes with the run."""
+    return seen.whole is not None and _label(seen.whole, INSTANCE) == seen.name
+
+
+def queue_of(thing: Object) -> str:
+    """Return the queue of Kueue's that admits a Job or JobSet, empty where none does."""
+    return _label(thing, _QUEUE)
+
+
+def waits(seen: ClusterSnapshot, job: Object | None = None) -> str:
+    """Return for which queue a suspended Job waits, or the JobSet that is to make it, and why it is not admitted; empty where none would let it go."""
+    found = [one for one in (job, seen.whole) if one and queue_of(one)]  # a JobSet is admitted as a whole
+    if not found:
+        return ""
+    uids = {one["metadata"].get("uid") for one in found}
+    owned = (one for one in seen.queued if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
+    conditions = [said for one in owned for said in one.get("status", {}).get("conditions") or ()]
+    kinds = ("QuotaReserved", "Admitted")
+    refused = next((said["message"] for kind in kinds for said in conditions if said["type"] == kind and said["status"] == "False"), "")
+    return f"waits for its queue {queue_of(found[0])}" + (f": {refused}" if refused else "")
+
+
+def role_of(job: Object) -> str:
+    """Return the role whose Job this is."""
+    return _label(job, COMPONENT)
+
+
+def task_of(pod: Object) -> str:
+    """Return the task that a pod is an attempt of."""
+    return rules.task_name(_label(pod, COMPONENT), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
+
+
+def condition(thing: Object, kind: str) -> Object | None:
+    """Return a condition of an object that is true, or None."""
+    conditions: Sequence[Object] = thing.get("status", {}).get("conditions") or ()
+    return next((one for one in conditions if one.get("type") == kind and one.get("status") == "True"), None)
+
+
+def age(seconds: float) -> str:
+    """Write how long something lasts, as kubectl does: `45s`, `4m`, `3h`, `2d`."""
+    whole = max(0, int(seconds))
+    return next((f"{whole // size}{unit}" for size, unit in _UNITS if whole >= size), "0s")
+
+
+def _terminated(pod: Object) -> Object:
+    containers: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
+    found: Object = containers[0].get("state", {}).get("terminated", {})
+    return found
+
+
+def node_of(pod: Object) -> str:
+    """Return the name of the node that a pod is on, `?` where it is on none."""
+    return str(pod.get("spec", {}).get("nodeName") or "?")
+
+
+def exit_code(pod: Object) -> int | None:
+    """Return how a pod's container ended, None while it has not."""
+    return _terminated(pod).get("exitCode")
+
+
+def finished(pod: Object) -> float | None:
+    """Return when a pod's container ended, in seconds since the epoch."""
+    return seconds(_terminated(pod).get("finishedAt"))
+
+
+def _index(pod: Object) -> int:
+    metadata = pod["metadata"]
+    return int((metadata.get("annotations") or {}).get(_INDEX) or (metadata.get("labels") or {}).get(_INDEX) or 0)
+
+
+def _label(thing: Object, key: str) -> str:
+    return str((thing["metadata"].get("labels") or {}).get(key, ""))
+
+
+def _order(role: str) -> int:
+    known: tuple[str, ...] = rules.ROLE_ORDER
+    return known.index(role) if role in known else len(known)
+
+
+def _ended(job: Object) -> float | None:
+    last = job.get("status", {}).get("completionTime")
+    failed = condition(job, "Failed")
+    return seconds(last or (failed or {}).get("lastTransitionTime"))
+
+
+def seconds(time: object) -> float | None:
+    """Return seconds since the epoch from a time of the API's; None for what is no such time."""
+    if not isinstance(time, str):
+        return None
+    return datetime.fromisoformat(time).timestamp()

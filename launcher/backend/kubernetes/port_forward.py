@@ -1,0 +1,140 @@
+"""A port of this machine that leads to a pod's, through the API server: what `kubectl port-forward` does."""
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kubernetes.client import ApiClient, CoreV1Api
+from kubernetes.stream import portforward
+
+from launcher.backend.kubernetes import diagnosis, pod_status, status_source, tied
+from launcher.backend.kubernetes.client import ERRORS, Cluster, Object
+from launcher.backend.kubernetes.pod_status import COMPONENT
+from launcher.errors import LauncherError, UsageError
+from launcher.render import tensorboard_command
+from launcher.render.kubernetes.objects import TENSORBOARD
+
+FIRST_PORT = 6006
+_PORTS_TRIED = 10
+_CHUNK = 65536
+_STARTS_WITHIN = 120.0  # seconds, on another node
+_LOOK_EVERY = 0.5
+
+
+def await_board(cluster: Cluster, run: str) -> None:
+    """Wait until a run's TensorBoard answers, for as long as nothing is known that keeps it from that.
+
+    One that waits for the node of tasks that have ended, as it does when its own was drained, may go to any node from then on; an evaluator that
+    was drained with it, and has nobody to follow either, follows it. Raises as `pod_of`.
+    """
+    moved = said = False
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while time.monotonic() < deadline:
+        of_run = cluster.listed("Pod", status_source.labels_of(run))
+        boards = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
+        if any(pod_status.condition(pod, "Ready") for pod in boards):
+            return
+        words = f"waiting up to {_STARTS_WITHIN:.0f} s for TensorBoard of {run} to start"
+        if not moved and any(tied.waits_for_none(pod, of_run) for pod in boards) and _is_over(cluster, run, of_run):
+            cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
+            words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_STARTS_WITHIN:.0f} s to start there"
+            moved, said = True, False
+        elif not moved and (any(map(diagnosis.of_pod, boards)) or not (boards or _is_to_come(cluster, run))):
+            break
+        if not said:
+            print(words, file=sys.stderr, flush=True)
+            said = True
+        time.sleep(_LOOK_EVERY)
+    pod_of(cluster, run)
+
+
+def _is_to_come(cluster: Cluster, run: str) -> bool:
+    """Return whether a run has a TensorBoard without a pod, as one has just gone; raise LauncherError where none may be made."""
+    made = cluster.get("Deployment", f"{run}-{TENSORBOARD}")
+    if made and (refused := pod_status.condition(made, "ReplicaFailure")):
+        raise LauncherError(f"TensorBoard of {run} gets no pod: {refused.get('message', '')}", "see tensorboard.cpu and tensorboard.memory")
+    return made is not None
+
+
+def _is_over(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
+    """Return whether no task of a run is yet to come but those that wait for TensorBoard: one that waits in a queue has no pod either."""
+    jobs = [job for job in cluster.listed("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
+    waiting = {pod_status.role_of(pod) for pod in pods if tied.waits_for_none(pod, pods)}
+    to_come = [job for job in jobs if not pod_status.condition(job, "Complete")]
+    return any(pod_status.condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in to_come)
+
+
+def pod_of(cluster: Cluster, run: str) -> Object:
+    """Return the pod in which a run's TensorBoard answers.
+
+    Raises UsageError where the run has none, LauncherError with the reason where it is not ready.
+    """
+    pods = cluster.listed("Pod", {**status_source.labels_of(run), COMPONENT: TENSORBOARD})
+    for pod in pods:
+        if pod_status.condition(pod, "Ready"):
+            return pod
+    if not pods:
+        raise UsageError(
+            f"{run} has no TensorBoard in {cluster.words()}",
+            "it runs from `launcher up` until `launcher down`, or kubernetes.tensorboard_ttl after the run's end; not with `tensorboard: false`, nor without "
+            f"`storage`. See the logs here: `launcher get {run} logs`, then `tensorboard --logdir {run}-logs`",
+        )
+    found = next((found for pod in pods if (found := diagnosis.of_pod(pod))), None)
+    why, remedy = (found.words, found.remedy) if found else ("it starts", "try again in a moment")
+    raise LauncherError(f"TensorBoard of {run} is not ready: {why}", remedy)
+
+
+class Forward:
+    """Listens on this machine. `url` says where; `serve` carries connections until the process is interrupted."""
+
+    def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
+        await_board(cluster, run)  # fails now and aloud rather than with the first connection
+        self._cluster, self._run = cluster, run
+        self._server = _listen(host, port)
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
+
+    def serve(self) -> None:
+        """Carry each connection by a thread of its own, for ever."""
+        with self._server:
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._carry, args=(connection,), name="forward", daemon=True).start()
+
+    def _carry(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(LauncherError, *ERRORS):
+            # Asked each time: the pod may have been replaced.
+            pod = pod_of(self._cluster, self._run)["metadata"]["name"]
+            # A client of its own: while one opens a stream it is of no other use, and a browser opens several at once.
+            api = CoreV1Api(ApiClient(configuration=self._cluster.client.configuration))
+            opened = portforward(
+                api.connect_get_namespaced_pod_portforward, pod, self._cluster.namespace, ports=str(tensorboard_command.PORT)
+            )
+            far = opened.socket(tensorboard_command.PORT)
+            back = threading.Thread(target=_pump, args=(far, connection), name="forward-back", daemon=True)
+            back.start()
+            _pump(connection, far)
+            back.join()
+
+
+def _pump(source: Any, sink: Any) -> None:
+    """Carry bytes one way until an end closes, and tell the other."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    last: OSError | None = None
+    for candidate in [port] if port is not None else range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED):
+        try:
+            return socket.create_server((host, candidate), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            last = error
+    wanted = str(port) if port is not None else f"from {FIRST_PORT} on"
+    raise UsageError(f"no port {wanted} of {host} can be used: {last}", "give another one with --port, or 0 for any that is free")

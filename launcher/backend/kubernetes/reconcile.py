@@ -1,0 +1,198 @@
+"""What whoever watches a run does for it: pods on lost nodes are given up, a run that never starts or that failed lets its nodes go."""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from launcher.backend.kubernetes import diagnosis, pod_status
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object, node_of, task_of
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
+from launcher.runs.status import RunStatus, State
+from trainer.exit_codes import ExitCode
+
+# The task, for how long, and the first words of what is wrong.
+_REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
+_FIRST_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
+GIVE_UP = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; given up by the launcher"}}
+
+
+def lost(seen: ClusterSnapshot, now: float, patience: float) -> list[Object]:
+    """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure.
+
+    A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
+    Those of a silent node are lost together, though one was given up a second later than another: what replaces the one is put where others
+    of the volume are, as long as these count, and is looked at again only minutes later. So those that mount the volume come first, too,
+    and before the tasks among them what is none.
+    """
+    answering = {
+        node_of(pod) for pod in seen.pods if pod_status.condition(pod, "Ready")
+    }  # else the cluster takes it back, of every pod there
+    pods = [pod for pod in seen.pods if node_of(pod) not in answering]
+    gone = [(pod, now - since >= patience) for pod in pods if (since := given_up(pod)) is not None]
+    silent = {node_of(pod) for pod, due in gone if due and diagnosis.is_silent(pod)}
+    found = [pod for pod, due in gone if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
+    return sorted(found, key=_turn)
+
+
+def _turn(pod: Object) -> tuple[bool, bool]:
+    labels = pod["metadata"].get("labels") or {}
+    return VOLUME_LABEL not in labels, CLUSTER_LABEL in labels
+
+
+def given_up(pod: Object) -> float | None:
+    """Return since when a pod is being deleted while its node does not answer, else None."""
+    head = pod["metadata"]
+    if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
+        return None
+    # By then it should be gone: a node that answers kills it at the end of its grace period.
+    due = datetime.fromisoformat(head["deletionTimestamp"]).timestamp()
+    if diagnosis.is_silent(pod):
+        return due - float(head.get("deletionGracePeriodSeconds") or 0)
+    # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
+    return due if diagnosis.is_moved_off(pod) else None
+
+
+def dismissed(seen: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
+    """Return the Jobs whose programs would not end by themselves, once the run has succeeded and they have had their time. Pure.
+
+    With each, how many of its tasks stay: the first, where that is the one with which the run ends.
+    """
+    waiting = [(job, float(after)) for job in seen.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
+    since = pod_status.succeeded_at(seen)
+    if pod_status.maker(seen.jobs) or since is None:
+        return []
+    found = ((job, int(pod_status.leads(seen, job))) for job, after in waiting if now - since >= after and not _is_over(job))
+    return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # which was done already
+
+
+def _is_over(job: Object) -> bool:
+    return bool(pod_status.condition(job, "Failed") or pod_status.condition(job, "Complete"))
+
+
+def too_late(status: RunStatus, seen: ClusterSnapshot, now: float, start_timeout: float) -> str:
+    """Return why a run that has not started within `start_timeout` seconds is to be ended, empty while it may go on. Pure.
+
+    Time counts from when a Job was let go by its queue. A pod that came later than the first ones replaces one that ran.
+    """
+    started = [time for job in seen.jobs if (time := pod_status.seconds(job.get("status", {}).get("startTime"))) is not None]
+    if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
+        return ""
+    waiting = [pod for pod in seen.pods if pod.get("status", {}).get("phase") == "Pending"]
+    if not waiting and len(seen.pods) >= len(status.tasks):
+        return ""  # all have started: the tasks themselves wait for each other as long as limits.start_timeout says
+    if waiting and not any(_is_first(pod, min(started)) for pod in waiting):
+        return ""
+    return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
+
+
+def outgrown(seen: ClusterSnapshot) -> str:
+    """Return why a run is to be ended of which a task was evicted for its own excess more often than it may fail, empty where none was. Pure.
+
+    Its Job counts such a pod like one that somebody has deleted, not at all, where no trainer is in it and the spec does not tell of its limit.
+    """
+    for job in [] if pod_status.maker(seen.jobs) else filter(_ignores_stops, seen.jobs):
+        limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
+        pods = (pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job))
+        gone = [pod for pod in pods if diagnosis.has_outgrown(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
+        for task, times in Counter(map(task_of, gone)).items():
+            if limit is not None and times > int(limit) and (found := diagnosis.of_pod(gone[-1])):
+                return f"{task}, attempt {times}: {found.words}; {found.remedy}"
+    return ""
+
+
+def _ignores_stops(job: Object) -> bool:
+    rules = (job["spec"].get("podFailurePolicy") or {}).get("rules") or ()
+    return any(rule["action"] == "Ignore" and ExitCode.STOPPED in (rule.get("onExitCodes") or {}).get("values", ()) for rule in rules)
+
+
+def _is_first(pod: Object, started: float) -> bool:
+    created = pod_status.seconds(pod["metadata"].get("creationTimestamp"))
+    return created is None or created - started < _FIRST_WITHIN
+
+
+class Reconciler:
+    """Does it for one run, and says what it does once."""
+
+    def __init__(self, cluster: Cluster, run: str, patience: float, keep_logs: Callable[[list[Object]], object] = list) -> None:
+        self._cluster, self._run, self._patience, self._keep_logs = cluster, run, patience, keep_logs
+        self._done: set[str] = set()
+        self._said: set[str] = set()
+        self._pending_since: float | None = None  # of time.monotonic, without a break
+        self._ran = False
+
+    def late(self, seen: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
+        """Return why the run is to be ended because it has not started, once it was seen to wait for `start_timeout` seconds."""
+        now = time.monotonic()
+        again = seen.whole and seen.whole.get("status", {}).get("restarts")
+        if pod_status.maker(seen.jobs) and (again or not pod_status.is_own_set(seen)):
+            return ""  # it ran before, or nobody but its maker ends it
+        self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and somebody has deleted a part
+        if self._ran or status.state is not State.PENDING:
+            self._pending_since = None
+            return ""
+        self._pending_since = self._pending_since or now
+        return too_late(status, seen, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
+
+    def tend(self, seen: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
+        """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
+        yield from self._trouble(status)
+        for pod in lost(seen, self._cluster.now(), self._patience):
+            if pod["metadata"]["uid"] not in self._done:
+                said = self._give_up(pod)
+                self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
+                yield said
+        if status.state is State.FAILED:
+            yield from self._let_go(seen)
+        for job, stay in dismissed(seen, self._cluster.now()):
+            name = job["metadata"]["name"]
+            self._keep_logs([pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
+            self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})
+            yield f"{name} is ended with the run, which has succeeded"
+
+    def _trouble(self, status: RunStatus) -> Iterator[str]:
+        if status.data_lost is not None and status.data_lost.message not in self._said:
+            self._said.add(status.data_lost.message)
+            yield status.data_lost.message
+        if status.missing and status.reason not in self._said:
+            self._said.add(status.reason)
+            yield status.reason
+            return
+        # By its first words: how long it lasts and what else there is to say changes every second.
+        match = _REASON.match(status.reason) if status.state is State.PENDING else None
+        if match is None or match[2].startswith("waiting for"):
+            return
+        first = f"{match[1] or ''}{match[2]}"
+        if first not in self._said:
+            self._said.add(first)
+            yield status.reason
+
+    def _give_up(self, pod: Object) -> str:
+        name, node = pod["metadata"]["name"], node_of(pod)
+        command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
+        try:
+            self._cluster.patch("Pod", name, GIVE_UP, subresource="status")
+        except ForbiddenError:
+            # Once: who may is told what to do, and who watches need not read it again every second.
+            return f"{task_of(pod)} waits for ever on the lost node {node}, and you may not give its pod up; who may: {command}"
+        return f"{task_of(pod)}: the node {node} is lost; its pod {name} was given up, and is replaced"
+
+    def _let_go(self, seen: ClusterSnapshot) -> Iterator[str]:
+        """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.
+
+        Not the Jobs that something else has made, a JobSet say: it ends them, or starts all of them again.
+        """
+        if pod_status.maker(seen.jobs):
+            return
+        for job in seen.jobs:
+            name = job["metadata"]["name"]
+            over = pod_status.condition(job, "Failed") or pod_status.condition(job, "Complete") or job.get("spec", {}).get("suspend")
+            if not over and name not in self._done:
+                # They go with it, also one that has failed and merely waits for its sidecars to end.
+                self._keep_logs([pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
+                self._cluster.patch("Job", name, {"spec": {"suspend": True}})
+                self._done.add(name)
+                yield f"{name} is ended with the run"

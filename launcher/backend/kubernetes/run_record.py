@@ -1,0 +1,349 @@
+"""The record of a run in the cluster: a ConfigMap with the spec it was started with and, once it has ended, how.
+
+It owns the run's other objects but the claim of its data: deleted, they go with it.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
+from launcher.errors import LauncherError, UsageError
+from launcher.render.kubernetes.objects import Run, checked, metadata
+from launcher.runs import process_identity
+from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+
+COMPONENT = "record"
+_SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "made.json", "user"
+# On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
+_STARTING = "tf-launcher/starting"
+_STARTS_WITHIN = 600.0
+_OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
+# Of a status what depends on who asks, and when.
+_ASKED = frozenset({"data_lost", "missing", "user", "mine"})
+# So often a change is tried again that somebody else's has overtaken, a note of how the run has ended say.
+_TRIES = 10
+
+
+def name_of(run: str) -> str:
+    """Return the name of a run's record."""
+    return checked(f"{run}-record")
+
+
+class LeaseLostError(LauncherError):
+    """A launcher does not start the run any more: somebody has stopped it meanwhile, or another one has taken over."""
+
+
+@dataclass(frozen=True)
+class StartLease:
+    """What keeps every other launcher out while one starts a run. `before` is the record to go back to, None where there is to be none."""
+
+    run: str
+    id: str
+    before: Object | None
+
+
+def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
+    """Raise UsageError where another launcher starts the run at the moment."""
+    if words := being_started(record, cluster.now()):
+        raise UsageError(f"{run} in {cluster.words()} is being {words}", _OTHER_START)
+
+
+def new_mark(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:
+    """Return a mark to take of a run, with the record that was read and how the run `ended` where nobody has noted that."""
+    if ended is not None:
+        there = before or _made(cluster, run, {})
+        before = {**there, "data": {**(there.get("data") or {}), _STATUS: _dumped(ended)}}
+    return StartLease(run.name, uuid.uuid4().hex, before)
+
+
+def take(cluster: Cluster, run: Run, mark: StartLease) -> bool:
+    """Put the mark on the record that was read; tell whether it is there, and not that somebody has changed the record since.
+
+    May be called again where the cluster did not answer.
+    """
+    made = _annotated(mark.before or _made(cluster, run, {}), {_STARTING: _text(mark, cluster.now())})
+    try:
+        if "resourceVersion" in made["metadata"]:
+            cluster.replace(made)
+        else:
+            cluster.create(made)
+    except LauncherError as error:
+        if status_of(error) != 409:
+            raise
+        return is_held(cluster, mark)  # by a request of ours that was made again, as its answer was lost
+    return True
+
+
+def write(cluster: Cluster, run: Run, mark: StartLease, spec: dict[str, Any]) -> Object:
+    """Write with what a run starts in place of what there was; return the record. Raises LeaseLostError."""
+    made = _annotated(
+        _made(cluster, run, {_SPEC: as_json(spec), _START: mark.id, _USER: cluster.user()}), {_STARTING: _text(mark, cluster.now())}
+    )
+    return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if _is_on_its_claim(run, there) else None))
+
+
+def _is_on_its_claim(run: Run, record: Object) -> bool:
+    return run.storage is not None and claim_name(run.name, record) == run.claim
+
+
+def note_made(cluster: Cluster, mark: StartLease, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:
+    """Note the uid of the claim that the run stores its data on, and kind, name and uid of all other objects. Raises LeaseLostError."""
+
+    def noted(there: Object) -> Object:
+        return _with_claim({**there, "data": {**there["data"], _MADE: as_json(things)}}, claim)
+
+    _change(cluster, mark, noted)
+
+
+def _with_claim(record: Object, uid: str | None) -> Object:
+    return {**record, "data": {**record["data"], **({_CLAIM: uid} if uid else {})}}
+
+
+def empty(cluster: Cluster, mark: StartLease) -> StartLease:
+    """Forget the run that was, which is set aside now; return the mark of a start that has nothing to go back to. Raises LeaseLostError."""
+    _change(cluster, mark, lambda there: {**there, "data": {}})
+    return dataclasses.replace(mark, before=None)
+
+
+def hold(cluster: Cluster, mark: StartLease) -> Object:
+    """Return the record. Raises LeaseLostError where the mark is not on it any more."""
+    record = cluster.get("ConfigMap", name_of(mark.run))
+    found = _mark(record).get("id")
+    if record is None or found is None:
+        raise LeaseLostError(f"{mark.run} in {cluster.words()} was stopped while it was being started", "start it again with `launcher up`")
+    if found != mark.id:
+        raise LeaseLostError(f"another `launcher up` has taken over the start of {mark.run} in {cluster.words()}", _OTHER_START)
+    return record
+
+
+def is_held(cluster: Cluster, mark: StartLease) -> bool:
+    """Tell whether the mark is on the record."""
+    try:
+        hold(cluster, mark)
+    except LeaseLostError:
+        return False
+    return True
+
+
+def is_others(cluster: Cluster, mark: StartLease) -> bool:
+    """Tell whether another launcher has started the run since, or is about to; not where it was merely stopped."""
+    record = cluster.get("ConfigMap", name_of(mark.run))
+    return (_mark(record).get("id") or _started_by(record)) not in {None, mark.id}
+
+
+def release(cluster: Cluster, mark: StartLease) -> None:
+    """Let others start the run again: it has started. Raises LeaseLostError where somebody has stopped it meanwhile."""
+    try:
+        _change(cluster, mark, lambda there: _annotated(there, {_STARTING: None}))
+    except LeaseLostError:
+        there = cluster.get("ConfigMap", name_of(mark.run))
+        if _mark(there) or _started_by(there) != mark.id:
+            raise  # else it was released by a request of ours that was not answered
+
+
+def free(cluster: Cluster, run: str) -> None:
+    """Take the mark of whoever starts the run away, as it is being stopped."""
+    if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
+        gone = {"metadata": {"annotations": {_STARTING: None}}, "data": {_START: None}}
+        cluster.patch("ConfigMap", name_of(run), gone)
+
+
+def undo(cluster: Cluster, mark: StartLease) -> None:
+    """Put the record back as it was before a start that failed; nothing happens where the mark is lost.
+
+    How the run before has ended stays where that was noted meanwhile, as it was stopped to be moved say.
+    """
+    before = mark.before
+    with contextlib.suppress(LeaseLostError):
+        there = hold(cluster, mark)
+        if before is None and (_started_by(there) == mark.id or not there.get("data")):
+            cluster.delete("ConfigMap", name_of(mark.run), uid=there["metadata"]["uid"])
+        else:
+            _change(cluster, mark, lambda there: _annotated(_before(mark, there), {_STARTING: None}))
+
+
+def being_started(record: Object | None, now: float) -> str:
+    """Return who starts a run at `now` by the cluster's clock, as `started by ...`; empty where nobody does, or he must have died over it."""
+    mark = _mark(record)
+    try:
+        age = now - float(mark["since"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+    # Of another machine or container of that name nothing is known.
+    here = mark.get("host") == socket.gethostname() and mark.get("space") == process_identity.space()
+    died = here and _process(mark.get("pid")).get("born") != mark.get("born")
+    return "" if died or age > _STARTS_WITHIN else f"started by `launcher up` on {mark.get('host', '?')} since {max(0.0, age):.0f} s"
+
+
+def owner(record: Object) -> Object:
+    """Return the reference by which an object belongs to the record."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": record["metadata"]["name"], "uid": record["metadata"]["uid"]}
+
+
+def spec(record: Object | None) -> dict[str, Any] | None:
+    """Return the spec that the run was last started with, or None when it is not known."""
+    return _document(record, _SPEC)
+
+
+def claim(record: Object | None) -> str | None:
+    """Return the uid of the claim that the run was last started with, or None when it is not known."""
+    return ((record or {}).get("data") or {}).get(_CLAIM)
+
+
+def claim_name(run: str, record: Object | None) -> str:
+    """Return the name of the claim that a run was last started with."""
+    section = (spec(record) or {}).get("kubernetes") or {}
+    return str(section.get("claim") or run)
+
+
+def things(record: Object | None) -> list[tuple[str, str, str]]:
+    """Return kind, name and uid of what the last start of a run has made but its claim; nothing where that is not known."""
+    return [(kind, name, uid) for kind, name, uid in json.loads(((record or {}).get("data") or {}).get(_MADE, "[]"))]
+
+
+def user(record: Object | None) -> str:
+    """Return who started the run last, empty when it is not known."""
+    return str(((record or {}).get("data") or {}).get(_USER, ""))
+
+
+def final(record: Object | None) -> RunStatus | None:
+    """Return how the run has ended, where that was noted."""
+    return _status(record, _STATUS)
+
+
+def announced(record: Object | None) -> RunStatus | None:
+    """Return how a run that somebody set out to stop is to be remembered once nothing of it is left; what is left tells more."""
+    return _status(record, _STOPPING)
+
+
+def roles(record: Object | None) -> frozenset[str]:
+    """Return the roles of the run that was last started; none when they are not known."""
+    return frozenset(role for role, one in ((spec(record) or {}).get("roles") or {}).items() if one)
+
+
+def note(cluster: Cluster, status: RunStatus) -> None:
+    """Note how a run has ended; nothing where that is noted, or where it has no record."""
+    kept = cluster.get("ConfigMap", name_of(status.name))
+    if kept is not None and final(kept) is None:
+        amend(cluster, status)
+
+
+def announce(cluster: Cluster, status: RunStatus) -> None:
+    """Note that a run is being stopped, and how it is to be remembered then; nothing where it has no record."""
+    _write_status(cluster, status.name, {_STOPPING: _dumped(status)})
+
+
+def amend(cluster: Cluster, status: RunStatus) -> None:
+    """Note how a run has ended in place of what was noted; nothing where it has no record."""
+    _write_status(cluster, status.name, {_STATUS: _dumped(status), _STOPPING: None})
+
+
+def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> None:
+    if cluster.get("ConfigMap", name_of(run)) is not None:
+        cluster.patch("ConfigMap", name_of(run), {"data": data})
+
+
+def _dumped(status: RunStatus) -> str:
+    told = dataclasses.asdict(status)
+    return as_json({key: value for key, value in told.items() if key not in _ASKED})
+
+
+def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:
+    head = metadata(run, name_of(run.name), COMPONENT)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**head, "namespace": cluster.namespace}, "data": data}
+
+
+def _text(mark: StartLease, now: float) -> str:
+    """Return the mark as the record has it, of this moment and process."""
+    return as_json({"id": mark.id, "host": socket.gethostname(), "since": now, **_process(os.getpid())})
+
+
+def _mark(record: Object | None) -> dict[str, Any]:
+    try:
+        mark = json.loads(_annotations(record).get(_STARTING, ""))
+    except ValueError:
+        return {}
+    return mark if isinstance(mark, dict) else {}
+
+
+def _started_by(record: Object | None) -> str | None:
+    return ((record or {}).get("data") or {}).get(_START)
+
+
+def _change(cluster: Cluster, mark: StartLease, change: Callable[[Object], Object]) -> Object:
+    """Replace the record by what `change` makes of it as long as the mark is on it; return it. Raises LeaseLostError."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(_ChangedError):
+            return _replace(cluster, mark, change)
+    return _replace(cluster, mark, change)
+
+
+class _ChangedError(LauncherError):
+    """Somebody has changed the record since it was read."""
+
+
+def _replace(cluster: Cluster, mark: StartLease, change: Callable[[Object], Object]) -> Object:
+    there = hold(cluster, mark)
+    made = change(there)
+    version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+    try:
+        return cluster.replace({**made, "metadata": {**made["metadata"], **version}})
+    except LauncherError as error:
+        if status_of(error) != 409:
+            raise
+        raise _ChangedError(error.message, error.remedy) from error
+
+
+def _before(mark: StartLease, there: Object) -> Object:
+    """Return the record of the run before: the one that is there until a start has written its own."""
+    if mark.before is None or _started_by(there) != mark.id:
+        return there
+    head = {key: value for key, value in mark.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
+    return {**mark.before, "metadata": {**head, "uid": there["metadata"]["uid"]}}
+
+
+def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:
+    """Return a record with these annotations, without those that are None."""
+    merged = {key: value for key, value in {**_annotations(record), **annotations}.items() if value is not None}
+    return {**record, "metadata": {**record["metadata"], "annotations": merged}}
+
+
+def _process(pid: object) -> dict[str, Any]:
+    """Return a process of this machine or container as it can be known again, empty when there is none."""
+    found = process_identity.identify(pid) if isinstance(pid, int) else None
+    return {} if found is None else {**dataclasses.asdict(found), "space": process_identity.space()}
+
+
+def _annotations(record: Object | None) -> dict[str, str]:
+    return ((record or {}).get("metadata") or {}).get("annotations") or {}
+
+
+def _status(record: Object | None, key: str) -> RunStatus | None:
+    document = _document(record, key)
+    if document is None:
+        return None
+    try:
+        tasks = tuple(_task(task) for task in document.pop("tasks"))
+        return RunStatus(**{**document, "state": State(document["state"]), "tasks": tasks})
+    except (KeyError, TypeError, ValueError):  # another version's
+        return None
+
+
+def _document(record: Object | None, key: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(((record or {}).get("data") or {}).get(key, ""))
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _task(document: dict[str, Any]) -> TaskStatus:
+    restarts = tuple(Restart(**restart) for restart in document["restarts"])
+    return TaskStatus(**{**document, "state": State(document["state"]), "restarts": restarts})

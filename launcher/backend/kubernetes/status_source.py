@@ -1,0 +1,211 @@
+"""What a cluster tells of a run, gathered: its objects, and from its leading tasks' output how far it is."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+from launcher.backend.kubernetes import diagnosis, past_attempts, pod_status, run_record
+from launcher.backend.kubernetes.client import Cluster, Object, claims_of
+from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.pod_logs import PodLogs
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
+from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.errors import LauncherError
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
+from launcher.runs.status import Restart, RunStatus, State
+from launcher.spec.names import RUN_VOLUME
+
+NAME_LABEL = "app.kubernetes.io/name"
+OURS = {NAME_LABEL: "tf-launcher"}
+# As many lines of each task tell how it is, where nobody reads all of them: an evaluation, a checkpoint and each worker's progress are among them.
+_LINES = 2000
+# The output of so many tasks is read only to tell how a run is; a thousand logs a second would be too much for a cluster.
+_MOST_READ = 32
+# So many pods are asked for once a second; more of them less often.
+_PODS_A_SECOND = 200
+_NODES_EVERY = 60.0  # seconds, where no node takes a pod
+_UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
+
+
+def labels_of(run: str) -> dict[str, str]:
+    """Return the labels that everything of a run has."""
+    return {**OURS, pod_status.INSTANCE: run}
+
+
+def pods_of(cluster: Cluster, run: str) -> list[Object]:
+    """Return the pods of a run's tasks."""
+    return cluster.listed("Pod", {CLUSTER_LABEL: run})
+
+
+def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) -> ClusterSnapshot:
+    """Return what the cluster has of a run.
+
+    Events are asked for only where a pod does not run, or where other pods are there than `before`, their names.
+    """
+    jobs = [job for job in cluster.listed("Job", labels_of(run)) if pod_status.is_role(job)]
+    whole = _jobset(cluster, run, jobs)
+    pods = telling(cluster.listed("Pod", labels_of(run)))
+    wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
+    waits = any(pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([whole] if whole else [])])
+    queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if waits else ()
+    at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} and _has(pod, CLUSTER_LABEL) for pod in pods)
+    same = before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
+    if at_work >= wanted:
+        return ClusterSnapshot(run, jobs, pods, events=() if same else _events(cluster), whole=whole, queued=queued)
+    return ClusterSnapshot(run, jobs, pods, _claims(cluster, run, jobs), _events(cluster), whole=whole, queued=queued)
+
+
+def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
+    """Return the claim of the run's own, and those that its tasks mount beside it."""
+    found = {one["metadata"]["name"]: one for one in cluster.listed("PersistentVolumeClaim", labels_of(run))}
+    for name in {name for job in jobs for name in _mounted(job).values()} - found.keys():
+        if there := cluster.get("PersistentVolumeClaim", name):
+            found[name] = there
+    return list(found.values())
+
+
+def telling(pods: Iterable[Object]) -> list[Object]:
+    """Return those of a run's pods that tell how it is: its tasks', and others that hold its tasks to a lost node. Pure.
+
+    Where the volume is one node's, its pods are put where one of them is, and to the scheduler one is there until it has ended. So
+    TensorBoard's pod that is being deleted on a node that does not answer keeps the chief's next one from every other node.
+    """
+    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_has(pod, VOLUME_LABEL) and _is_ending(pod))]
+
+
+def _is_ending(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Running", "Pending"}
+
+
+def _has(thing: Object, label: str) -> bool:
+    return label in (thing["metadata"].get("labels") or {})
+
+
+def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
+    """Return the JobSet that has made a run's Jobs, or is to make them: it alone knows whether one that has failed is made again."""
+    kind, _, name = (pod_status.maker(jobs) or "").partition("/")
+    if not jobs:
+        return next(iter(cluster.listed_if_any("JobSet", labels_of(run))), None)
+    try:
+        return cluster.get("JobSet", name) if kind == "jobset" else None
+    except ForbiddenError:  # without that right the Jobs are all there is to tell
+        return None
+
+
+def _events(cluster: Cluster) -> list[Object]:
+    try:
+        return cluster.listed("Event")
+    except ForbiddenError:  # without that right fewer reasons are told
+        return []
+
+
+class Watcher:
+    """Looks at one run again and again, not more often than is worth it, and reads only what is new."""
+
+    def __init__(self, cluster: Cluster, run: str, *, gone: bool = True) -> None:
+        """Look at `run`; with `gone` also for attempts whose pods are gone."""
+        self.cluster, self.run, self._counts = cluster, run, gone
+        self.seen = ClusterSnapshot(run, ())
+        self.logs = PodLogs(cluster)
+        self._story: RunEvents | None = None
+        self._next = 0.0
+        self._pods: dict[str, pod_status.Object] = {}  # by their names, as they were seen last
+        self._gone: dict[str, tuple[str, Restart]] = {}  # by the name of the pod, the task and how its attempt ended
+        self._last: RunStatus | None = None
+        self._nodes: Sequence[Object] = ()
+        self._next_nodes = 0.0
+
+    def status(self, *, fresh: bool = False) -> RunStatus | None:
+        """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
+        if not fresh and time.monotonic() < self._next:
+            return self._last
+        self._last = self._look()
+        if self.logs.gave_up:
+            # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
+            with contextlib.suppress(LauncherError):
+                self._last = self._look()
+        self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
+        return self._last
+
+    def _look(self) -> RunStatus | None:
+        self.seen = self._with_nodes(self._with_gone(gather(self.cluster, self.run, self._pods.keys() if self._counts else None)))
+        return (self._expired() or self._read()) if self.seen.jobs else None
+
+    def _with_gone(self, seen: ClusterSnapshot) -> ClusterSnapshot:
+        """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
+        there = {pod["metadata"]["name"]: pod for pod in seen.pods}
+        if self._counts and there.keys() != self._pods.keys():
+            for job in seen.jobs:
+                for name, attempt in past_attempts.attempts(job, seen.events, seen.pods, self._pods).items():
+                    self._gone.setdefault(name, attempt)
+        self._pods = there
+        by_task: dict[str, list[Restart]] = {}
+        for task, restart in self._gone.values():
+            by_task.setdefault(task, []).append(restart)
+        return dataclasses.replace(seen, gone=by_task)
+
+    def _with_nodes(self, seen: ClusterSnapshot) -> ClusterSnapshot:
+        """Add what nodes there are, where none takes a pod: what they offer tells whether waiting helps."""
+        if not self._counts or not any(map(diagnosis.is_unschedulable, seen.pods)):
+            return seen
+        if time.monotonic() >= self._next_nodes:
+            with contextlib.suppress(ForbiddenError):
+                self._nodes = self.cluster.nodes()
+            self._next_nodes = time.monotonic() + _NODES_EVERY
+        return dataclasses.replace(seen, nodes=self._nodes)
+
+    def _expired(self) -> RunStatus | None:
+        """Return how the run is noted to have ended, where `kubernetes.ttl` has deleted some of its Jobs since; those left tell half of it."""
+        if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.seen.jobs):
+            return None
+        noted = self.cluster.get("ConfigMap", run_record.name_of(self.run))
+        return run_record.final(noted) if run_record.roles(noted) - {pod_status.role_of(job) for job in self.seen.jobs} else None
+
+    def _read(self) -> RunStatus:
+        status = pod_status.status(self.seen, self.cluster.now())
+        if self._story is None:
+            self._story = RunEvents(status.tasks[0].name if status.tasks else "")
+        failed = [task.name for task in status.tasks if task.state is State.FAILED][:_MOST_READ]
+        told = {
+            *(task.name for task in status.tasks[:_MOST_READ]),
+            *(task.name for task in status.tasks if task.name == "evaluator"),
+            *failed,
+        }
+        self._story.take(self.logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
+        # A task that cannot be scheduled, say, or not pull its image: the run does not run, whatever the others do. Told by the cluster, which
+        # has no words for a task that is merely made anew.
+        hindered = any(task.state is State.PENDING and task.reason for task in status.tasks)
+        status = self._story.onto(status, ended=status.state not in _UNDERWAY)
+        if status.state is State.FAILED:  # with the attempts that its task has made inside its pod
+            status = dataclasses.replace(status, reason=pod_status.why_failed(self.seen, status.tasks))
+        status = judged(status, ready=self._story.progress.ready and not hindered)
+        return dataclasses.replace(status, run_dir=place_of(self.seen, self.cluster))
+
+
+def judged(status: RunStatus, *, ready: bool) -> RunStatus:
+    """Return the status of a run with the state that fits what its tasks told: it runs when it trains, not when a pod does."""
+    if status.state not in _UNDERWAY or status.state is State.RESTARTING:  # as a whole, whatever its tasks are meanwhile
+        return status
+    states = [task.state for task in status.tasks]
+    if State.STOPPED in states and not any(state in _UNDERWAY for state in states):
+        return dataclasses.replace(status, state=State.STOPPED)
+    waiting = [f"{task.name}: {task.reason}" for task in status.tasks if task.state is State.PENDING and task.reason]
+    runs = ready or all(state in {State.RUNNING, State.SUCCEEDED} for state in states)
+    reason = status.reason or ("" if runs else next(iter(waiting), ""))
+    return dataclasses.replace(status, state=State.RUNNING if runs else State.PENDING, reason=reason)
+
+
+def place_of(seen: ClusterSnapshot, cluster: Cluster) -> str:
+    """Return where the run stores what it stores, for people."""
+    claim = next((claims[RUN_VOLUME] for job in seen.jobs if RUN_VOLUME in (claims := _mounted(job))), None)
+    return claim_words(claim, cluster, seen.name) if claim else ""
+
+
+def _mounted(job: pod_status.Object) -> dict[str, str]:
+    return claims_of(job.get("spec", {}).get("template", {}).get("spec", {}))
+
+
+def claim_words(claim: str, cluster: Cluster, run: str) -> str:
+    """Say where in the cluster a run's directory is."""
+    return f"claim {claim} in {cluster.words()}, {run}/"

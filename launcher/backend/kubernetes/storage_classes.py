@@ -1,0 +1,52 @@
+"""Storage classes, and whether one offers volumes that many nodes mount: what `doctor` and `up` say before a run needs it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.tied import NODE_LOCAL
+from launcher.render.kubernetes.objects import Run
+from launcher.render.kubernetes.storage import fewer_mount
+
+_DEFAULT = "storageclass.kubernetes.io/is-default-class"
+# Provisioners whose volumes one node at a time mounts, whatever is asked for.
+_ONE_NODE = re.compile(
+    NODE_LOCAL
+    + r"|ebs\.csi\.(?:aws|eks)|kubernetes\.io/(?:aws-ebs|gce-pd|azure-disk|cinder|vsphere-volume)|pd\.csi\.storage\.gke|disk\.csi\.azure"
+    r"|cinder\.csi|(?:dobs|digitalocean)\.csi|csi\.hetzner|rbd\.csi\.ceph|csi\.vsphere"
+)
+# And whose volumes many do.
+_MANY_NODES = re.compile(
+    r"nfs|efs\.csi|filestore|cephfs|file\.csi\.azure|azure-file|longhorn|portworx|fsx|lustre|gluster|juicefs|weka|beegfs"
+)
+
+
+def listed(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
+    """Return the cluster's storage classes by name. Raises LauncherError where they may not be listed."""
+    answer = cluster.request("get", "/apis/storage.k8s.io/v1/storageclasses", doing="listing storage classes")
+    return {one["metadata"]["name"]: one for one in answer.get("items") or ()}
+
+
+def chosen(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the name of the class that a run's claim is of, None where the spec names none and the cluster has no default."""
+    named = run.storage.class_ if run.storage else None
+    return named or next(
+        (name for name, one in classes.items() if (one["metadata"].get("annotations") or {}).get(_DEFAULT) == "true"), None
+    )
+
+
+def provisioner(one: Mapping[str, Any]) -> str:
+    """Return what makes the volumes of a class."""
+    return str(one.get("provisioner", ""))
+
+
+def offers_many_nodes(one: Mapping[str, Any]) -> bool | None:
+    """Return whether many nodes mount a volume of the class, None where its provisioner does not tell."""
+    known = provisioner(one)
+    return False if _ONE_NODE.search(known) else True if _MANY_NODES.search(known) else None
+
+
+def remedies(run: Run) -> str:
+    """Return what to do where the class of a run whose volume many nodes mount does not offer that."""
+    return f"{fewer_mount(run.spec)} (then any class will do), or storage.class to one that offers ReadWriteMany"

@@ -1,0 +1,206 @@
+"""The start of a run in the cluster: by one launcher at a time, all of its objects or none, and nothing of anybody else's touched."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from launcher.backend.kubernetes import pod_status, run_objects, run_record, status_source
+from launcher.backend.kubernetes.client import Cluster, Object, status_of
+from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.inventory import WORKLOADS, ObjectRef
+from launcher.backend.model import always
+from launcher.errors import LauncherError, UsageError
+from launcher.render.kubernetes.objects import Run
+from launcher.runs.status import ENDED, RunStatus, State
+
+# Seconds for which a cluster that does not answer halfway through a start is asked again, before the start is given up.
+BACK_WITHIN = 60.0
+_LOOK_EVERY = 0.5
+# So often the mark is tried for when somebody else changes the record at the same time.
+_TRIES = 5
+_CLAIM = "PersistentVolumeClaim"
+Answer = TypeVar("Answer")
+
+
+def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> run_record.StartLease:
+    """Keep every other launcher from starting the run; return the mark of it. Nothing else has changed then.
+
+    Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the mark.
+    """
+    for _ in range(_TRIES):
+        before = cluster.get("ConfigMap", run_record.name_of(run.name))  # first: what is looked at below must still be so when it is marked
+        run_record.refuse_started(cluster, run.name, before)
+        ended = _ended(cluster, run.name, before)
+        run_objects.refuse_claim_of_others(cluster, run)
+        mark = run_record.new_mark(cluster, run, before, ended)
+        if _insist(functools.partial(run_record.take, cluster, run, mark), wanted):
+            return mark
+    raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
+
+
+def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None:
+    """Return how the run has ended, as its Jobs tell, which a start deletes; None without Jobs, or where that is noted.
+
+    Raises UsageError when they are at work, or wait for a node or a queue.
+    """
+    seen = status_source.gather(cluster, run)
+    if not seen.jobs and seen.whole is not None and not pod_status.is_over(seen.whole):
+        whole = f"jobset/{seen.whole['metadata']['name']}"
+        raise UsageError(f"{run} waits already in {cluster.words()}: {whole}", f"stop it first: launcher down {run} --on kubernetes")
+    if seen.jobs and status_source.judged(pod_status.status(seen, cluster.now()), ready=False).state not in ENDED:
+        names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
+        raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
+    status = status_source.Watcher(cluster, run).status() if seen.jobs and run_record.final(noted) is None else None
+    return status if status is not None and status.state in {State.SUCCEEDED, State.FAILED} else None
+
+
+class Start:
+    """One start of a run, by who holds its mark. Every call raises LauncherError, LeaseLostError where somebody has stopped the run meanwhile."""
+
+    def __init__(self, cluster: Cluster, run: Run, mark: run_record.StartLease, wanted: Callable[[], bool]) -> None:
+        """Begin nothing yet. `wanted` is asked until the start is made, and where it waits."""
+        self._cluster, self._run, self._mark, self._wanted = cluster, run, mark, wanted
+        self._record: Object = {}
+        self._made: list[ObjectRef] = []
+        self._asked = False  # for the first object: some may be made of which nothing was heard
+        self._unused: list[ObjectRef] = []  # what earlier starts have made
+        self._claim: ObjectRef | None = None  # once it is made
+        self._claim_is_new = False
+
+    def apply(self, spec: dict[str, Any], undone: Callable[[], None]) -> None:
+        """Apply the run's objects.
+
+        When one is refused, or nobody wants the start any more, what was made is removed again, and `undone` called once nothing is left.
+        """
+        try:
+            _insist(lambda: self._begin(spec), self._wanted)
+            for one in run_objects.objects(self._run, self._cluster):
+                self._make(one)
+            _insist(self._note_made, self._wanted)
+            _insist(self._find_unused, self._wanted)
+        except BaseException as error:
+            left = self._undo(undone)
+            if left and isinstance(error, LauncherError):
+                error.remedy += f"; what was made could not all be removed again ({left}): launcher down {self._run.name} --on kubernetes"
+            raise
+
+    def settle(self) -> None:
+        """Let others start the run again, and delete what earlier starts have made and this one has no use for."""
+        try:
+            run_record.release(self._cluster, self._mark)
+        except run_record.LeaseLostError:
+            self._undo(lambda: None)
+            raise
+        for one in self._unused:
+            try:
+                run_objects.delete(self._cluster, one)
+            except UnreachableError:
+                raise
+            except LauncherError:  # without that right, say: it is merely left behind
+                continue
+
+    def settle_soon(self) -> bool:
+        """Settle, and tell whether that was done: not where the cluster does not answer for a while."""
+        try:
+            _insist(self.settle, self._wanted)
+        except UnreachableError:
+            return False
+        return True
+
+    def _begin(self, spec: dict[str, Any]) -> None:
+        self._record = run_record.write(self._cluster, self._run, self._mark, spec)
+        run_objects.clear(self._cluster, self._run.name, self._go_on)
+        if self._run.own_claim:
+            self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._go_on)
+
+    def _go_on(self) -> None:
+        """Raise LauncherError where nobody wants the start any more."""
+        if not self._wanted():
+            raise LauncherError(
+                f"{self._run.name} in {self._cluster.words()} was not started: its start was interrupted", "start it with `launcher up`"
+            )
+
+    def _make(self, one: Object) -> None:
+        """Make one object, or change it to what it is to be; a cluster that does not answer is asked again."""
+        kind, name = str(one["kind"]), str(one["metadata"]["name"])
+        if kind != _CLAIM:
+            one["metadata"]["ownerReferences"] = [run_record.owner(self._record)]
+        unanswered: list[UnreachableError] = []
+        self._asked = True
+
+        def make() -> Object:
+            self._go_on()
+            # Before each: whoever stops the run takes the mark away first, and deletes what is there only then.
+            run_record.hold(self._cluster, self._mark)
+            try:
+                return self._cluster.create(one) if kind in WORKLOADS else self._cluster.apply(one)
+            except UnreachableError as error:
+                unanswered.append(error)
+                raise
+            except LauncherError as error:
+                if kind not in WORKLOADS or status_of(error) != 409:
+                    raise
+                run_record.hold(self._cluster, self._mark)
+                there = self._cluster.get(kind, name) if unanswered else None
+                if there is None:
+                    raise
+                return there  # made by a request of ours that was not answered: nobody else may while the mark is ours
+
+        thing = ObjectRef(kind, name, str(_insist(make, self._wanted)["metadata"]["uid"]))
+        if kind != _CLAIM:
+            self._made.append(thing)
+        elif self._claim_is_new:  # else it has data
+            self._claim = thing
+
+    def _note_made(self) -> None:
+        """Have the record know what was made, and the claim, so that another one of its name is not taken for it."""
+        there = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
+        claim = None if there is None else str(there["metadata"]["uid"])
+        run_record.note_made(self._cluster, self._mark, claim, [(one.kind, one.name, one.uid) for one in self._made])
+
+    def _find_unused(self) -> None:
+        used = {(one.kind, one.name) for one in self._made}
+        self._unused = [one for one in run_objects.belongings(self._cluster, self._run.name) if (one.kind, one.name) not in used]
+
+    def _undo(self, undone: Callable[[], None]) -> str:
+        """Remove what this start has made; return what could not be removed and why, empty where all was.
+
+        Where another launcher has taken the run over, what is not a Job is that one's by now; where the run was stopped, its record and
+        data are to stay.
+        """
+        failed: list[str] = []
+        try:
+            others, held = run_record.is_others(self._cluster, self._mark), run_record.is_held(self._cluster, self._mark)
+        except LauncherError as error:  # the first error is the one to tell
+            return error.message
+        remove = functools.partial(run_objects.remove, self._cluster, self._run.name)
+        steps: list[Callable[[], None]] = []
+        if others:
+            steps += [functools.partial(run_objects.delete, self._cluster, one) for one in self._made if one.kind in WORKLOADS]
+        elif not held:
+            steps.append(functools.partial(remove, self._made))
+        else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered
+            steps += [remove] if self._asked else []
+            steps += [functools.partial(run_objects.delete, self._cluster, self._claim)] if self._claim else []
+            steps += [lambda: run_record.undo(self._cluster, self._mark), undone]
+        for step in steps:
+            try:
+                step()
+            except UnreachableError as error:
+                return "; ".join([*failed, error.message])
+            except LauncherError as error:
+                failed.append(error.message)
+        return "; ".join(failed)
+
+
+def _insist(do: Callable[[], Answer], wanted: Callable[[], bool] = always) -> Answer:
+    """Return what a call returns, made again for a while where the cluster does not answer and it is `wanted`. Raises LauncherError."""
+    deadline = time.monotonic() + BACK_WITHIN
+    while True:
+        try:
+            return do()
+        except UnreachableError:
+            if time.monotonic() >= deadline or not wanted():
+                raise
+        time.sleep(_LOOK_EVERY)

@@ -1,0 +1,122 @@
+"""A run's end by its user: its tasks save and stop, its objects are deleted, and how it was is noted; its data on request."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from launcher.backend.kubernetes import diagnosis, pod_status, run_objects, run_record, status_source
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.inventory import WORKLOADS, ObjectRef
+from launcher.backend.kubernetes.pod_logs import PodLogs
+from launcher.backend.kubernetes.pod_status import node_of, task_of
+from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.errors import UsageError
+from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
+
+_SLACK = 120.0  # seconds beyond the grace period in which pods are gone; a busy node takes more than one minute
+
+
+def stop(
+    cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, tell: Callable[[str], object] = str
+) -> tuple[RunStatus | None, dict[str, int]]:
+    """Stop a run and delete all of it but its record and its data; `before` is how it was, None where it has no Jobs.
+
+    `tell` is called with what a person should know meanwhile: which nodes do not answer, and what was not saved because of that.
+
+    Returns how it has ended, and how many objects of each kind were deleted. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
+    """
+    # Nothing that another launcher makes once this is done is to go with it.
+    there, pods = run_objects.belongings(cluster, run), status_source.pods_of(cluster, run)
+    _refuse_made_by_others(cluster, run, there)
+    story = RunEvents(before.tasks[0].name if before and before.tasks else "")
+    story.take(logs.news(pods))  # what has ended is gone in a moment
+    if before is not None:
+        # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
+        (run_record.note if before.state in ENDED else run_record.announce)(cluster, _ended(before, story, cluster.now()))
+    silent = _Silent(tell)
+
+    def look_on() -> None:
+        there = status_source.pods_of(cluster, run)
+        silent.look(there)
+        story.take(logs.news(there))
+
+    with logs.to_the_end(sorted(pods, key=lambda pod: not story.leads(task_of(pod)))):  # what the tasks write to the last
+        for one in there:
+            if one.kind in WORKLOADS:
+                run_objects.delete(cluster, one)
+        grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
+        for pod in pods:
+            # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
+            if not pod["metadata"].get("deletionTimestamp") or now:
+                cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
+        lost = run_objects.await_ended(cluster, run, grace + _SLACK, look_on)
+    story.take(logs.news(()))
+    run_objects.remove(cluster, run, there)
+    if any(one.kind == "JobSet" for one in there):
+        run_objects.await_workloads_gone(cluster, run)
+    removed = dict(Counter(one.kind for one in there))
+    if before is None:
+        return None, removed
+    ended = _ended(before, story, cluster.now(), unsaved(lost))
+    run_record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
+    if lost:
+        tell(ended.reason)
+    return ended, removed
+
+
+def _refuse_made_by_others(cluster: Cluster, run: str, there: Iterable[ObjectRef]) -> None:
+    maker = pod_status.maker(cluster.listed("Job", status_source.labels_of(run)))
+    if maker and maker not in {f"{one.kind.lower()}/{one.name}" for one in there}:
+        raise UsageError(
+            f"the Jobs of {run} in {cluster.words()} are those of {maker}, which makes them again when they are deleted",
+            f"delete that, and they go with it: kubectl delete {maker} -n {cluster.namespace}",
+        )
+
+
+def unsaved(lost: Iterable[pod_status.Object]) -> str:
+    """Return what may not have been saved, for these pods that did not end by themselves; empty for none. Pure."""
+    where = ", ".join(f"{task_of(pod)} on {node_of(pod)}" for pod in lost)
+    return f"what came after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
+
+
+class _Silent:
+    """Says once of each node that it does not answer while its tasks are asked to stop."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell, self._told = tell, set[str]()
+
+    def look(self, pods: Iterable[pod_status.Object]) -> None:
+        by_node: dict[str, list[str]] = {}
+        for pod in filter(diagnosis.is_silent, pods):
+            by_node.setdefault(node_of(pod), []).append(task_of(pod))
+        for node in by_node.keys() - self._told:
+            self._told.add(node)
+            tasks = ", ".join(sorted(by_node[node]))
+            self._tell(f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most")
+
+
+def _ended(before: RunStatus, story: RunEvents, now: float, unsaved: str = "") -> RunStatus:
+    """Return how the run is to be remembered: as it ended, or stopped now, after a last checkpoint perhaps."""
+    if before.state in ENDED:
+        return before
+    last = story.progress
+    done = [task.state is State.SUCCEEDED or story.done(task.name) for task in before.tasks]
+    tasks = tuple(_stopped(task, now, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
+    finished = bool(done) and all(done)
+    return dataclasses.replace(
+        before,
+        state=State.SUCCEEDED if finished else State.STOPPED,
+        reason="it was done before it stopped" if finished else "asked to stop" + (f"; {unsaved}" if unsaved else ""),
+        ended=now,
+        eta=None,
+        tasks=tasks,
+        step=last.step if last.step is not None else before.step,
+        checkpoint=last.checkpoint or before.checkpoint,
+        checkpoint_step=last.checkpoint_step if last.checkpoint else before.checkpoint_step,
+    )
+
+
+def _stopped(task: TaskStatus, now: float, *, done: bool) -> TaskStatus:
+    if task.state in ENDED:
+        return task
+    return dataclasses.replace(task, state=State.SUCCEEDED if done else State.STOPPED, reason="", ended=now)

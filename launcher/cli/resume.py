@@ -1,0 +1,295 @@
+"""What `up` does when a run of that name is there already: go on, ask, refuse, or start anew with the old one moved aside."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+from launcher.backend.model import Backend
+from launcher.cli import owners
+from launcher.cli.run_lookup import beside, command, homes, near, stored
+from launcher.errors import UsageError
+from launcher.plan import code
+from launcher.plan.models import Plan, Target
+from launcher.runs.status import ENDED, Loss, RunStatus, State
+from launcher.spec.models import ClusterSpec
+
+# One value of the spec that is not what it was: its path, the old value, the new one.
+Change = tuple[str, Any, Any]
+Decision = Literal["start", "resume", "fresh", "complete"]
+# What the user is to choose from, with what it would do.
+_Choices = dict[Decision, str]
+
+# Another `up` of that name holds the lock until its run is on its way; then there is more to say than that it is there.
+_LOCK_WAIT = 3.0
+
+
+# Paths that are absolute once a spec is read. They are compared as from its file: a project may be copied or moved.
+_PATHS = frozenset({"code", "train.data", "env_file"})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for by itself."""
+
+    fresh: bool
+    resume: bool
+    may_prompt: bool
+    yes: bool = False  # another user's run is meant
+
+
+@contextlib.contextmanager
+def alone(runs: Path, name: str) -> Iterator[None]:
+    """Keep every other `up` of that name out for a `with` block: two that start anew would share one directory.
+
+    Raises UsageError when another is at it, and LauncherError when `runs` cannot be written.
+    """
+    from launcher.runs import locks
+    from launcher.runs.os_errors import explain
+
+    with contextlib.ExitStack() as held:
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            mine = held.enter_context(locks.alone(runs / f".{name}.lock", timeout=_LOCK_WAIT))
+        except OSError as error:
+            raise explain(error, f"starting the run {name}") from error
+        if not mine:
+            raise UsageError(f"another `launcher up` is starting {name}", f"see how it goes with `{command(runs, 'status', name)}`")
+        yield
+
+
+def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool) -> str:
+    """Return what a person should know about where the run on this machine is, empty for nothing.
+
+    Runs are in the working directory, and a spec may be in another: one that was started beside its spec is not to start again here, from
+    the first step. Raises UsageError where it would, unless `fresh` asks for that. `started_by` are the words after `up`, the spec's file first.
+    """
+    found = beside(Path(started_by[0]), runs, name)
+    if found is None or "local" not in homes(found, name):
+        return ""
+    other = command(found, "up", *started_by)
+    if is_there(runs, name):
+        return f"another run {name} is in {found}, beside the spec; `{other}` goes on with that one"
+    if fresh:
+        return ""
+    raise UsageError(
+        f"there is no run {name} in {runs}, but one in {found}, beside the spec",
+        f"go on with that one: `{other}`; or start another one here: --fresh",
+    )
+
+
+def other_spec(runs: Path, plan: Plan) -> str:
+    """Return in words that a run was started from a spec of another directory last, which is still there; empty where it was not."""
+    before = str((stored(runs, plan.name, "plan", plan.target) or {}).get("spec_dir") or "")
+    return f"; it was started from a spec in {near(before)} before" if before not in {"", plan.spec_dir} and Path(before).is_dir() else ""
+
+
+def before(backend: Backend, name: str) -> RunStatus | None:
+    """Return the status of the run of that name that is there already, or None when there is none or its state cannot be read."""
+    try:
+        return backend.status(name)
+    except UsageError:  # it was never started: what is there is what an `up` left that could not start it
+        return None
+
+
+def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list[Change] | None:
+    """Return what differs from the spec that the run was started with last, or None where that is not known."""
+    from launcher.spec import container_rules
+    from launcher.spec.loader import changes, dump, redumped
+    from launcher.spec.programs import volumes_of
+
+    known = backend.spec(spec.name)
+    if known is None:
+        return None
+    old, new = redumped(known), dump(spec)
+    if plan.target == "local":  # which has directories
+        old.pop("storage", None)
+        new.pop("storage", None)
+    for one in (old, new):  # a claim that is there keeps its own
+        (one.get("storage") or {}).pop("access", None)
+    directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
+    old, new = _volumes_from(old, plan.target, directory), _volumes_from(new, plan.target, plan.spec_dir)
+    old, new = _as_mounted(old), _as_mounted(new)
+    paths = set(_PATHS)
+    if plan.target == "kubernetes" and spec.train is not None and container_rules.is_mounted(volumes_of(spec), spec.train.data):
+        paths.remove("train.data")  # of a volume, not of the project
+    return [change for change in changes(old, new) if change[0] not in paths or not _moved(change, directory, plan.spec_dir)]
+
+
+def _volumes_from(dumped: dict[str, Any], target: Target, directory: str) -> dict[str, Any]:
+    """Return a dumped spec with the directories of its volumes as from the spec's, so that a project may be moved; a cluster has none of them."""
+    volumes = [dict(volume) for volume in dumped.get("volumes") or ()]
+    for volume in volumes:
+        if volume.get("path"):
+            volume["path"] = None if target == "kubernetes" else os.path.relpath(volume["path"], directory or "/")
+    return {**dumped, "volumes": volumes}
+
+
+def _as_mounted(dumped: dict[str, Any]) -> dict[str, Any]:
+    """Return a dumped spec whose volumes say whether they can only be read, as that is where they leave it out.
+
+    Earlier versions dumped `kubernetes.volumes` that left it out as read-only, an `emptyDir` too: there, that says nothing.
+    """
+    section = dict(dumped.get("kubernetes") or {})
+    section["volumes"] = [_with_mode(volume, says_nothing=True) for volume in section.get("volumes") or ()]
+    return {**dumped, "kubernetes": section, "volumes": [_with_mode(volume) for volume in dumped.get("volumes") or ()]}
+
+
+def _with_mode(dumped: dict[str, Any], *, says_nothing: bool | None = None) -> dict[str, Any]:
+    """Return a dumped volume with the effective `read_only`. Of an `emptyDir`, a value that is `says_nothing` counts as left out."""
+    from launcher.spec.kubernetes import Volume
+
+    volume, said = Volume.model_construct(**dumped), dumped.get("read_only")
+    return {**dumped, "read_only": volume.can_only_be_read(None if volume.is_scratch and said is says_nothing else said)}
+
+
+def _moved(change: Change, old_directory: str, directory: str) -> bool:
+    """Return whether a changed path is the same as seen from the spec's directory; of a cluster's run its old one is not known."""
+    _, old, new = change
+    if not (isinstance(old, str) and isinstance(new, str) and os.path.isabs(old) and os.path.isabs(new)):  # noqa: PTH117
+        return False
+    if not old_directory:
+        below = [part for part in PurePath(os.path.relpath(new, directory)).parts if part != os.pardir]
+        below = below or [PurePath(new).name]
+        return list(PurePath(old).parts[-len(below) :]) == below
+    return os.path.relpath(old, old_directory) == os.path.relpath(new, directory)
+
+
+def decide(
+    old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path, *, digest: str = "", elsewhere: bool = False
+) -> Decision:
+    """Return what `up` is to do; `changes` is None when it is not known which spec the old run had.
+
+    `digest` is the new spec's. `elsewhere`: the old run was started there, and all that its engine tells of its spec is its digest.
+    Raises UsageError when the run still runs, or when only the user can decide and cannot be asked.
+    """
+    if old is not None and old.state not in ENDED:
+        raise UsageError(
+            f"{old.name} runs already ({old.state})" + (f", started by {old.user}" if not old.mine else ""),
+            f"follow it with `{command(runs, 'logs', '-f', old.name, on=old.backend)}`,"
+            f" or stop it with `{command(runs, 'down', old.name, on=old.backend)}`",
+        )
+    owners.confirm(old, "go on with", yes=asked.yes, may_prompt=asked.may_prompt)
+    if asked.fresh:
+        return "fresh"
+    if old is None:
+        return "start"
+    if old.data_lost and not (changes == [] and old.state is State.SUCCEEDED):
+        return _ask_about_data(old.data_lost, asked)
+    if changes is None:
+        if not elsewhere:  # it has never been on its way
+            return "start"
+        if not asked.resume and code.without_code(old.spec_digest) != code.without_code(digest):
+            return _ask(f"the run {old.name} was started elsewhere, {_other_spec(old)}", asked)
+        changes = []
+    if asked.resume or only_longer(changes):
+        return "resume"
+    if changes:
+        return _ask_about(old.name, changes, asked)
+    return "resume" if old.state is not State.SUCCEEDED else _complete(old, asked, digest)
+
+
+def _complete(old: RunStatus, asked: Asked, digest: str) -> Decision:
+    changed_since = code.is_other(old.spec_digest, digest)
+    return _ask(f"{old.name} is complete, and its code has changed since", asked) if changed_since else "complete"
+
+
+def only_longer(changes: Sequence[Change]) -> bool:
+    """Return whether all that changed is that there are more steps or epochs to train: nothing but going on can be meant."""
+    if len(changes) != 1:
+        return False
+    path, old, new = changes[0]
+    return path in ("train.steps", "train.epochs") and isinstance(old, int) and isinstance(new, int) and new > old
+
+
+def _other_spec(old: RunStatus) -> str:
+    return "from another spec" if old.spec_digest else "and what is left of it does not tell from which spec"
+
+
+def change_table(changes: Sequence[Change]) -> str:
+    """Return changes of a spec as a table."""
+    from launcher.cli.tables import plain
+
+    return plain(("PATH", "WAS", "IS"), [(path, _shown(old), _shown(new)) for path, old, new in changes])
+
+
+def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
+    print(f"the spec of {name} has changed since it ran last:\n\n{change_table(changes)}\n", file=sys.stderr)
+    return _ask(f"the spec of {name} has changed since it ran last: {', '.join(path for path, _, _ in changes)}", asked)
+
+
+def _ask_about_data(loss: Loss, asked: Asked) -> Decision:
+    anew: _Choices = {"fresh": "start from the first step on a new claim"}
+    if loss.code != "replaced":
+        return _ask(loss.message, asked, anew)
+    if asked.resume:
+        return "resume"
+    return _ask(loss.message, asked, {"resume": "go on from what is on that one", "fresh": "start anew"})
+
+
+def _ask(why: str, asked: Asked, choices: _Choices | None = None) -> Decision:
+    """Return what the user chooses. Raises UsageError where nobody can be asked, or nothing is chosen."""
+    choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start anew (the old run is kept aside)"}
+    remedy = "say " + ", or ".join(f"--{choice} to {what}" for choice, what in choices.items())
+    if not asked.may_prompt:
+        raise UsageError(why, remedy)
+    import typer
+
+    print(why, file=sys.stderr)
+    print("; ".join(f"{choice}: {what}" for choice, what in choices.items()), file=sys.stderr)
+    answer = typer.prompt(f"{', '.join(choices)} or quit?", default="quit", err=True)
+    chosen: Decision | None = next((choice for choice in choices if answer in {choice, choice[0]}), None)
+    if chosen is None:
+        raise UsageError("nothing was started", remedy)
+    return chosen
+
+
+def _shown(value: Any) -> str:
+    return "(not set)" if value is None else str(value)
+
+
+def from_where(status: RunStatus, run_dir: str) -> str:
+    """Say from where a run goes on, which has `run_dir` from now on, or none where that is empty."""
+    if not run_dir:
+        stays = f"; what it has stored stays in {status.run_dir}" if status.run_dir else ""
+        return f"from its beginning, as its spec has no `storage`{stays}"
+    step = last_checkpoint(status) if status.data_lost is None else None
+    if step is not None:
+        return f"from the checkpoint of step {step:,}"
+    if not Path(status.run_dir).is_absolute():  # where its backend keeps it, which cannot be looked into from here
+        return f"from its last checkpoint in {status.run_dir}, or from the start where there is none"
+    return "from the start, as there is no checkpoint yet"
+
+
+def last_checkpoint(status: RunStatus) -> int | None:
+    """Return the step of the last checkpoint: as the run told it, else as its files are named."""
+    if status.checkpoint_step is not None:
+        return status.checkpoint_step
+    if not status.run_dir:
+        return None
+    files = Path(status.run_dir, "checkpoints").glob("ckpt-*.index")
+    steps = [int(step) for file in files if (step := file.stem.removeprefix("ckpt-")).isdecimal()]
+    return max(steps, default=None)
+
+
+def is_there(runs: Path, name: str) -> bool:
+    """Tell whether there is anything where the run of that name keeps its data, whether or not it can be read as a run."""
+    place = runs / name
+    if place.is_dir() and not place.is_symlink():
+        return any(place.iterdir())
+    return os.path.lexists(place)
+
+
+def move_aside(backend: Backend, name: str, old: RunStatus | None) -> str:
+    """Move what a run stored to `<name>.<time>`, and say where it is now.
+
+    What a killed supervisor left of the run is ended first: it would go on saving where the new run is by then.
+    Raises LauncherError when some of that stays, or it cannot be moved.
+    """
+    if old is not None:
+        backend.stop(name)
+    return backend.set_aside(name, f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}")

@@ -1,0 +1,27 @@
+"""A line of a task's output, from its bytes: what is shown of it, what is kept of it, and what of it may be an event. Pure."""
+
+from launcher.runs.status import LogLine
+from trainer.events import escaped
+
+# Output without a line's end becomes a line once it is this long.
+LONGEST_LINE = 2 * 1024 * 1024
+
+
+def as_shown(line: bytes) -> bytes:
+    """Return what a terminal would show of a line whose parts overwrite each other, as progress bars do."""
+    if b"\r" not in line:
+        return line
+    parts = [part for part in line.split(b"\r") if part]
+    # What stood behind another part was no event: only a line begins as one.
+    return escaped(parts[-1]) if parts else b""
+
+
+def log_line(time: float, task: str, written: bytes, *, has_events: bool = True) -> LogLine:
+    """Return a line as backends tell of it, from what was `written`, without its end.
+
+    `has_events`: a trainer writes this output, so what begins like an event is one.
+    """
+    if not has_events:
+        written = escaped(written)
+    text = as_shown(written).decode("utf-8", "replace")
+    return LogLine(time, task, text, None if text.encode() == written else written)

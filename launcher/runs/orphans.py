@@ -1,0 +1,138 @@
+"""What is left of a run whose supervisor was killed: found by who the processes are, reported, and cleaned up.
+
+The tasks notice by themselves that their supervisor is gone, save and leave; what is found here is what is still
+about that, or did not leave.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import time
+
+from launcher.runs import locks, process_identity, state_file
+from launcher.runs.paths import RunPaths
+from launcher.runs.state_file import Snapshot
+from launcher.runs.status import ENDED, RunStatus, State
+from launcher.errors import LauncherError, UsageError
+
+_STEP = 0.1
+# A verb that only looks whether somebody keeps the run holds its lock for a moment.
+_LOOKED_AT_WITHIN = 1.0
+_CLOCKS = 0.05  # seconds by which a file's time may be behind the clock
+_KILLED = "the launcher's supervisor was killed"
+
+
+def find(layout: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
+    """Return task name -> its processes that still run, for certain of this run."""
+    found = {}
+    for name, leader in snapshot.processes.items():
+        members = process_identity.session(leader.pid)
+        if not process_identity.alive(leader):
+            # The number may have gone to another session since; its members would not know this run.
+            members = [pid for pid in members if process_identity.belongs(pid, run_dir=str(layout.run_dir))]
+        if members:
+            found[name] = members
+    return found
+
+
+def interrupted(layout: RunPaths, snapshot: Snapshot) -> RunStatus:
+    """Return the status of a run whose supervisor is gone before the run had ended."""
+    left = find(layout, snapshot)
+    still = ", ".join(f"{name} (pid {members[0]})" for name, members in left.items())
+    reason = f"{_KILLED}; still running: {still}; `launcher down {layout.name}` ends that" if left else _KILLED
+    tasks = tuple(
+        task
+        if task.state in ENDED
+        else dataclasses.replace(task, state=State.INTERRUPTED, reason=_KILLED, pid=left.get(task.name, [None])[0])
+        for task in snapshot.status.tasks
+    )
+    ended = snapshot.status.ended or _written(layout)
+    return dataclasses.replace(snapshot.status, state=State.INTERRUPTED, reason=reason, ended=ended, eta=None, tasks=tasks)
+
+
+def clear(layout: RunPaths, *, now: bool) -> int:
+    """End what is left of a run that nobody keeps, and note it as interrupted; return how many processes. Does nothing while it is kept.
+
+    The tasks get their grace period to leave by themselves, none with `now`. Raises LauncherError when some of it
+    cannot be ended, and OSError when nothing can be written.
+    """
+    snapshot = state_file.read(layout.state)
+    if snapshot is None or snapshot.status.state in ENDED:
+        return 0
+    lock_fd = locks.acquire(layout.lock, timeout=_LOOKED_AT_WITHIN)
+    if lock_fd is None:
+        return 0
+    try:
+        deadline = time.monotonic() + (0 if now else snapshot.grace_period)
+        while (left := find(layout, snapshot)) and time.monotonic() < deadline:
+            time.sleep(_STEP)
+        for name in left:
+            process_identity.kill_session(snapshot.processes[name].pid)
+        if left and (stayed := find(layout, snapshot)):
+            # The state stays as it is, so that whoever comes next tries again.
+            who = ", ".join(f"{name} (pid {members[0]})" for name, members in stayed.items())
+            raise LauncherError(
+                f"what is left of the run {layout.name} cannot be ended: {who}", "end these processes yourself, then try again"
+            )
+        state_file.write(layout.state, dataclasses.replace(snapshot, status=interrupted(layout, snapshot)))
+        return sum(map(len, left.values()))
+    finally:
+        os.close(lock_fd)
+
+
+def strays(layout: RunPaths) -> str:
+    """Return in words which tasks of this run still run though nobody keeps it and nothing in its directory tells of them; empty for none.
+
+    Their directory was removed while they ran.
+    """
+    found = [] if locks.held(layout.lock) else process_identity.tasks_of(str(layout.run_dir))
+    return f"process {', '.join(map(str, found))}" if found else ""
+
+
+def end_strays(layout: RunPaths) -> int:
+    """Kill what `strays` finds; return how many processes. Raises LauncherError when some of it stays."""
+    found = [] if locks.held(layout.lock) else process_identity.tasks_of(str(layout.run_dir))
+    for pid in found:
+        process_identity.kill_session(process_identity.session_of(pid) or pid)
+    if stayed := strays(layout):
+        raise LauncherError(f"tasks of the run {layout.name} cannot be ended: {stayed}", "end these processes yourself, then try again")
+    return len(found)
+
+
+def await_none(layout: RunPaths, within: float) -> None:
+    """Wait until no stray task is left: a supervisor whose directory is gone ends them. Raises UsageError when some stay."""
+    deadline = time.monotonic() + within
+    while process_identity.tasks_of(str(layout.run_dir)):
+        if time.monotonic() >= deadline:
+            there = ", ".join(map(str, process_identity.tasks_of(str(layout.run_dir))))
+            raise UsageError(
+                f"tasks of an earlier run {layout.name} in {layout.run_dir} still run: process {there}",
+                f"end them with `launcher down {layout.name}`, then try again",
+            )
+        time.sleep(_STEP)
+
+
+def remove_returned(layout: RunPaths, since: float) -> None:
+    """Remove what tasks have saved in place of a run's directory that was removed while they ran, at `since` (seconds since the epoch) or later.
+
+    Nothing is removed where something is older: somebody else has put it there.
+    """
+    with contextlib.suppress(OSError):
+        returned = [path for path in layout.run_dir.iterdir() if path != layout.directory]
+        files = [file for path in returned for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir()]
+        if any(file.lstat().st_mtime < since - _CLOCKS for file in files):
+            return
+        for path in returned:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        layout.run_dir.rmdir()  # not where a run has been started there since
+
+
+def _written(layout: RunPaths) -> float | None:
+    try:
+        return layout.state.stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,74 @@
+"""Where a run keeps what on this machine: the files below `runs/<name>/`, or `runs/.docker/<name>/` for one of containers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import LauncherError
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The paths of one run."""
+
+    run_dir: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run_dir.name
+
+    @property
+    def directory(self) -> Path:
+        """What the launcher itself writes."""
+        return self.run_dir / "launcher"
+
+    @property
+    def spec(self) -> Path:
+        """The spec the run was last started from, as JSON."""
+        return self.directory / "spec.json"
+
+    @property
+    def plan(self) -> Path:
+        """The plan with the addresses in use."""
+        return self.directory / "plan.json"
+
+    @property
+    def state(self) -> Path:
+        """What the supervisor last knew; replaced atomically."""
+        return self.directory / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked as long as a supervisor lives."""
+        return self.directory / "lock"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What the supervisor did, for people."""
+        return self.directory / "supervisor.log"
+
+    @property
+    def scratch(self) -> Path:
+        """Where servers find their stop files."""
+        return self.directory / "scratch"
+
+    @property
+    def summary(self) -> Path:
+        """What the chief last recorded about the run."""
+        return self.run_dir / "run.json"
+
+    @property
+    def tasks(self) -> Path:
+        """The directory of the tasks' logs."""
+        return self.directory / "tasks"
+
+    def set_aside(self, aside: str) -> Path:
+        """Rename the run's directory to `aside`, beside it, and return it. Raises LauncherError when that cannot be done."""
+        try:
+            return self.run_dir.rename(self.run_dir.with_name(aside))
+        except OSError as error:
+            raise LauncherError(f"{self.run_dir} cannot be moved aside: {error.strerror}", "see who owns it and who uses it") from error
+
+    def log(self, task: str) -> Path:
+        """Return the log file of one task."""
+        return self.tasks / f"{task}.log"

@@ -1,0 +1,123 @@
+"""Starts a run's supervisor as a process of its own and waits until every task has its process."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from io import FileIO
+from typing import Any
+
+from launcher.runs import locks, process_identity
+from launcher.runs.paths import RunPaths
+from launcher.runs.state_file import write_json
+from launcher.errors import LauncherError, UsageError
+from launcher.plan.document import to_document
+from launcher.plan.machine import search_path, source_directory
+from launcher.plan.models import Plan
+from launcher.spec.programs import sets_variables
+
+# Another verb may look at the lock at this moment, or a supervisor may just be leaving.
+_LOCK_WAIT = 3.0
+_START_WAIT = 60.0
+SUPERVISOR = "launcher.backend.local"
+
+
+def lock(layout: RunPaths) -> int:
+    """Make the run's directories and return its lock. Raises UsageError when the run is running, OSError otherwise."""
+    layout.tasks.mkdir(parents=True, exist_ok=True)
+    fd = locks.acquire(layout.lock, timeout=_LOCK_WAIT)
+    if fd is None:
+        raise UsageError(
+            f"the run {layout.name} is already running",
+            f"look at it with `launcher status {layout.name}`, stop it with `launcher down {layout.name}`, or give yours another name",
+        )
+    return fd
+
+
+def start(
+    layout: RunPaths,
+    plan: Plan,
+    spec: dict[str, Any],
+    *,
+    lock_fd: int,
+    detach: bool,
+    supervisor: str = SUPERVISOR,
+    within: float = _START_WAIT,
+) -> int | None:
+    """Start the supervisor, a module; return the write end of its lifeline, or None for a detached run. It has `within` seconds.
+
+    The run stops when that end is closed, as it is when this process dies. Raises LauncherError when a task could not
+    be started, and OSError when files cannot be written.
+    """
+    # What the run was last started from is told by spec.json: it changes once the run is on its way.
+    new_spec = layout.spec.with_suffix(".new")
+    private = sets_variables(spec)
+    write_json(new_spec, spec, private=private)
+    write_json(layout.plan, to_document(plan), private=private)
+    with contextlib.ExitStack() as opened:
+        ready, ready_of_child = _pipe(opened)
+        lifeline_of_child, lifeline = (None, None) if detach else _pipe(opened)
+        command = [sys.executable, "-P", "-m", supervisor, str(layout.run_dir)]
+        command += ["--ready-fd", str(ready_of_child.fileno()), "--lock-fd", str(lock_fd)]
+        passed = [ready_of_child.fileno(), lock_fd]
+        if lifeline_of_child is not None:
+            command += ["--lifeline-fd", str(lifeline_of_child.fileno())]
+            passed.append(lifeline_of_child.fileno())
+        log = opened.enter_context(layout.supervisor_log.open("ab"))
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=_environment(),
+            start_new_session=True,
+            pass_fds=passed,
+        )
+        ready_of_child.close()
+        answer = _answer(ready, within)
+        if answer is None:
+            # With what it has started itself: Docker Compose goes on without who called it.
+            process_identity.kill_session(process.pid)
+            process.wait()
+            raise LauncherError(
+                f"the supervisor of {layout.name} did not come up within {within:g} s or ended at once",
+                f"read {layout.supervisor_log}",
+            )
+        if answer:
+            process.wait()
+            raise LauncherError(answer["message"], answer["remedy"])
+        new_spec.replace(layout.spec)
+        process.returncode = 0  # it outlives this object on purpose: no warning that it still runs
+        return None if lifeline is None else os.dup(lifeline.fileno())
+
+
+def _pipe(opened: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
+    reading, writing = os.pipe()
+    return opened.enter_context(FileIO(reading, "rb")), opened.enter_context(FileIO(writing, "wb"))
+
+
+def _environment() -> dict[str, str]:
+    source = source_directory()
+    return os.environ | ({"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"), source)} if source else {})
+
+
+def _answer(ready: FileIO, within: float) -> dict[str, str] | None:
+    """Return what the supervisor says: nothing when all is well, else a message; None when it says nothing in time."""
+    deadline = time.monotonic() + within
+    said = b""
+    while not said.endswith(b"\n"):
+        readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))
+        if not readable:
+            break
+        part = ready.read(4096)
+        if not part:
+            break
+        said += part
+    with contextlib.suppress(ValueError):
+        answer = json.loads(said)
+        return answer if isinstance(answer, dict) else None
+    return None

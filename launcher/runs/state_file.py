@@ -1,0 +1,84 @@
+"""What the supervisor knows, as a file that others read: written whole or not at all."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher import files
+from launcher.runs.process_identity import Identity
+from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. `processes` are the tasks' session leaders by task name, also those that have ended."""
+
+    status: RunStatus
+    host: str
+    supervisor: Identity | None = None
+    grace_period: float = 30.0
+    processes: dict[str, Identity] = field(default_factory=dict)
+
+
+def write(path: Path, snapshot: Snapshot) -> None:
+    """Replace the file. Raises OSError, for a full disk say, and leaves the old file then."""
+    write_json(path, {"version": _VERSION, **dataclasses.asdict(snapshot)}, indent=None)
+
+
+def read(path: Path) -> Snapshot | None:
+    """Return what was last written; None when there is nothing, or nothing that this version can read."""
+    document = read_json(path)
+    if document is None or document.pop("version", None) != _VERSION:
+        return None
+    try:
+        return _snapshot(document)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bool = False) -> None:
+    """Replace a file by a JSON document, so that a reader sees the old one or the new one. Raises OSError.
+
+    Nobody but its owner may read a `private` one, nor what takes the place of one.
+    """
+    text = json.dumps(document, indent=indent, separators=None if indent else (",", ":"))
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        files.write(fresh, text + "\n", private=private or files.is_private(path))
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object from a file; None when it is missing or is no such thing."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _snapshot(document: dict[str, Any]) -> Snapshot:
+    status = document.pop("status")
+    tasks = tuple(_task(task) for task in status.pop("tasks"))
+    supervisor = document.pop("supervisor")
+    return Snapshot(
+        status=RunStatus(**{**status, "state": State(status["state"]), "tasks": tasks, "missing": tuple(status.get("missing", ()))}),
+        supervisor=Identity(**supervisor) if supervisor else None,
+        processes={name: Identity(**process) for name, process in document.pop("processes").items()},
+        **document,
+    )
+
+
+def _task(document: dict[str, Any]) -> TaskStatus:
+    restarts = tuple(Restart(**restart) for restart in document["restarts"])
+    return TaskStatus(**{**document, "state": State(document["state"]), "restarts": restarts})

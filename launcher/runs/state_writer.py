@@ -1,0 +1,79 @@
+"""What the supervisor writes down: its state, often enough and not more often, and its own log."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.runs import state_file
+from launcher.runs.log_files import stamp
+from launcher.runs.state_file import Snapshot
+
+# Seconds between two writes: a state that changed is written at once, progress alone a few times a second.
+_CHANGE = 0.02
+_PROGRESS = 0.2
+_AGAIN = 2.0
+_LAST_TRIES = 5.0
+# How the run ended must be told on a full disk too: space kept for that, a little more than the state of a large run.
+_RESERVE = 256 * 1024
+
+
+class Record:
+    """The state file of a run. `due` is when it is to be written next, of `monotonic`; None when it is up to date."""
+
+    def __init__(self, path: Path, snapshot: Callable[[], Snapshot], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self.due: float | None = None
+        self._path = path
+        self._snapshot = snapshot
+        self._written = 0.0
+        self._reserve = path.with_name("reserve")
+        self._lost = False
+
+    def lose(self) -> None:
+        """Write no more: the directory was removed, and what is in its place is another run's."""
+        self._lost, self.due = True, None
+
+    def reserve(self) -> None:
+        """Keep space for the last state. Raises OSError when there is none."""
+        # Not zeros: a file system that compresses would not keep space for those.
+        self._reserve.write_bytes(os.urandom(_RESERVE))
+
+    def changed(self, *, at_once: bool = True) -> None:
+        """Note that there is something to write."""
+        due = max(self._monotonic(), self._written + (_CHANGE if at_once else _PROGRESS))
+        self.due = due if self.due is None else min(self.due, due)
+
+    def save_if_due(self) -> None:
+        """Write what has changed, when it is time."""
+        if self.due is not None and not self._lost and self._monotonic() >= self.due:
+            self.save()
+
+    def save(self) -> bool:
+        """Write now; False, and another try later, when the disk does not take it."""
+        self._written = self._monotonic()
+        try:
+            state_file.write(self._path, self._snapshot())
+        except OSError as error:
+            say(f"the state could not be written: {error.strerror}")
+            self.due = self._written + _AGAIN
+            return False
+        self.due = None
+        return True
+
+    def save_at_last(self) -> None:
+        """Write now, into the space kept for it, and try for some seconds: nobody writes it later."""
+        if self._lost:
+            return
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
+        give_up_at = self._monotonic() + _LAST_TRIES
+        while not self.save() and self._monotonic() < give_up_at:
+            time.sleep(_PROGRESS)
+
+
+def say(text: str) -> None:
+    """Write a line to the supervisor's own log; a full disk loses it."""
+    with contextlib.suppress(OSError):
+        print(f"{stamp(time.time())} {text}", flush=True)

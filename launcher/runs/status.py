@@ -1,0 +1,122 @@
+"""How a run and its tasks are: the states, statuses and log lines that all backends give."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from launcher.errors import LauncherError
+
+
+class State(StrEnum):
+    """The state of a run or of one task."""
+
+    PENDING = "pending"  # not started, or waiting for peers
+    RUNNING = "running"
+    RESTARTING = "restarting"  # waiting out its back-off
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"  # by the user, after a checkpoint
+    INTERRUPTED = "interrupted"  # the launcher that kept the run is gone
+
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.INTERRUPTED})
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One restart: when (seconds since the epoch), which attempt ended, how and why."""
+
+    time: float
+    attempt: int
+    exit_code: int | None
+    cause: str
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """One task as `launcher status` shows it."""
+
+    name: str
+    state: State
+    reason: str = ""
+    remedy: str = ""  # what to do about it, where that is known
+    address: str = ""
+    pid: int | None = None
+    restarts: tuple[Restart, ...] = ()
+    restarts_left: int | None = None  # how many more failures may be followed by a restart, where that is known
+    exit_code: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    # The task's own last progress, if it reports any.
+    step: int | None = None
+    local_step: int | None = None
+    examples_per_second: float | None = None
+    input_wait: float | None = None  # the part of its time, 0 to 1, that it waited for input
+    peer_wait: float | None = None  # and for the gradients of others
+
+
+class OutOfSightError(LauncherError):
+    """A run goes on where it is, but nothing is heard of it any more."""
+
+    exit_code = 69  # EX_UNAVAILABLE of sysexits(3)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why what a run has stored is not, or will not be, where it was: `deleted`, `deleting`, or `replaced` by something of that name."""
+
+    code: Literal["deleted", "deleting", "replaced"]
+    message: str
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run as `launcher status` shows it."""
+
+    name: str
+    backend: str
+    state: State
+    reason: str = ""
+    run_dir: str = ""
+    spec_digest: str = ""
+    strategy: str = ""
+    started: float | None = None
+    ended: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation, else of training
+    metrics_of: str = "training"  # or evaluation: what `metrics` are of
+    training_metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None  # after which the last evaluation was
+    ended_early: str = ""  # why the run has succeeded before its last step
+    examples_per_second: float | None = None
+    seconds_per_step: float | None = None
+    eta: float | None = None  # seconds
+    checkpoint: str | None = None
+    checkpoint_step: int | None = None
+    model: str | None = None  # where the exported model is
+    tensorboard: str = ""  # where it answers, when it runs beside the tasks
+    tasks: tuple[TaskStatus, ...] = ()
+    data_lost: Loss | None = None
+    user: str = ""  # who started it, where several may
+    mine: bool = True  # not where that is known to be somebody else
+    missing: tuple[str, ...] = ()  # objects of the run that somebody has deleted or hidden, as their backend names them
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of one task's output; `time` in seconds since the epoch. `text` is what a terminal would show of it.
+
+    An event, or what the program wrote as `trainer.events.escaped` has it.
+    """
+
+    time: float
+    task: str
+    text: str
+    written: bytes | None = None  # all that was written, where that is something else
+
+    @property
+    def whole(self) -> bytes:
+        """The line as it was written."""
+        return self.text.encode() if self.written is None else self.written

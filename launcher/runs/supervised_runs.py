@@ -1,0 +1,220 @@
+"""Runs that a supervisor process on this machine keeps, from the files that it writes: status, logs, stop."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.runs import locks, orphans, process_identity, state_file
+from launcher.runs.log_merge import merged
+from launcher.runs.os_errors import explain
+from launcher.runs.paths import RunPaths
+from launcher.runs.state_file import Snapshot
+from launcher.runs.status import ENDED, LogLine, RunStatus, State
+
+# How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
+_STOP_SLACK = 20.0
+KILL_WAIT = 10.0  # seconds
+
+
+class SupervisedRuns:
+    """The runs below a directory that supervisors of one backend keep."""
+
+    def __init__(self, runs: Path, backend: str) -> None:
+        self._runs = runs.absolute()
+        self._backend = backend
+        # Supervisors of foreground runs stop their run when these close: with this process, at the latest.
+        self._lifelines: dict[str, int] = {}
+
+    def hold(self, name: str, lifeline: int | None) -> None:
+        """Hold the lifeline of a run in the foreground: it stops when this process ends."""
+        self._let_go(name)
+        if lifeline is not None:
+            self._lifelines[name] = lifeline
+
+    def holds(self, name: str) -> bool:
+        """Return whether this process holds the lifeline of a run: it follows it in the foreground."""
+        return name in self._lifelines
+
+    def status(self, name: str) -> RunStatus:
+        """Tell how the run is. Raises UsageError when there is none of that name."""
+        layout = self.layout(name)
+        if not self._is_there(layout) and (lost := self._lost(layout)):
+            return lost
+        return self._status(self._known(name))
+
+    def _lost(self, layout: RunPaths) -> RunStatus | None:
+        """Tell how a run is whose directory was removed while it ran; None where nothing of it is left, nor was it this process's."""
+        status = RunStatus(layout.name, self._backend, State.FAILED, run_dir=str(layout.run_dir), ended=time.time())
+        removed = f"{layout.run_dir} was removed while the run ran"
+        if layout.name in self._lifelines:
+            orphans.await_none(layout, KILL_WAIT)
+            return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
+        if left := orphans.strays(layout):
+            reason = f"{removed}; still running: {left}; `launcher down {layout.name}` ends that"
+            return dataclasses.replace(status, state=State.INTERRUPTED, reason=reason)
+        return None
+
+    def spec(self, name: str) -> dict[str, Any] | None:
+        """Return the spec that the run was started with last, or None."""
+        return state_file.read_json(self.layout(name).spec)
+
+    def runs(self) -> list[RunStatus]:
+        """Tell of every run below the directory, newest first."""
+        try:
+            # No run's name has a dot: `<name>.<time>` is what `up --fresh` moved aside.
+            found = [RunPaths(path) for path in self._runs.iterdir() if "." not in path.name and (path / "launcher").is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise explain(error, "listing the runs") from error
+        known = [self._status(layout) for layout in found if self._keeps(layout)]
+        return sorted(known, key=lambda status: status.started or 0, reverse=True)
+
+    def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
+        """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task.
+
+        Raises UsageError at once for a run or task that is not known.
+        """
+        layout = self._known(name)
+        snapshot = state_file.read(layout.state)
+        known = [task.name for task in snapshot.status.tasks] if snapshot else []
+        unknown = [task for task in tasks if task not in known]
+        if unknown:
+            raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(known)}")
+        files = {task: layout.log(task) for task in known if not tasks or task in tasks}
+        return merged(files, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
+
+    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
+        """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
+        del tell
+        layout = self.layout(name)
+        if not self._is_there(layout) and orphans.strays(layout):
+            return _ended(orphans.end_strays(layout))
+        left = self._stop(self._known(name), now=now)
+        left += orphans.end_strays(layout)
+        self._let_go(name)
+        return _ended(left)
+
+    def _stop(self, layout: RunPaths, *, now: bool) -> int:
+        """Stop the run; return how many processes were left of it that nobody kept."""
+        name = layout.name
+        if not locks.held(layout.lock):
+            return orphans.clear(layout, now=now)
+        snapshot = _await_snapshot(layout)
+        supervisor = snapshot.supervisor if snapshot else None
+        if snapshot is None or supervisor is None or not process_identity.alive(supervisor):
+            if not locks.held(layout.lock):
+                return 0
+            where = snapshot.host if snapshot else "another machine"
+            raise LauncherError(
+                f"the run {name} is kept by a process that is not to be seen from here (on {where}; this is {socket.gethostname()})",
+                f"run `launcher down {name}` there",
+            )
+        process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
+        wait = KILL_WAIT if now else 2 * snapshot.grace_period + _STOP_SLACK
+        if not locks.wait_released(layout.lock, timeout=wait):
+            process_identity.send(supervisor.pid, signal.SIGKILL)
+            locks.wait_released(layout.lock, timeout=KILL_WAIT)
+            return orphans.clear(layout, now=True)
+        return 0
+
+    def layout(self, name: str) -> RunPaths:
+        """Return where the run of that name is kept. Raises UsageError for what cannot be a name."""
+        if not name or name in {".", ".."} or "/" in name or "\0" in name:
+            raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
+        return RunPaths(self._runs / name)
+
+    def _keeps(self, layout: RunPaths) -> bool:
+        """Return whether a directory has a run of this backend: those of containers were below `runs`/<name> once."""
+        snapshot = state_file.read(layout.state)
+        return snapshot is not None and snapshot.status.backend == self._backend
+
+    def _is_there(self, layout: RunPaths) -> bool:
+        """Return whether a directory has a run, or one that is starting; a start that was refused leaves a directory that has neither."""
+        return self._keeps(layout) or locks.held(layout.lock)
+
+    def _known(self, name: str) -> RunPaths:
+        layout = self.layout(name)
+        if not self._is_there(layout):
+            known = sorted(status.name for status in self.runs())
+            there = (
+                f"the runs in {self._runs} are {', '.join(known)}"
+                if known
+                else f"there are no runs in {self._runs}; --runs names another directory"
+            )
+            raise UsageError(
+                f"there is no run {name}",
+                f"{did_you_mean(name, known)}{there}; start one with `launcher up`, or is it in containers? add `--on docker`",
+            )
+        return layout
+
+    def _status(self, layout: RunPaths) -> RunStatus:
+        # The lock is asked first: a supervisor writes its last state before it lets go.
+        kept = locks.held(layout.lock)
+        snapshot = _await_snapshot(layout) if kept else state_file.read(layout.state)
+        if snapshot is None:
+            raise LauncherError(f"{layout.state} cannot be read", f"start the run {layout.name} again, or remove {layout.run_dir}")
+        status = snapshot.status
+        if not kept and status.state not in ENDED:
+            status = orphans.interrupted(layout, snapshot)
+        return _with_summary(dataclasses.replace(status, name=layout.name), layout)
+
+    def _let_go(self, name: str) -> None:
+        fd = self._lifelines.pop(name, None)
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _await_snapshot(layout: RunPaths, *, timeout: float = 10.0) -> Snapshot | None:
+    """Return the state of a run that is kept. A supervisor that only starts has not replaced an earlier run's state yet."""
+    deadline = time.monotonic() + timeout
+    while True:
+        snapshot = state_file.read(layout.state)
+        keeper = snapshot.supervisor if snapshot else None
+        elsewhere = snapshot is not None and snapshot.host != socket.gethostname()
+        if elsewhere or (keeper is not None and process_identity.alive(keeper)):
+            return snapshot
+        if not locks.held(layout.lock) or time.monotonic() >= deadline:
+            return state_file.read(layout.state)
+        time.sleep(0.02)
+
+
+def _ended(processes: int) -> dict[str, int]:
+    return {"process": processes} if processes else {}
+
+
+# Field of RunStatus -> its name in run.json and its type there.
+_SUMMARY: dict[str, tuple[str, type]] = {
+    "step": ("step", int),
+    "steps": ("steps", int),
+    "metrics": ("metrics", dict),
+    "checkpoint": ("checkpoint", str),
+    "ended_early": ("ended_early", str),
+}
+
+
+def _with_summary(status: RunStatus, layout: RunPaths) -> RunStatus:
+    """Fill in what events did not tell from run.json, which the chief writes; of an interrupted run it tells the last."""
+    summary = state_file.read_json(layout.summary)
+    if summary is None or status.state == State.PENDING:
+        return status
+    newer = status.state == State.INTERRUPTED
+    told = {
+        field: summary[key]
+        for field, (key, kind) in _SUMMARY.items()
+        if isinstance(summary.get(key), kind) and (newer or not getattr(status, field))
+    }
+    if "metrics" in told:  # the chief records those of evaluations alone
+        told["metrics_of"] = "evaluation"
+    if "checkpoint" in told:  # checkpoints are named by their step
+        step = told["checkpoint"].rpartition("-")[2]
+        told["checkpoint_step"] = int(step) if step.isdecimal() else None
+    return dataclasses.replace(status, **told)

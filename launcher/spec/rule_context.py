@@ -1,0 +1,36 @@
+"""A spec under examination: what the rules between its fields look at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from launcher.spec.document import Document
+from launcher.spec.models import ClusterSpec
+from launcher.spec.problems import FieldError, Path, shown
+
+
+@dataclass(frozen=True)
+class RuleContext:
+    """A spec under examination: its valid part, the document, what is not valid, and the base of relative paths."""
+
+    spec: ClusterSpec
+    document: Document
+    broken: frozenset[Path]
+    directory: Callable[[Path], FilePath]
+
+    def known(self, path: Path) -> bool:
+        """Tell whether nothing is wrong at the path, around it, or directly inside it."""
+        return not any(path[: len(gone)] == gone or gone[:-1] == path for gone in self.broken)
+
+    def is_empty(self, path: Path) -> bool:
+        """Return whether a key stands there with nothing after it."""
+        source = self.document.sources.get(path)
+        return source is not None and source.text == "" and not source.quoted
+
+
+def resolved(directory: FilePath, name: str) -> FilePath:
+    """Return the absolute path of a name in a spec; `~` is the user's home. Raises FieldError when it cannot be a path."""
+    try:
+        return FilePath(directory, FilePath(name).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise FieldError(f"{shown(name)} is not a usable path: {error}") from None

@@ -1,0 +1,58 @@
+"""What engines say when they refuse, as they say it, and what is made of it."""
+
+import pytest
+
+from launcher.backend.docker.errors import explain
+
+SAID = {
+    "port": "Error response from daemon: driver failed programming external connectivity on endpoint mnist-ps-tensorboard-1: "
+    "Bind for 127.0.0.1:6006 failed: port is already allocated",
+    "process": "Error response from daemon: failed to bind host port 127.0.0.1:6006/tcp: address already in use",
+    "disk": "Error response from daemon: mkdir /var/lib/docker/overlay2/1f: no space left on device",
+    "gpu": 'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
+    "cdi": "Error response from daemon: failed to discover GPU vendor from CDI: no known GPU vendor found",
+    "plugin": "docker: 'compose' is not a docker command.\nSee 'docker --help'",
+    "fewer gpus": "Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create failed: runc "
+    "create failed: unable to start container process: error during container init: error running prestart hook #0: exit status 1, stdout: , "
+    "stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: device error: 1: unknown device: unknown",
+    "plugin, by a flag": "unknown flag: --short\nSee 'docker --help'.",
+    "image": "Error response from daemon: pull access denied for mine, repository does not exist or may require 'docker login'",
+    "cpus": "Error response from daemon: Range of CPUs is from 0.01 to 2.00, as there are only 2 CPUs available",
+    "sysctl": "Error response from daemon: OCI runtime create failed: container_linux.go:296: starting container process caused "
+    '"process_linux.go:398: container init caused \\"open /proc/sys/net/ipv4/tcp_retries2: no such file or directory\\"": unknown',
+    "bind": 'Error response from daemon: invalid mount config for type "bind": bind source path does not exist: /home/me/src',
+    "networks": "Error response from daemon: all predefined address pools have been fully subnetted",
+    "engine": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+    "init": 'service "chief-fetch" didn\'t complete successfully: exit 1',
+}
+MEANT = {
+    "port": ("port is taken", "--set tensorboard.port"),
+    "process": ("port is taken", "--set tensorboard.port"),
+    "disk": ("disk is full", "docker system df"),
+    "gpu": ("no GPUs", "NVIDIA Container Toolkit"),
+    "cdi": ("no GPUs", "NVIDIA Container Toolkit"),
+    "plugin": ("no Compose plugin", "docker compose version"),
+    "fewer gpus": ("more GPUs than", "`gpus` of a role"),
+    "plugin, by a flag": ("no Compose plugin", "docker compose version"),
+    "image": ("the image is not there", "launcher image build"),
+    "cpus": ("more cores", "`cpu` of its role"),
+    "sysctl": ("cannot set net.ipv4.tcp_retries2", "Linux 4.6"),
+    "bind": ("not there for the engine", "train.data"),
+    "networks": ("no networks left", "docker network prune"),
+    "init": ("an init container ended with an error", "`init_containers`"),
+    "engine": ("does not answer", "docker info"),
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_what_is_known_says_what_is_wrong_and_what_to_do(what: str) -> None:
+    error = explain(SAID[what], "starting the containers of mnist")
+    message, remedy = MEANT[what]
+    assert message in error.message
+    assert remedy in error.remedy
+
+
+def test_what_is_not_known_is_quoted() -> None:
+    error = explain("one\nError response from daemon: the moon is full\n", "starting the containers of mnist")
+    assert error.message == "starting the containers of mnist failed: Error response from daemon: the moon is full"
+    assert error.remedy

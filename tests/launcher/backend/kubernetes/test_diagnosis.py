@@ -1,0 +1,304 @@
+"""What keeps a pod from running, in words: messages as Kubernetes 1.34 wrote them."""
+
+from typing import Any
+
+import pytest
+
+from launcher import images
+from launcher.backend.kubernetes import diagnosis
+from launcher.cli import task_rows
+from launcher.cli.prefixes import Prefixes
+from launcher.runs.status import State, TaskStatus
+
+
+def pending(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
+    return {
+        "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]}
+    }
+
+
+def container(**state: Any) -> dict[str, Any]:
+    phase = "Failed" if "terminated" in state else "Pending"
+    return {"status": {"phase": phase, "containerStatuses": [{"name": "trainer", "image": "team/x:1", "state": state}]}}
+
+
+PREEMPTION = " preemption: 0/6 nodes are available: 6 No preemption victims found for incoming pod."
+PODS = {
+    "0/6 nodes: insufficient nvidia.com/gpu": pending(f"0/6 nodes are available: 6 Insufficient nvidia.com/gpu.{PREEMPTION}"),
+    "0/6 nodes: 2 node(s) didn't match Pod's node affinity/selector, 4 insufficient cpu": pending(
+        f"0/6 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 4 Insufficient cpu.{PREEMPTION}"
+    ),
+    "there is no claim models": pending('0/2 nodes are available: persistentvolumeclaim "models" not found. preemption: not found'),
+    "its volume is not there yet": pending("0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"),
+    "waits to be admitted by its queue": pending("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
+    'ImagePullBackOff: Back-off pulling image "team/x:1"': container(
+        waiting={"reason": "ImagePullBackOff", "message": 'Back-off pulling image "team/x:1"'}
+    ),
+    'CreateContainerConfigError: secret "aws" not found': container(
+        waiting={"reason": "CreateContainerConfigError", "message": 'secret "aws" not found'}
+    ),
+    "its image has no python3, under which a `command` runs": container(
+        terminated={
+            "reason": "StartError",
+            "exitCode": 128,
+            "message": "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
+            'container process: exec: "python3": executable file not found in $PATH: unknown',
+        }
+    ),
+    "OOMKilled: it took more memory than its limit": container(terminated={"reason": "OOMKilled", "exitCode": 137}),
+    "exit code 2, the configuration is wrong: train.steps is 0": container(
+        terminated={"reason": "Error", "exitCode": 2, "message": "starting\ntrain.steps is 0\n"}
+    ),
+    "exit code 1: killed by SIGKILL: no memory": container(
+        terminated={
+            "reason": "Error",
+            "exitCode": 1,
+            "message": 'Traceback\n{"event": "failed", "cause": "killed by SIGKILL", "detail": "no memory"}\n',
+        }
+    ),
+    "exit code 1: killed, exit code 137": container(
+        terminated={
+            "reason": "Error",
+            "exitCode": 1,
+            "message": '{"event": "failed", "cause": "killed, exit code 137", "detail": "", "process_exit_code": 137}\n',
+        }
+    ),
+    "exit code 1: the limit is reached: Empty: nothing there": container(
+        terminated={
+            "reason": "Error",
+            "exitCode": 1,
+            "message": 'Traceback (most recent call last):\n  File "a.py", line 1\n    ^^^^\nEmpty: nothing there\n'
+            '{"event": "failed", "cause": "the limit is reached", "detail": "", "process_exit_code": 1}\n',
+        }
+    ),
+    "evicted by its node: The node was low on resource: memory.": {
+        "status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    },
+    'evicted for what it has stored: Usage of EmptyDir volume "cache" exceeds the limit "1Mi".': {
+        "status": {"phase": "Failed", "reason": "Evicted", "message": 'Usage of EmptyDir volume "cache" exceeds the limit "1Mi". '}
+    },
+    "moved away: EvictionByEvictionAPI: Eviction API: evicting": {
+        "status": {
+            "phase": "Failed",
+            "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+            ],
+        }
+    },
+    "its node node-2 does not answer": {
+        "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": "node-2"},
+        "status": {
+            "phase": "Running",
+            "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+                {"type": "Ready", "status": "False"},
+                {"type": "ContainersReady", "status": "True"},
+            ],
+        },
+    },
+}
+# Somebody has tainted its node, which is well.
+MOVED_OFF = {
+    "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+    "status": {
+        "phase": "Running",
+        "conditions": [
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+            {"type": "Ready", "status": "True"},
+            {"type": "ContainersReady", "status": "True"},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("words", PODS)
+def test_a_pod_in_trouble_says_which_and_what_to_do(words: str) -> None:
+    found = diagnosis.of_pod(PODS[words])
+    assert found is not None
+    assert found.words == words
+    assert found.remedy
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        container(running={"startedAt": "2026-01-01T00:00:00Z"}) | {},
+        container(waiting={"reason": "ContainerCreating"}),
+        {"status": {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]}},
+        {"metadata": {}, "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}},
+        {"status": {"phase": "Pending"}},
+        MOVED_OFF,
+    ],
+    ids=["running", "creating", "succeeded", "ready", "new", "moved off"],
+)
+def test_a_pod_that_is_well_is_not_in_trouble(pod: dict[str, Any]) -> None:
+    assert diagnosis.of_pod(pod) is None
+
+
+# As containerd says it, before the cause.
+PULL = 'failed to pull and unpack image "registry.example/team/x:1": failed to resolve reference "registry.example/team/x:1": '
+ASKED = 'failed to do request: Head "https://registry.example/v2/team/x/manifests/1": '
+
+
+@pytest.mark.parametrize(
+    "cause, remedy",
+    [
+        (f"{ASKED}dial tcp: lookup registry.example on 10.96.0.10:53: no such host", "see that node-2 reaches the registry"),
+        (f"{ASKED}tls: failed to verify certificate: x509: certificate signed by unknown authority", "have node-2 trust the certificate"),
+        ("unexpected status from HEAD request to https://registry.example/v2/: 401 Unauthorized", "kubernetes.image_pull_secrets"),
+        ("write /var/lib/containerd/ingest/data: no space left on device", "free some of the disk of node-2"),
+        ('failed to resolve reference "localhost/team/x:1": dial tcp 127.0.0.1:80: connect: connection refused', "load it on node-2"),
+        ("registry.example/team/x:1: not found", "check the image's name"),
+    ],
+)
+def test_an_image_that_cannot_be_pulled_is_told_with_its_node_to_its_cause(cause: str, remedy: str) -> None:
+    pod = container(waiting={"reason": "ErrImagePull", "message": PULL + cause}) | {"spec": {"nodeName": "node-2"}}
+    found = diagnosis.of_pod(pod)
+    assert found is not None
+    assert found.words == f"ErrImagePull on node-2: {PULL}{cause}"
+    assert remedy in found.remedy
+    shown = task_rows.row(TaskStatus("chief", State.PENDING, found.words), Prefixes(["chief"]), marked=False)[-1][0]
+    assert len(shown) <= 300
+    assert shown.startswith("ErrImagePull on node-2: failed to pull")
+    assert shown.endswith(cause[-100:])
+
+
+FORBIDDEN = 'Error creating: pods "a-chief-0-x" is forbidden: '
+EVENTS = {
+    FORBIDDEN + "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: 4": (
+        "quota",
+        "the namespace's quota gpus is used up",
+    ),
+    FORBIDDEN + 'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)': (
+        "admission",
+        "Pod Security restricted:latest does not admit it",
+    ),
+    'MountVolume.SetUp failed for volume "pvc-1" : mount failed: exit status 32: access denied by server': (
+        "storage",
+        "its volume pvc-1 cannot be mounted: mount failed: exit status 32: access denied by server",
+    ),
+    FORBIDDEN + "no PriorityClass with name high was found": ("admission", "there is no priority class high"),
+    FORBIDDEN + 'pod rejected: RuntimeClass "nvidia" not found': ("admission", "there is no runtime class nvidia"),
+    'storageclass.storage.k8s.io "fast" not found': ("storage", "there is no storage class fast"),
+    'MountVolume.SetUp failed for volume "code" : configmap "digits-code" not found': ("config", "there is no ConfigMap digits-code"),
+    'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) a': ("storage", "its volume is in use on another node"),
+    FORBIDDEN + "failed quota: all: must specify limits.cpu for: trainer; limits.memory for: trainer": (
+        "quota",
+        "the namespace wants limits.cpu from every pod",
+    ),
+}
+
+
+@pytest.mark.parametrize("message", EVENTS)
+def test_warnings_are_recognised(message: str) -> None:
+    found = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": message}, {"type": "Normal", "message": "fine"}])
+    assert found is not None
+    assert (found.kind, found.words) == EVENTS[message]
+    assert found.remedy
+
+
+def test_the_newest_warning_is_told_and_one_that_is_not_known_as_it_is() -> None:
+    old = {"type": "Warning", "reason": "FailedMount", "message": 'secret "a" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
+    new = {"type": "Warning", "reason": "FailedMount", "message": 'secret "b" not found', "lastTimestamp": "2026-01-01T00:01:00Z"}
+    found = diagnosis.of_events([new, old])
+    assert found is not None
+    assert found.words == "there is no Secret b"
+    other = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": "something  of\ntomorrow"}])
+    assert other is not None
+    assert other.words == "FailedCreate: something of tomorrow"
+    assert diagnosis.of_events([]) is None
+
+
+def test_a_claim_without_a_volume() -> None:
+    claim = {
+        "metadata": {"name": "digits"},
+        "spec": {"storageClassName": "slow", "accessModes": ["ReadWriteMany"]},
+        "status": {"phase": "Pending"},
+    }
+    found = diagnosis.of_claim(claim)
+    assert found is not None
+    assert found.words == "the claim digits has no volume yet (slow, ReadWriteMany)"
+    waiting = [{"type": "Normal", "reason": "WaitForFirstConsumer", "message": "waiting for first consumer"}]
+    assert diagnosis.of_claim(claim, waiting) is None
+    assert diagnosis.of_claim(claim | {"status": {"phase": "Bound"}}) is None
+    assert "storage.mount to one" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "rpc error: code = InvalidArgument desc = Volume capabilities MULTI_NODE_MULTI_WRITER not supported. Only AccessModes[ReadWriteOnce] supported.",
+        "rpc error: code = InvalidArgument desc = VolumeCapabilities is invalid: specified multi writer with mount access type",
+        "NodePath only supports ReadWriteOnce and ReadWriteOncePod (1.22+) access modes",
+        "multi node access modes are only supported on rbd `block` type volumes",
+        "invalid AccessModes [ReadWriteMany]: only AccessModes [ReadWriteOnce] are supported",
+        "storage class slow serves one node: access mode ReadWriteMany is not supported",
+    ],
+)
+def test_a_class_without_volumes_for_many_nodes_is_named_with_both_remedies(message: str) -> None:
+    claim = {"metadata": {"name": "digits"}, "spec": {"storageClassName": "slow", "accessModes": ["ReadWriteMany"]}, "status": {}}
+    told = {"type": "Warning", "reason": "ProvisioningFailed", "message": f'failed to provision volume with StorageClass "slow": {message}'}
+    found = diagnosis.of_claim(claim, [told])
+    assert found is not None
+    assert found.words == "the claim digits asks for ReadWriteMany, which the storage class slow does not offer"
+    assert "storage.mount to one" in found.remedy
+    assert "a class that offers ReadWriteMany" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "image, hardened, named", [("team/x:1", True, True), ("team/x:1", False, False), (images.DEFAULT_IMAGE, True, False)]
+)
+def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_field(image: str, *, hardened: bool, named: bool) -> None:
+    pod = container(terminated={"reason": "Error", "exitCode": 1, "message": "OSError: [Errno 30] Read-only file system: '/srv/x'\n"})
+    pod["spec"] = {"containers": [{"name": "trainer", "image": image, "securityContext": {"readOnlyRootFilesystem": hardened}}]}
+    found = diagnosis.of_pod(pod)
+    assert found is not None
+    assert ("`security: image`" in found.remedy) is named
+
+
+def test_an_image_that_is_root_s_own_is_told_of_the_field() -> None:
+    message = 'container has runAsNonRoot and image will run as root (pod: "a", container: trainer)'
+    found = diagnosis.of_pod(container(waiting={"reason": "CreateContainerConfigError", "message": message}))
+    assert found is not None
+    assert found.words.startswith("CreateContainerConfigError: container has runAsNonRoot")
+    assert "`security: image`" in found.remedy
+
+
+def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_after_its_task_is_not() -> None:
+    ended = {"reason": "Error", "exitCode": 2, "message": "no such host"}
+    beside = [{"name": "fetch", "image": "curl:1", "state": {"terminated": ended}}]
+    own = [{"name": "trainer", "image": "team/x:1", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": beside, "containerStatuses": own}
+    found = diagnosis.of_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
+    assert found is not None
+    assert found.words == "its init container fetch ended with exit code 2: no such host"
+    assert found.remedy == "see its log: kubectl logs digits-chief-0 -c fetch"
+    found = diagnosis.of_pod({"spec": {"initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}, "status": status})
+    assert found is not None
+    assert found.words == "its sidecar fetch ended with exit code 2: no such host"
+    own[0]["state"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ValueError: x"}}
+    found = diagnosis.of_pod({"status": status})
+    assert found is not None
+    assert found.words == "exit code 1: ValueError: x"
+
+
+@pytest.mark.parametrize(
+    "name, is_own",
+    [("digits-cluster", True), ("digits-cluster-0a1b2c3d", True), ("digits-code-0a1b", True), ("digits-settings", False), ("team", False)],
+)
+def test_a_configmap_of_the_runs_own_is_not_for_the_user_to_make(name: str, *, is_own: bool) -> None:
+    pod = container(waiting={"reason": "CreateContainerConfigError", "message": f'configmap "{name}" not found'})
+    found = diagnosis.of_pod(pod | {"metadata": {"labels": {"app.kubernetes.io/instance": "digits"}}})
+    assert found is not None
+    assert ("launcher down digits" in found.remedy) is is_own
+    assert ("kubernetes.env_from" in found.remedy) is not is_own
+
+
+@pytest.mark.parametrize("place, is_volume", [("/runs/digits/checkpoints", True), ("/srv/runs", False)])
+def test_a_volume_of_another_user_names_the_field(place: str, *, is_volume: bool) -> None:
+    found = diagnosis.of_pod(
+        container(terminated={"reason": "Error", "exitCode": 1, "message": f"PermissionError: [Errno 13] Permission denied: '{place}'\n"})
+    )
+    assert found is not None
+    assert ("kubernetes.user" in found.remedy) is is_volume

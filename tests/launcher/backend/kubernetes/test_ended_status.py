@@ -1,0 +1,33 @@
+"""Which tasks a run has whose Jobs are gone."""
+
+import json
+from pathlib import Path
+
+from launcher.backend.kubernetes import ended_status
+from launcher.backend.kubernetes.pod_logs import kept_tasks
+from launcher.spec.loader import dump, load
+
+SPEC = """\
+version: 1
+name: digits
+strategy: parameter_server
+roles: {chief: {}, ps: {}, worker: {replicas: 2}, evaluator: {}}
+train: {workload: mnist_mlp}
+"""
+
+
+def test_its_record_tells_its_tasks(tmp_path: Path) -> None:
+    file = tmp_path / "digits.yaml"
+    file.write_text(SPEC)
+    record = {"data": {"spec.json": json.dumps(dump(load(file, [])))}}
+    assert ended_status.tasks(record) == ["chief", "worker-0", "worker-1", "ps-0", "evaluator"]
+    assert ended_status.tasks({"data": {}}) == ended_status.tasks(None) == []
+
+
+def test_without_a_record_what_was_kept_tells_them(tmp_path: Path) -> None:
+    for name in ("worker-0/digits-worker-0-a", "worker-0/digits-worker-0-b", "chief/digits-chief-0-c"):
+        log = tmp_path / f"{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("2026-01-01T00:00:01.100000000Z one\n")
+    assert kept_tasks(tmp_path) == ["chief", "worker-0"]
+    assert kept_tasks(tmp_path / "nothing") == []

@@ -1,0 +1,75 @@
+"""What a cluster refuses, in words with a remedy."""
+
+import json
+
+from kubernetes.client.exceptions import ApiException
+
+from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError, explain, strange
+from launcher.errors import UsageError
+
+
+def refusal(status: int, message: str) -> ApiException:
+    error = ApiException(status=status, reason="Refused")
+    error.body = json.dumps({"kind": "Status", "message": message})
+    return error
+
+
+def test_a_lacking_right_is_named_as_a_rule() -> None:
+    message = 'jobs.batch is forbidden: User "ada" cannot create resource "jobs" in API group "batch" in the namespace "team-a"'
+    told = explain(refusal(403, message), "applying Job mnist-chief")
+    assert isinstance(told, ForbiddenError)
+    assert told.message == "applying Job mnist-chief: ada may not create jobs in the namespace team-a"
+    assert told.rule == '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["create"]}'
+    assert "a Role of yours" in told.remedy
+
+
+def test_a_subresource_is_named_too() -> None:
+    message = 'pods "a" is forbidden: User "ada" cannot patch resource "pods/status" in API group "" in the namespace "team-a"'
+    told = explain(refusal(403, message), "changing Pod a")
+    assert isinstance(told, ForbiddenError)
+    assert told.rule == '{apiGroups: [""], resources: ["pods/status"], verbs: ["patch"]}'
+
+
+def test_a_namespace_that_is_not_there_is_to_be_made() -> None:
+    told = explain(refusal(404, 'namespaces "team-b" not found'), "checking ConfigMap mnist-cluster")
+    assert "there is no namespace team-b" in told.message
+    assert "kubectl create namespace team-b" in told.remedy
+
+
+def test_another_manager_of_a_field_is_named() -> None:
+    message = 'Apply failed with 1 conflict: conflict with "kubectl-edit" using apps/v1: .spec.replicas'
+    assert "kubectl-edit has set other values there" in explain(refusal(409, message), "applying Deployment mnist-tensorboard").message
+
+
+def test_what_is_invalid_is_the_users_to_mend() -> None:
+    told = explain(refusal(422, 'Job.batch "a" is invalid: spec.template: Required value'), "checking Job a")
+    assert isinstance(told, UsageError)
+    assert "Required value" in told.message
+
+
+def test_a_server_that_is_away_may_be_asked_again() -> None:
+    assert isinstance(explain(ConnectionRefusedError(111, "Connection refused"), "listing jobs"), UnreachableError)
+    assert isinstance(explain(refusal(503, "the server is currently unable to handle the request"), "listing jobs"), UnreachableError)
+
+
+def test_a_write_that_another_overtook_may_be_asked_again() -> None:
+    again = "please apply your changes to the latest version and try again"
+    overtaken = f'Operation cannot be fulfilled on resourcequotas "cores": the object has been modified; {again}'
+    told = explain(refusal(409, overtaken), "making Job mnist-chief")
+    assert isinstance(told, UnreachableError)
+    assert "does not answer" not in told.message
+    assert not isinstance(explain(refusal(409, 'jobs.batch "mnist-chief" already exists'), "making Job mnist-chief"), UnreachableError)
+
+
+def test_who_is_not_known_is_to_log_in() -> None:
+    told = explain(refusal(401, "Unauthorized"), "listing jobs")
+    assert type(told) is CredentialsError
+    assert "log in to it again" in told.remedy
+
+
+def test_who_may_do_nothing_in_a_namespace_is_asked_whether_it_is_the_right_one() -> None:
+    told = strange("team-b", "listing jobs", "{}")
+    assert told.message == "listing jobs: you may do nothing in the namespace team-b"
+    assert "--namespace" in told.remedy
+    assert "apiGroups" not in told.remedy
+    assert strange("team-b").message == "you may do nothing in the namespace team-b"

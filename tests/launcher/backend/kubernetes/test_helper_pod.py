@@ -1,0 +1,61 @@
+"""On which node a pod is put that reads a run's volume beside the run."""
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.helper_pod import beside, on_its_claim
+from launcher.errors import UsageError
+from launcher.images import image_for
+from launcher.plan import planner
+from launcher.render.kubernetes.objects import Run
+from launcher.spec.models import ClusterSpec
+from tests.launcher.backend.kubernetes.objects import ended, running
+
+
+def run(access: str) -> Run:
+    spec = ClusterSpec.model_validate({"version": 1, "name": "digits", "train": {"workload": "mnist"}, "storage": {"access": access}})
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+
+
+def mounting(pod: dict[str, Any], claim: str = "digits") -> dict[str, Any]:
+    pod["spec"]["volumes"] = [{"name": "tmp", "emptyDir": {}}, {"name": "run", "persistentVolumeClaim": {"claimName": claim}}]
+    return pod
+
+
+def test_a_volume_of_one_node_is_read_where_a_pod_has_it() -> None:
+    own = [running("ps"), mounting(ended("worker", 0), "digits"), mounting(running("evaluator"), "other"), mounting(running("chief"))]
+    own[-1]["spec"]["nodeName"] = "node-7"
+    assert '"values": ["node-7"]' in json.dumps(beside(run("ReadWriteOnce"), own))
+    assert beside(run("ReadWriteOnce"), own[:-1]) == {}
+    assert beside(run("ReadWriteMany"), own) == {}
+
+
+@pytest.mark.parametrize(
+    "claim, access",
+    [
+        (None, "ReadWriteOnce"),
+        ({"metadata": {}, "spec": {"accessModes": ["ReadWriteMany"]}}, "ReadWriteMany"),
+        ({"metadata": {}, "spec": {"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}}, "ReadWriteMany"),
+        ({"metadata": {"deletionTimestamp": "now"}, "spec": {"accessModes": ["ReadWriteMany"]}}, "ReadWriteOnce"),
+    ],
+)
+def test_a_claim_that_is_there_says_how_many_nodes_mount_it(claim: dict[str, Any] | None, access: str) -> None:
+    cluster = cast("Cluster", SimpleNamespace(get=lambda *_: claim))
+    assert on_its_claim(cluster, run("ReadWriteOnce")).access == access
+
+
+def test_on_a_node_with_gpus_its_taint_is_tolerated() -> None:
+    chief = mounting(running("chief"))
+    chief["spec"] |= {"nodeName": "node-7", "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
+    assert beside(run("ReadWriteOnce"), [chief])["tolerations"] == chief["spec"]["tolerations"]
+
+
+def test_a_volume_of_one_pod_is_not_read_while_one_has_it() -> None:
+    chief = mounting(running("chief"))
+    with pytest.raises(UsageError, match="ReadWriteOncePod, and the pod digits-chief-0-00 has the volume"):
+        beside(run("ReadWriteOncePod"), [chief])
+    assert beside(run("ReadWriteOncePod"), [running("ps"), mounting(ended("chief", 0))]) == {}

@@ -1,0 +1,97 @@
+"""Which pods of a run tell how it is, and in which order those on a lost node are given up."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from launcher.backend.kubernetes import pod_status, status_source
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot
+from launcher.backend.kubernetes.reconcile import lost
+from launcher.errors import LauncherError
+from tests.launcher.backend.kubernetes import objects
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
+
+
+def pod(component: str, *labels: str, deleted: bool = False) -> dict[str, Any]:
+    """Return a pod with some labels of the run's; one that is deleted is on a node that does not answer."""
+    name = {"app.kubernetes.io/component": component}
+    gone = {"deletionTimestamp": "2026-01-01T00:09:00Z", "deletionGracePeriodSeconds": 30} if deleted else {}
+    ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"} if deleted else {"type": "Ready", "status": "True"}
+    return {
+        "metadata": {"name": component, "labels": name | dict.fromkeys(labels, "digits"), **gone},
+        "spec": {"nodeName": "node-1" if deleted else "node-2"},
+        "status": {"phase": "Running", "conditions": [ready]},
+    }
+
+
+def names(pods: list[dict[str, Any]]) -> list[str]:
+    return [one["metadata"]["name"] for one in pods]
+
+
+def test_what_holds_the_chief_to_a_lost_node_is_given_up_before_it() -> None:
+    chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
+    board = pod("tensorboard", "tf-launcher/volume", deleted=True)
+    seen = status_source.telling([chief, pod("worker", "tf-launcher/cluster"), board, pod("housekeeping")])
+    assert names(seen) == ["chief", "worker", "tensorboard"]
+    assert names([dict(one) for one in lost(ClusterSnapshot("digits", (), seen), NOW, 60)]) == ["tensorboard", "chief"]
+
+
+def test_a_board_that_holds_nothing_is_left_to_kubernetes() -> None:
+    ended = pod("tensorboard", "tf-launcher/volume", deleted=True)
+    ended["status"]["phase"] = "Failed"
+    assert status_source.telling([pod("tensorboard", "tf-launcher/volume"), pod("tensorboard", deleted=True), ended]) == []
+
+
+def test_who_makes_jobs_again_is_known() -> None:
+    record = {"kind": "ConfigMap", "name": "digits-record"}
+    ours = {"metadata": {"ownerReferences": [record]}}
+    owned = {"metadata": {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}}
+    assert pod_status.maker([ours, {"metadata": {}}]) is None
+    assert pod_status.maker([ours, owned]) == "jobset/digits"
+
+
+class Losing:
+    """A cluster that notices that a pod's node is silent while the pod's log is waited for."""
+
+    def __init__(self) -> None:
+        self.pod = objects.running("chief")
+        self.pod["metadata"]["labels"]["tf-launcher/cluster"] = "digits"
+        self.away = False
+
+    def listed(self, kind: str, _labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        if self.away:
+            raise LauncherError("the cluster does not answer")
+        return {"Job": [objects.job("chief")], "Pod": [self.pod]}.get(kind, [])
+
+    def get(self, *_: str) -> None:
+        return None
+
+    def words(self) -> str:
+        return ""
+
+    def now(self) -> float:
+        return objects.NOW
+
+    def log(self, *_: Any, **__: Any) -> bytes:
+        conditions = [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]
+        self.pod = {**self.pod, "status": {**self.pod["status"], "conditions": conditions}}
+        raise LauncherError("no answer")
+
+
+def test_a_look_that_waited_for_a_lost_node_tells_what_the_cluster_says_after_it() -> None:
+    status = status_source.Watcher(cast("Cluster", Losing()), "digits").status()
+    assert status is not None
+    assert [task.reason for task in status.tasks] == ["its node node-1 does not answer"]
+
+
+def test_what_was_seen_is_told_where_it_cannot_be_looked_at_again() -> None:
+    class Going(Losing):
+        def log(self, *_: Any, **__: Any) -> bytes:
+            self.away = True
+            raise LauncherError("no answer")
+
+    status = status_source.Watcher(cast("Cluster", Going()), "digits").status()
+    assert status is not None
+    assert [task.reason for task in status.tasks] == [""]

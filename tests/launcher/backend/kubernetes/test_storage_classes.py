@@ -1,0 +1,65 @@
+"""Storage classes, as far as their provisioners tell what they offer, and what to do about it."""
+
+from typing import Any
+
+import pytest
+
+from launcher.backend.kubernetes import storage_classes
+from launcher.images import image_for
+from launcher.plan import planner
+from launcher.render.kubernetes.objects import Run
+from launcher.spec.models import ClusterSpec
+
+DEFAULT = {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+THERE: dict[str, Any] = {
+    "disk": {"metadata": {"name": "disk"} | DEFAULT, "provisioner": "ebs.csi.aws.com"},
+    "files": {"metadata": {"name": "files"}, "provisioner": "efs.csi.aws.com"},
+}
+
+
+def run(**sections: Any) -> Run:
+    spec = ClusterSpec.model_validate({"version": 1, "name": "digits"} | sections)
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
+
+
+def test_the_class_is_the_specs_or_the_default() -> None:
+    assert storage_classes.chosen(run(train={"workload": "mnist"}), THERE) == "disk"
+    assert storage_classes.chosen(run(train={"workload": "mnist"}, storage={"class": "files"}), THERE) == "files"
+    assert storage_classes.chosen(run(train={"workload": "mnist"}), {"files": THERE["files"]}) is None
+
+
+@pytest.mark.parametrize(
+    "provisioner, offers",
+    [
+        ("ebs.csi.aws.com", False),
+        ("pd.csi.storage.gke.io", False),
+        ("rancher.io/local-path", False),
+        ("rook-ceph.rbd.csi.ceph.com", False),
+        ("rook-ceph.cephfs.csi.ceph.com", True),
+        ("nfs.csi.k8s.io", True),
+        ("filestore.csi.storage.gke.io", True),
+        ("file.csi.azure.com", True),
+        ("disk.csi.azure.com", False),
+        ("example.com/whatever", None),
+    ],
+)
+def test_provisioners_tell_whether_many_nodes_mount_their_volumes(provisioner: str, offers: bool | None) -> None:
+    assert storage_classes.offers_many_nodes({"provisioner": provisioner}) is offers
+
+
+IN_STEP: dict[str, Any] = {"strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}}
+WITH_CHIEF: dict[str, Any] = {"strategy": "multi_worker_mirrored", "roles": {"chief": {}, "worker": {"replicas": 2}}}
+
+
+@pytest.mark.parametrize(
+    "sections, remedy",
+    [
+        (WITH_CHIEF | {"command": ["a"]}, "set storage.mount to one"),
+        (IN_STEP | {"command": ["a"]}, "add a chief and set storage.mount to one"),
+        (IN_STEP | {"train": {"workload": "mnist_mlp"}}, "add a chief, which then mounts it in the workers' place"),
+    ],
+)
+def test_both_ways_out_are_named_and_the_first_is_possible(sections: dict[str, Any], remedy: str) -> None:
+    assert (
+        storage_classes.remedies(run(**sections)) == f"{remedy} (then any class will do), or storage.class to one that offers ReadWriteMany"
+    )

@@ -1,0 +1,71 @@
+"""What tasks tell of themselves is part of a run's status."""
+
+import json
+from typing import Any
+
+from launcher.backend.kubernetes.log_lines import LogSelection
+from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.runs.status import LogLine, Restart, RunStatus, State, TaskStatus
+
+
+def line(task: str, event: str, *, about: str | None = None, at: float = 1.0, **fields: Any) -> LogLine:
+    return LogLine(at, task, json.dumps({"event": event, "time": at, "task": about or task, **fields}, separators=(",", ":")))
+
+
+def status(*tasks: TaskStatus) -> RunStatus:
+    return RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks)
+
+
+def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
+    story = RunEvents("chief")
+    story.take(
+        [
+            line("chief", "progress", step=40, steps=100, loss=0.5, metrics={}, examples_per_second=100.0, seconds_per_step=0.5),
+            line("chief", "progress", about="worker-0", step=40, steps=100, local_step=20, examples_per_second=50.0),
+            line("chief", "checkpoint", step=30, path="/runs/digits/checkpoints/ckpt-30"),
+        ]
+    )
+    told = story.onto(status(TaskStatus("chief", State.RUNNING), TaskStatus("worker-0", State.RUNNING)), ended=False)
+    assert (told.step, told.steps, told.loss, told.checkpoint_step, told.eta) == (40, 100, 0.5, 30, 30.0)
+    assert (told.tasks[1].local_step, told.tasks[1].examples_per_second) == (20, 50.0)
+
+
+def test_who_waits_for_peers_does_not_run_yet() -> None:
+    story = RunEvents("chief")
+    story.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
+    (chief,) = story.onto(status(TaskStatus("chief", State.RUNNING)), ended=False).tasks
+    assert (chief.state, chief.reason) == (State.PENDING, "waiting for worker-1")
+    story.take([line("chief", "started", attempt=2), line("chief", "ready", seconds=3.0)])
+    # Its parent looks for the last peer a moment longer than itself.
+    story.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=5, timeout=600)])
+    assert story.onto(status(TaskStatus("chief", State.RUNNING)), ended=False).tasks[0].state is State.RUNNING
+
+
+def test_restarts_in_a_pod_and_of_pods_are_counted_together_in_order_of_time() -> None:
+    story = RunEvents("chief")
+    story.take([line("worker-0", "restarting", at=5.0, exit_code=137, cause="killed by SIGKILL", detail="", attempt=2, delay=1.0)])
+    pods = (Restart(2.0, 1, 1, "exit code 1"), Restart(9.0, 2, None, "its pod was deleted"))
+    (task,) = story.onto(status(TaskStatus("worker-0", State.RUNNING, restarts=pods)), ended=False).tasks
+    assert [(one.attempt, one.cause) for one in task.restarts] == [(1, "exit code 1"), (2, "killed by SIGKILL"), (3, "its pod was deleted")]
+    assert (task.state, task.reason) == (State.RESTARTING, "killed by SIGKILL")
+
+
+def test_fewer_restarts_are_left_with_each_in_the_pod_until_they_count_no_more() -> None:
+    story = RunEvents("chief")
+    left = []
+    for event, fields in (("started", {"attempt": 1}), ("restarting", {"cause": "killed", "left": 4}), ("recovered", {"left": 10})):
+        story.take([line("chief", event, **fields)])
+        left.append(story.onto(status(TaskStatus("chief", State.RUNNING, restarts_left=7)), ended=False).tasks[0].restarts_left)
+    assert left == [7, 4, 7]
+
+
+def test_what_looks_like_an_event_and_is_none_is_passed_over() -> None:
+    story = RunEvents("chief")
+    story.take([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
+    assert story.onto(status(TaskStatus("chief", State.RUNNING)), ended=False).step is None
+
+
+def test_the_last_lines_are_those_of_each_task_over_its_attempts() -> None:
+    lines = [LogLine(float(at), task, f"{task} {at}") for at in (3, 1, 2) for task in ("chief", "ps-0")]
+    assert [line.text for line in LogSelection(tail=1).cut(lines)] == ["chief 3", "ps-0 3"]
+    assert [line.text for line in LogSelection(since=2.0).cut(lines)] == ["chief 2", "ps-0 2", "chief 3", "ps-0 3"]

@@ -1,0 +1,51 @@
+"""How a run is remembered that was asked to stop: as stopped, unless all of its tasks finished meanwhile."""
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.backend.kubernetes.teardown import _ended, _Silent, unsaved
+from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
+
+
+@pytest.mark.parametrize(
+    "finished, state, reason",
+    [
+        (("chief", "worker-0"), State.SUCCEEDED, "it was done before it stopped"),
+        (("chief",), State.STOPPED, "asked to stop"),
+        ((), State.STOPPED, "asked to stop"),
+    ],
+)
+def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...], state: State, reason: str) -> None:
+    tasks = tuple(TaskStatus(name, State.RUNNING) for name in ("chief", "worker-0"))
+    story = RunEvents("chief")
+    for name in finished:
+        told = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
+        story.take([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
+    ended = _ended(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), story, 2.0)
+    assert (ended.state, ended.reason) == (state, reason)
+    assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]
+
+
+def pod(task: str, node: str, *, answers: bool) -> dict[str, Any]:
+    role, _, index = task.partition("-")
+    ready = {"type": "Ready", "status": "True"} if answers else {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
+    labels = {"app.kubernetes.io/component": role}
+    head = {"name": f"digits-{task}-abcde", "labels": labels, "annotations": {"batch.kubernetes.io/job-completion-index": index or "0"}}
+    return {"metadata": head, "spec": {"nodeName": node}, "status": {"conditions": [ready]}}
+
+
+def test_a_node_that_does_not_answer_is_told_of_once_and_what_was_not_saved_for_it_in_the_end() -> None:
+    lost = [pod("chief", "node-2", answers=False), pod("worker-1", "node-2", answers=False)]
+    told: list[str] = []
+    silent = _Silent(told.append)
+    for _ in range(2):
+        silent.look([*lost, pod("worker-0", "node-1", answers=True)])
+    (only,) = told
+    assert only.startswith("the node node-2 does not answer: chief, worker-1 may not save; waiting ")
+    before = RunStatus("digits", "kubernetes", State.RUNNING, tasks=(TaskStatus("chief", State.RUNNING),))
+    reason = _ended(before, RunEvents("chief"), 0.0, unsaved(lost)).reason
+    assert reason.endswith("may be lost with tasks whose nodes did not answer: chief on node-2, worker-1 on node-2")
+    assert unsaved([]) == ""

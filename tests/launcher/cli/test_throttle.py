@@ -1,0 +1,54 @@
+"""How many progress events become lines."""
+
+import pytest
+
+from launcher.cli.throttle import Pace
+from trainer.events import Event
+
+
+def progress(step: int, task: str = "chief", **more: int) -> Event:
+    return {"event": "progress", "task": task, "step": step, "steps": 100, **more}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("launcher.cli.throttle.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_progress_of_the_chief_is_shown_once_a_second_and_at_the_last_step(clock: list[float]) -> None:
+    pace = Pace()
+    assert pace.admits(progress(1))
+    clock[0] = 0.9
+    assert not pace.admits(progress(2))
+    assert pace.admits(progress(100))
+    clock[0] = 2.0
+    assert pace.admits(progress(3))
+
+
+def test_workers_together_are_shown_about_every_five_seconds(clock: list[float]) -> None:
+    pace = Pace()
+    workers = [f"worker-{index}" for index in range(8)]
+    shown = 0
+    for second in range(400):
+        clock[0] = float(second)
+        shown += sum(pace.admits(progress(second, worker, local_step=second)) for worker in workers)
+    assert 400 / 5 - 8 <= shown <= 400 / 5 + 16
+
+
+def test_what_is_rare_is_always_shown(clock: list[float]) -> None:
+    del clock
+    pace = Pace()
+    event = {"event": "restarting", "task": "ps-0"}
+    assert [pace.admits(event) for _ in range(3)] == [True] * 3
+
+
+def test_waiting_for_peers_is_told_every_ten_seconds_by_each_task(clock: list[float]) -> None:
+    pace = Pace()
+    assert pace.admits({"event": "waiting", "task": "chief"})
+    assert pace.admits({"event": "waiting", "task": "ps-0"})
+    clock[0] = 9.0
+    assert not pace.admits({"event": "waiting", "task": "chief"})
+    clock[0] = 11.0
+    assert pace.admits({"event": "waiting", "task": "chief"})

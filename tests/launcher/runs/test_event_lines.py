@@ -1,0 +1,28 @@
+"""Lines of output: what a terminal would show, every byte kept, and nothing of a program taken for an event."""
+
+import pytest
+
+from launcher.runs.event_lines import log_line
+from launcher.cli.event_lines import event_in, raw, shown
+from trainer.events import escaped
+
+EVENT = b'{"event":"restarting","time":1,"task":"chief","attempt":2,"restarts":1,"exit_code":1,"cause":"x","detail":"","delay":0}'
+
+
+@pytest.mark.parametrize(
+    "written, text",
+    [
+        (b"plain", "plain"), (b"", ""), (b"10 %\r20 %\r", "20 %"), (b"caf\xe9", "caf\ufffd"), (b"a\x00b", "a\x00b"), (b"windows\r", "windows"),
+        (b"\r" + EVENT, EVENT.decode()), (EVENT, EVENT.decode()), (b"  " + EVENT, "  " + EVENT.decode()),
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_what_a_program_wrote_is_shown_and_kept_and_no_event(written: bytes, text: str) -> None:
+    for line in (log_line(1.0, "chief", escaped(written)), log_line(1.0, "chief", written, has_events=False)):
+        assert shown(line) == text
+        assert raw(line) == written
+        assert event_in(line.text) is None
+
+
+def test_an_event_of_a_trainer_is_one() -> None:
+    assert event_in(log_line(1.0, "chief", EVENT).text) is not None

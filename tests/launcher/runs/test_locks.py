@@ -1,0 +1,38 @@
+"""The lock that tells whether a run is kept."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.runs import locks
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not locks.held(path)
+    fd = locks.acquire(path)
+    assert fd is not None
+    assert locks.held(path)
+    assert locks.acquire(path) is None
+    began = time.monotonic()
+    assert not locks.wait_released(path, timeout=0.2)
+    assert time.monotonic() - began >= 0.2
+    os.close(fd)
+    assert locks.wait_released(path, timeout=0)
+    assert not locks.held(path)
+
+
+def test_it_is_handed_on_to_another_process_and_ends_with_that(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    fd = locks.acquire(path)
+    assert fd is not None
+    keeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=(fd,))
+    os.close(fd)
+    try:
+        assert locks.held(path)
+    finally:
+        keeper.kill()
+        keeper.wait(5)
+    assert not locks.held(path)

@@ -1,0 +1,43 @@
+"""Several logs as one stream."""
+
+from pathlib import Path
+
+from launcher.runs.log_files import stamp
+from launcher.runs.log_merge import merged
+
+
+def files(directory: Path, **lines: list[float]) -> dict[str, Path]:
+    found = {}
+    for task, seconds in lines.items():
+        found[task] = directory / f"{task}.log"
+        found[task].write_text("".join(f"{stamp(second)} {second:g}\n" for second in seconds))
+    return found
+
+
+def test_lines_come_in_order_of_time(tmp_path: Path) -> None:
+    logs = merged(files(tmp_path, chief=[1, 4, 6], ps=[2, 3, 7], worker=[]))
+    assert [(line.task, line.text) for line in logs] == [
+        ("chief", "1"), ("ps", "2"), ("ps", "3"), ("chief", "4"), ("chief", "6"), ("ps", "7"),
+    ]  # fmt: skip
+
+
+def test_since_and_tail_hold_for_each_task(tmp_path: Path) -> None:
+    logs = files(tmp_path, chief=[1, 4, 6], ps=[2, 3, 7])
+    assert [line.text for line in merged(logs, since=3)] == ["3", "4", "6", "7"]
+    assert [line.text for line in merged(logs, tail=1)] == ["6", "7"]
+    assert [line.text for line in merged(logs, since=5, tail=2)] == ["6", "7"]
+
+
+def test_following_reads_what_was_written_before_the_end_was_told(tmp_path: Path) -> None:
+    logs = files(tmp_path, chief=[1])
+    later = tmp_path / "ps.log"
+    logs["ps"] = later  # comes only while it is followed
+    told = iter([False, False, True])
+
+    def ended() -> bool:
+        over = next(told)
+        if over:
+            later.write_text(f"{stamp(9)} 9\n")
+        return over
+
+    assert [line.text for line in merged(logs, follow=True, ended=ended)] == ["1", "9"]

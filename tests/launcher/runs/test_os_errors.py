@@ -1,0 +1,16 @@
+"""What the operating system refuses, said with a remedy."""
+
+import errno
+import os
+
+import pytest
+
+from launcher.runs.os_errors import explain
+
+
+@pytest.mark.parametrize("number, remedy", [(errno.ENOSPC, "free some space"), (errno.EAGAIN, "ulimit -u"), (errno.EMFILE, "ulimit -n")])
+def test_every_common_trouble_has_a_remedy(number: int, remedy: str) -> None:
+    error = explain(OSError(number, os.strerror(number), "/runs/x"), "starting the run x")
+    assert error.message == f"starting the run x failed: /runs/x: {os.strerror(number)}"
+    assert remedy in error.remedy
+    assert error.exit_code == 1

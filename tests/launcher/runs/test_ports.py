@@ -1,0 +1,104 @@
+"""Ports held without listening: unique, nobody else's, and usable by TensorFlow."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.runs import ports
+from launcher.runs.ports import PortReservation
+from launcher.errors import LauncherError
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="BSD sockets refuse two binds of one port")
+
+
+def by_locking(directory: Path) -> Callable[[int], PortReservation]:
+    return lambda count: ports.hold_by_locking(count, directory)
+
+
+@pytest.fixture(params=[pytest.param("binding", marks=linux), "locking"])
+def hold(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], PortReservation]:
+    return ports.hold_by_binding if request.param == "binding" else by_locking(tmp_path / "ports")
+
+
+def test_no_port_is_held_twice_until_it_is_given_back(hold: Callable[[int], PortReservation]) -> None:
+    with hold(60) as one, hold(60) as two:
+        assert len({*one.ports, *two.ports}) == 120
+
+
+def test_a_held_port_can_be_listened_on_as_grpc_does(hold: Callable[[int], PortReservation]) -> None:
+    with hold(1) as held, socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("0.0.0.0", held.ports[0]))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", held.ports[0]), 5), server.accept()[0] as accepted:
+            assert accepted.getsockname()[1] == held.ports[0]
+
+
+@linux
+def test_held_ports_are_given_to_nobody_who_asks_for_any() -> None:
+    with ports.hold_by_binding(20) as held:
+        others = [socket.socket() for _ in range(500)]
+        for other in others:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", 0))
+        taken = {other.getsockname()[1] for other in others}
+        for other in others:
+            other.close()
+        assert not taken & set(held.ports)
+        with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+            thief.bind(("127.0.0.1", held.ports[0]))
+
+
+def test_locked_ports_are_below_those_that_systems_give_out_and_free_again_later(tmp_path: Path) -> None:
+    place = tmp_path / "ports"
+    with by_locking(place)(5) as held:
+        assert all(20_000 <= port < 32_000 for port in held.ports)
+    assert {path.name for path in place.iterdir()} >= {str(port) for port in held.ports}
+    with by_locking(place)(5):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open to all"])
+def test_locks_are_made_in_no_directory_that_others_can_use(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "ports"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    if kind == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file":
+        place.write_text("")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    with pytest.raises(LauncherError, match=str(place)) as error:
+        ports.hold_by_locking(1, place)
+    assert "TMPDIR" in error.value.remedy
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@linux
+@pytest.mark.timeout(60)
+def test_tensorflow_serves_on_a_held_port() -> None:
+    program = """
+import os, sys
+import tensorflow as tf
+server = tf.distribute.Server({"worker": ["127.0.0.1:" + sys.argv[1]]}, job_name="worker", task_index=0)
+import socket
+socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10).close()
+print("answers", flush=True)
+os._exit(0)
+"""
+    with ports.hold_by_binding(1) as held:
+        finished = subprocess.run(
+            [sys.executable, "-c", program, str(held.ports[0])],
+            capture_output=True,
+            text=True,
+            timeout=55,
+            check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "1"},
+        )
+    assert finished.stdout == "answers\n", finished.stderr

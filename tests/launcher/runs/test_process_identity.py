@@ -1,0 +1,58 @@
+"""Processes told apart, and sessions ended as a whole."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+
+from launcher.runs import process_identity
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def test_a_process_is_known_until_it_ends_and_its_number_alone_is_not_enough() -> None:
+    child = subprocess.Popen(SLEEP)
+    try:
+        identity = process_identity.identify(child.pid)
+        assert identity is not None
+        assert process_identity.alive(identity)
+        assert not process_identity.alive(dataclasses.replace(identity, born="another boot:17"))
+    finally:
+        child.kill()
+    deadline = time.monotonic() + 5
+    while process_identity.alive(identity):  # dead though nobody has reaped it yet
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.wait()
+    assert process_identity.identify(child.pid) is None
+
+
+def test_a_session_is_killed_with_children_in_groups_of_their_own() -> None:
+    text = f"import subprocess, time; p = subprocess.Popen({SLEEP!r}, process_group=0); print(p.pid, flush=True); time.sleep(60)"
+    leader = subprocess.Popen([sys.executable, "-c", text], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    assert leader.stdout is not None
+    grandchild = int(leader.stdout.readline())
+    assert set(process_identity.session(leader.pid)) == {leader.pid, grandchild}
+    assert process_identity.kill_session(leader.pid)
+    leader.wait(5)
+    leader.stdout.close()
+    assert process_identity.session(leader.pid) == []
+    assert process_identity.identify(grandchild) is None
+
+
+def test_what_was_started_for_a_run_is_known_by_its_environment() -> None:
+    child = subprocess.Popen(SLEEP, env={**os.environ, "RUN_DIR": "/runs/one"})
+    try:
+        time.sleep(0.05)
+        assert process_identity.belongs(child.pid, run_dir="/runs/one")
+        assert not process_identity.belongs(child.pid, run_dir="/runs/on") or sys.platform != "linux"
+    finally:
+        child.kill()
+        child.wait(5)
+
+
+def test_a_signal_to_nobody_is_told() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait(5)
+    assert not process_identity.send(child.pid, 15)

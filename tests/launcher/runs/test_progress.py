@@ -1,0 +1,61 @@
+"""What a run has reached, from its events."""
+
+from launcher.runs.progress import Progress
+
+
+def test_evaluations_are_told_rather_than_training_metrics() -> None:
+    progress = Progress()
+    progress.apply({"event": "progress", "step": 1, "steps": 9, "metrics": {"accuracy": 0.1}}, leads=True)
+    assert progress.metrics == {"accuracy": 0.1}
+    progress.apply({"event": "evaluated", "step": 1, "metrics": {"accuracy": 0.8}}, leads=False)
+    progress.apply({"event": "progress", "step": 2, "steps": 9, "metrics": {"accuracy": 0.2}}, leads=True)
+    assert (progress.step, progress.metrics) == (2, {"accuracy": 0.8})
+    told = progress.fields(ended=False)
+    assert (told["metrics_of"], told["evaluated_step"], told["training_metrics"]) == ("evaluation", 1, {"accuracy": 0.2})
+
+
+def test_why_a_run_ended_early_is_known_until_it_goes_on() -> None:
+    progress = Progress()
+    progress.apply({"event": "done", "step": 5, "ended_early": "no better"}, leads=True)
+    assert progress.fields(ended=True)["ended_early"] == "no better"
+    progress.apply({"event": "progress", "step": 6, "steps": 9}, leads=True)
+    assert progress.fields(ended=False)["ended_early"] == ""
+
+
+def test_only_the_task_that_leads_tells_of_steps() -> None:
+    progress = Progress()
+    assert progress.apply({"event": "ready"}, leads=False)
+    assert not progress.apply({"event": "progress", "step": 5}, leads=False)
+    assert (progress.ready, progress.step) == (True, None)
+
+
+def test_values_of_the_wrong_kind_count_as_not_told() -> None:
+    progress = Progress()
+    event = {"event": "progress", "step": True, "steps": "9", "loss": float("nan"), "metrics": {"a": 1, "b": "x", "c": float("inf")}}
+    progress.apply(event, leads=True)
+    assert (progress.step, progress.steps, progress.loss, progress.metrics) == (None, None, None, {"a": 1.0})
+    assert progress.eta() is None
+
+
+def test_null_is_a_number_that_was_not_finite_and_what_is_left_out_is_not_known() -> None:
+    spoilt, unknown = Progress(), Progress()
+    spoilt.apply({"event": "progress", "step": 1, "loss": None, "metrics": {"a": None}}, leads=True)
+    assert repr(spoilt.loss) == "nan"
+    assert repr(spoilt.metrics) == "{'a': nan}"
+    unknown.apply({"event": "progress", "step": 1}, leads=True)
+    assert (unknown.loss, unknown.metrics) == (None, {})
+
+
+def test_a_restored_run_starts_from_its_checkpoint() -> None:
+    progress = Progress()
+    progress.apply({"event": "restored", "step": 40, "path": "ckpt-40"}, leads=True)
+    assert progress.fields(ended=False)["step"] == 40
+
+
+def test_the_task_that_exports_the_model_tells_where_it_is() -> None:
+    progress = Progress()
+    assert progress.fields(ended=True)["model"] is None
+    assert progress.apply({"event": "exported", "step": 5, "path": "/runs/x/export/best"}, leads=False)
+    assert progress.fields(ended=True)["model"] == "/runs/x/export/best"
+    progress.apply({"event": "exported", "step": 5, "path": 5}, leads=True)
+    assert progress.model is None

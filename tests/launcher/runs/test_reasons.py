@@ -1,0 +1,103 @@
+"""What is said of a task for its events, whatever a program may have written into them."""
+
+from typing import Any
+
+import pytest
+
+from launcher.runs.reasons import LastError, Start, out_of_memory, said, said_with, short, waiting, was_killed
+
+
+@pytest.mark.parametrize(
+    "event, words",
+    [
+        ({"cause": "a peer was lost", "detail": "ps-0: no answer"}, "a peer was lost: ps-0: no answer"),
+        ({"cause": "a peer was lost"}, "a peer was lost"),
+        ({"detail": "ValueError: no such layer"}, "ValueError: no such layer"),
+        ({"cause": 5, "detail": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_cause_comes_with_its_detail(event: dict[str, Any], words: str) -> None:
+    assert said({"event": "failed", **event}) == words
+
+
+def test_a_task_that_says_very_much_is_quoted_in_part_in_tables_with_the_place_at_its_end() -> None:
+    whole = f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"
+    assert said({"event": "failed", "detail": whole}) == whole
+    quoted = short(whole)
+    assert len(quoted) == 300
+    assert quoted.startswith("ValueError: xxx")
+    assert quoted.endswith("xxx (/home/ada/model.py:7, on worker-1)")
+    assert " ... " in quoted
+
+
+@pytest.mark.parametrize(
+    "missing, words",
+    [
+        ([{"task": "ps-0"}, {"task": "worker-1"}], "waiting for ps-0, worker-1"),
+        ([], "waiting for peers"),
+        ("ps-0", "waiting for peers"),
+        (["ps-0"], "waiting for peers"),
+        (None, "waiting for peers"),
+    ],
+)
+def test_who_is_missing_is_named(missing: Any, words: str) -> None:
+    assert waiting({"event": "waiting", "missing": missing}) == words
+
+
+def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_even_when_it_was_ready() -> None:
+    start = Start()
+    none: dict[str, Any] = {"event": "waiting", "missing": [], "more": 0, "seconds": 61.2}
+    assert [start.waits(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
+    assert waiting(none) == "waiting for the first step: every peer was reached 61 s ago, and none was made since"
+
+
+def test_who_was_ready_does_not_wait_for_peers_until_it_is_started_again() -> None:
+    start = Start()
+    heard = [
+        start.waits({"event": kind}) for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
+    ]
+    assert heard == [False, True, False, False, False, False, False, True]
+
+
+_FRAMES = 'Traceback (most recent call last):\n  File "x.py", line 3, in <module>\n    fit(x)\n    ^^^^^^\n'
+_GRAPH = "tf.InvalidArgumentError: Graph execution error:\n\nDetected at node a defined at\n<stack traces unavailable>\n"
+
+
+@pytest.mark.parametrize(
+    "output, line",
+    [
+        (f"epoch 1\n{_FRAMES}ValueError: no such file\n", "ValueError: no such file"),
+        (f"{_FRAMES}mine.Empty: the tank\nleaving\n", "mine.Empty: the tank"),
+        (f"{_FRAMES}KeyError: 1\n\nDuring handling of the above:\n\n{_FRAMES}Lost: it\n", "Lost: it"),
+        ('  File "x.py", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n', "SyntaxError: invalid syntax"),
+        (
+            f"{_FRAMES}{_GRAPH}logits and labels differ\n\t [[{{{{node b}}}}]]\n",
+            "tf.InvalidArgumentError: Graph execution error: logits and labels differ",
+        ),
+        ("no data here\n    ^^^^^^\n\n", "no data here"),
+        ("ErrorHandler is set\nleaving\n", "leaving"),
+        (f"{_FRAMES}ValueError: caught\n" + 100 * "epoch\n", "epoch"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_what_went_wrong_is_found(output: str, line: str) -> None:
+    last = LastError()
+    for written in output.splitlines():
+        last.feed(written)
+    assert last.line == line
+
+
+def test_a_program_that_tells_no_detail_is_quoted_unless_it_was_killed() -> None:
+    last = LastError()
+    last.feed("ValueError: 1")
+    assert said_with({"event": "failed", "cause": "given up", "detail": ""}, last) == "given up: ValueError: 1"
+    assert said_with({"event": "failed", "cause": "given up", "detail": "KeyError: 2"}, last) == "given up: KeyError: 2"
+    killed = {"event": "failed", "cause": "killed", "exit_code": 1, "process_exit_code": 137}
+    assert (said_with(killed, last), was_killed(killed)) == ("killed", True)
+    assert was_killed({"event": "restarting", "exit_code": 137})
+
+
+def test_what_to_do_about_memory_names_the_field_of_the_role() -> None:
+    assert "`roles.worker.memory`" in out_of_memory("worker-3", limited=True)
+    assert "`roles.ps.memory`" in out_of_memory("ps-0", limited=False)

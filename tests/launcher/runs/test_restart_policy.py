@@ -1,0 +1,39 @@
+"""The table of what follows from an exit code, and the back-off."""
+
+import pytest
+
+from launcher.runs import restart_policy
+from launcher.runs.restart_policy import Verdict
+
+
+@pytest.mark.parametrize(
+    "code, counted, expected",
+    [
+        (0, 0, Verdict.DONE),
+        (2, 0, Verdict.GIVE_UP),
+        (75, 0, Verdict.RESTART),
+        (75, 3, Verdict.GIVE_UP),
+        (143, 3, Verdict.RESTART_UNCOUNTED),
+        (1, 2, Verdict.RESTART),
+        (137, 3, Verdict.GIVE_UP),
+    ],
+)
+def test_verdict(code: int, counted: int, expected: Verdict) -> None:
+    assert restart_policy.verdict(code, counted=counted, max_restarts=3) is expected
+
+
+@pytest.mark.parametrize("code, expected", [(0, Verdict.DONE), (1, Verdict.GIVE_UP), (75, Verdict.GIVE_UP), (137, Verdict.RESTART)])
+def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected: Verdict) -> None:
+    assert restart_policy.verdict(code, counted=0, max_restarts=3, when="exit_code") is expected
+
+
+def test_signals_are_told_as_shells_do() -> None:
+    assert [restart_policy.exit_code(code) for code in (0, 75, -9, -15)] == [0, 75, 137, 143]
+
+
+def test_the_delay_doubles_up_to_a_limit_and_starts_anew_after_a_healthy_minute() -> None:
+    delays = [0.0]
+    for _ in range(7):
+        delays.append(restart_policy.delay(delays[-1], ran_for=5))
+    assert delays[1:] == [1, 2, 4, 8, 16, 30, 30]
+    assert restart_policy.delay(30, ran_for=60) == 1

@@ -1,0 +1,45 @@
+"""A supervisor that does not come up: nothing of it is left, nor of what it had started itself."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.runs import process_identity, spawn
+from launcher.runs.paths import RunPaths
+from launcher.errors import LauncherError
+from launcher.plan.models import Plan
+
+# As a keeper waits for Docker Compose, a process of its own session.
+WAITS = """
+import pathlib, subprocess, sys
+child = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+pathlib.Path(sys.argv[1], "child").write_text(str(child.pid))
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["child.wait()", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], ids=["hangs", "is killed"])
+def test_what_it_had_started_ends_with_it(then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "waits.py").write_text(WAITS.format(then=then))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    layout = RunPaths(tmp_path / "runs" / "toy")
+    plan = Plan("toy", "local", "single", "", (), str(layout.run_dir), 1.0, 1.0, None, ())
+    lock = spawn.lock(layout)
+    with pytest.raises(LauncherError, match="did not come up within 5 s or ended at once"):
+        spawn.start(layout, plan, {}, lock_fd=lock, detach=True, supervisor="waits", within=5.0)
+    child = int((layout.run_dir / "child").read_text())
+    deadline = time.monotonic() + 5
+    while process_identity.identify(child) is not None:
+        assert time.monotonic() < deadline, "what it had started goes on"
+        time.sleep(0.05)
+
+
+def test_what_holds_the_user_s_env_is_read_by_nobody_else(tmp_path: Path) -> None:
+    layout = RunPaths(tmp_path / "runs" / "toy")
+    plan = Plan("toy", "local", "single", "", (), str(layout.run_dir), 1.0, 1.0, None, ())
+    lock = spawn.lock(layout)
+    with pytest.raises(LauncherError):
+        spawn.start(layout, plan, {"env": {"TOKEN": "s3cret"}}, lock_fd=lock, detach=True, supervisor="no.such.module")
+    for file in (layout.plan, layout.spec.with_suffix(".new")):
+        assert file.stat().st_mode & 0o077 == 0

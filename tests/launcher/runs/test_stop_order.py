@@ -1,0 +1,39 @@
+"""Who is asked to leave when."""
+
+import json
+
+import pytest
+
+from launcher.runs import stop_order
+from launcher.plan import rules
+from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
+
+NAMES: dict[str, RoleName] = {"chief": "chief", "worker-0": "worker", "ps-0": "ps", "evaluator": "evaluator"}
+
+
+def plan(strategy: str, *, trains: bool) -> Plan:
+    env = {"TRAINER_SETTINGS": json.dumps({"train": {}} if trains else {})}
+    tasks = tuple(
+        Task(name, role, 0, "", {}, (), env, Resources(), RestartRule("alone", 0), mounts_run_dir=True) for name, role in NAMES.items()
+    )
+    graces = rules.graces(strategy, worker=10, evaluator=600, peer=20)
+    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), graces)
+
+
+def test_servers_are_asked_to_stop_after_those_that_save() -> None:
+    assert stop_order.waves(plan("parameter_server", trains=True)) == [{"chief", "evaluator"}, {"worker-0", "ps-0"}]
+    assert stop_order.waves(plan("multi_worker_mirrored", trains=True)) == [set(NAMES)]
+
+
+@pytest.mark.parametrize(
+    "strategy, trains, expected",
+    [
+        ("parameter_server", True, {"ps-0": 20, "worker-0": 20}),
+        ("manual", True, {"ps-0": 20, "worker-0": 20}),
+        ("parameter_server", False, {"ps-0": 0, "worker-0": 10, "evaluator": 600}),
+        ("multi_worker_mirrored", False, {"worker-0": 20, "evaluator": 600}),
+    ],
+)
+def test_own_time_at_the_end_of_a_run(strategy: str, trains: bool, expected: dict[str, float]) -> None:
+    made = plan(strategy, trains=trains)
+    assert {task.name: stop_order.own_time(made, task) for task in made.tasks if task.name in expected} == expected

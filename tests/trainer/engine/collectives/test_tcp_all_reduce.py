@@ -1,0 +1,192 @@
+"""Means over tasks, by connections of their own: each task a thread here, the connections real."""
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from trainer.engine.collectives import tcp_all_reduce
+from trainer.engine.collectives.rendezvous import Endpoint, Listener
+from trainer.engine.collectives.tcp_all_reduce import PeerGoneError, TcpAllReduce
+
+HERE = "127.0.0.1"
+ADDRESS = f"{HERE}:1"  # of a server that need not be there
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+SOON, LONG = 0.5, 20.0
+
+Groups = Callable[..., list[TcpAllReduce]]
+
+
+def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Call each in a thread of its own; return what they return, or the errors that they raise."""
+
+    def outcome(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except PeerGoneError as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(outcome, calls))
+
+
+def met(size: int) -> list[dict[int, socket.socket]]:
+    listeners = [Listener(ADDRESS) for _ in range(size)]
+    invitations = [listener.invitation for listener in listeners]
+    found = at_once([partial(listeners[i].meet, i, [HERE] * size, invitations, LONG) for i in range(size)])
+    assert all(len(connections) == size - 1 for connections in found)
+    return found
+
+
+@pytest.fixture
+def group() -> Iterator[Groups]:
+    made: list[TcpAllReduce] = []
+
+    def make(size: int, live: Callable[[AbstractSet[int]], bool] = lambda _: True) -> list[TcpAllReduce]:
+        made.extend(TcpAllReduce(i, [f"worker-{j}" for j in range(size)], found, live) for i, found in enumerate(met(size)))
+        return made[-size:]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+# Few elements go by the first task, many are shared out; fewer than there are tasks leave some with nothing to add up.
+@pytest.mark.parametrize("size,elements", [(2, 0), (3, 0), (7, 1), (2, 1), (2, 2_000_000), (3, 2), (3, 2_000_001), (5, 1000), (7, 300_007)])
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), BFLOAT16], ids=str)
+def test_everybody_gets_the_same_mean(group: Groups, size: int, elements: int, dtype: np.dtype[Any]) -> None:
+    tasks = group(size)
+    random = np.random.default_rng(size)
+    # Twice, of other vectors: what was kept of the first is no part of the second.
+    for _ in range(2):
+        vectors = [random.normal(size=elements).astype(dtype) for _ in range(size)]
+        results = at_once([partial(task.mean, vector) for task, vector in zip(tasks, vectors, strict=True)])
+        expected = np.mean([vector.astype(np.float64) for vector in vectors], axis=0)
+        sums = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+        # Half precision, of 8 and 11 bits, is rounded once on the way back, whatever the number of tasks.
+        tolerance = {BFLOAT16: 2**-8, np.dtype(np.float16): 2**-11, np.dtype(np.float32): 1e-6}.get(dtype, 1e-14)
+        for mean, waited in results:
+            assert mean.dtype == sums
+            assert waited >= 0
+            np.testing.assert_array_equal(mean, results[0][0])
+        np.testing.assert_allclose(results[0][0], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_totals_and_means_of_several_forms_one_after_the_other(group: Groups) -> None:
+    tasks = group(3)
+
+    def work(index: int) -> list[float]:
+        task = tasks[index]
+        told = []
+        for step in range(50):
+            told.append(float(task.mean(np.full(100_000 + step, index, np.float32))[0].sum()))
+            told.append(float(task.total(np.array([index, step], np.float32)).sum()))
+        return told
+
+    first, *others = at_once([partial(work, i) for i in range(3)])
+    assert first == [value for step in range(50) for value in (100_000 + step, 3 + 3 * step)]
+    assert others == [first, first]
+
+
+def test_who_comes_last_waits_least(group: Groups) -> None:
+    tasks = group(2)
+    vector = np.ones(10, np.float32)
+
+    def late() -> Any:
+        time.sleep(SOON)
+        return tasks[1].mean(vector)
+
+    (_, early_waited), (_, late_waited) = at_once([partial(tasks[0].mean, vector), late])
+    assert early_waited > SOON / 2
+    assert late_waited < early_waited
+
+
+@pytest.mark.parametrize("size,elements", [(2, 10), (3, 10), (3, 1_000_000)])
+def test_a_peer_that_goes_is_named_by_all_that_wait_for_it(group: Groups, size: int, elements: int) -> None:
+    tasks = group(size)
+    vector = np.ones(elements, np.float32)
+
+    def leave() -> None:
+        time.sleep(SOON / 5)  # the others wait already, or find that it has left
+        tasks[0].close()
+
+    _, *errors = at_once([leave, *(partial(task.mean, vector) for task in tasks[1:])])
+    assert [type(error) for error in errors] == [PeerGoneError] * (size - 1)
+    assert {str(error).partition(":")[0] for error in errors} == {"worker-0 is gone"}
+    assert [task.problem for task in tasks[1:]] == [str(error) for error in errors]
+
+
+@pytest.mark.parametrize("size,elements", [(2, 10), (3, 2_000_000)])
+def test_a_silent_peer_is_waited_for_until_somebody_says_it_is_gone(
+    group: Groups, size: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_all_reduce, "_LOOK_EVERY", 0.05)
+    looks = itertools.count()
+    tasks = group(size, lambda waiting: 0 not in waiting or next(looks) < 5)
+    errors = at_once([partial(task.mean, np.ones(elements, np.float32)) for task in tasks[1:]])
+    assert next(looks) > 5
+    assert all("does not answer any more" in str(error) for error in errors)
+    assert all("worker-0" in str(error) for error in errors)
+
+
+def test_strangers_are_not_let_in_and_do_not_keep_the_peers_out() -> None:
+    listeners = [Listener(ADDRESS) for _ in range(2)]
+    invitations = [listener.invitation for listener in listeners]
+    hello = struct.Struct("!16sI")
+    said = [
+        b"",
+        b"",
+        b"abc",
+        b"GET / HTTP/1.1\r\n\r\n" * 2,
+        hello.pack(b"\0" * 16, 1),
+        hello.pack(invitations[0].token, 0),
+        hello.pack(invitations[0].token, 7),
+    ]
+    strangers = []
+    for words in said:
+        strangers.append(socket.create_connection((HERE, invitations[0].port)))
+        strangers[-1].sendall(words)
+    strangers[0].close()
+    found = at_once([partial(listeners[i].meet, i, [HERE] * 2, invitations, LONG) for i in range(2)])
+    assert [set(connections) for connections in found] == [{1}, {0}]
+    for stranger in strangers[1:]:
+        stranger.settimeout(LONG)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        stranger.close()
+    for connection in itertools.chain.from_iterable(connections.values() for connections in found):
+        connection.close()
+
+
+def test_a_peer_that_cannot_be_reached_is_given_up_at_the_deadline() -> None:
+    with socket.create_server((HERE, 0)) as silent:
+        listener = Listener(ADDRESS)
+        invitations = [Endpoint(silent.getsockname()[1], b"0" * 16), listener.invitation, Endpoint(1, b"1" * 16)]
+        began = time.monotonic()
+        assert listener.meet(1, [HERE] * 3, invitations, SOON) is None
+        assert SOON <= time.monotonic() - began < LONG
+    assert threading.active_count() < 20
+
+
+def test_on_loopback_it_listens_there_alone_else_beside_tensorflows_port() -> None:
+    here = Listener("localhost:2222")
+    assert here.invitation.port not in (2222, 2223)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    there, other = (Listener(f"somewhere.example:{port - 1}") for _ in range(2))
+    assert there.invitation.port == port
+    assert other.invitation.port not in (port, 0)
+    for listener in (here, there, other):
+        assert listener.meet(0, [HERE], [listener.invitation], SOON) == {}

@@ -1,0 +1,88 @@
+"""What ends a program that the chief runs, and what does not."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.trainer.conftest import Ports
+from trainer.engine.manual.watchdog import Watch, unreachable
+from trainer.exit_codes import ExitCode
+
+SAY_EVERY = 0.3  # seconds
+
+
+@dataclass
+class Left:
+    """What the watch said when it wanted to end this process."""
+
+    said: list[tuple[ExitCode, str]] = field(default_factory=list)
+    told: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, code: ExitCode, reason: str) -> None:
+        self.said.append((code, reason))
+        self.told.set()
+
+
+@contextmanager
+def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there: bool = True) -> Iterator[list[float]]:
+    alive: list[float] = []
+    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, patience=0.5, ask_every=0.1, say_every=SAY_EVERY)
+    watch.start()
+    if there:
+        watch.all_there()
+    try:
+        yield alive
+    finally:
+        watch.stop()
+
+
+def test_a_stop_ends_the_program() -> None:
+    left = Left()
+    with watched({}, left, stopped=True):
+        assert left.told.wait(10)
+    assert left.said == [(ExitCode.STOPPED, "")]
+
+
+def test_a_server_that_is_gone_is_named_after_a_while(ports: Ports) -> None:
+    left = Left()
+    here, gone = ports.address(), ports.address()
+    ports.listen(here)
+    began = time.monotonic()
+    with watched({"worker-0": here, "worker-1": gone}, left):
+        assert left.told.wait(30)
+    assert time.monotonic() - began >= 0.5
+    assert left.said == [(ExitCode.PEER_LOST, f"worker-1 ({gone}) is gone: connection refused for 0.5 s")]
+
+
+def test_a_server_that_was_never_there_is_awaited_and_one_that_was_is_not(ports: Ports) -> None:
+    left = Left()
+    late, lost = ports.address(), ports.address()
+    ports.listen(lost)
+    with watched({"worker-0": late, "worker-1": lost}, left, there=False) as alive:
+        assert not left.told.wait(3 * SAY_EVERY)
+        assert alive == []  # nothing runs yet
+        ports.close(lost)
+        assert left.told.wait(30)
+    assert left.said == [(ExitCode.PEER_LOST, f"worker-1 ({lost}) is gone: connection refused for 0.5 s")]
+
+
+def test_servers_that_answer_are_left_alone(ports: Ports) -> None:
+    left = Left()
+    here = ports.address()
+    ports.listen(here)
+    with watched({"worker-0": here}, left) as alive:
+        deadline = time.monotonic() + 30
+        while len(alive) < 3 and not left.said:  # twice as long as the patience with a silent one
+            assert time.monotonic() < deadline, f"run.json said {len(alive)} times that the run is alive"
+            time.sleep(0.02)
+    assert left.said == []
+
+
+def test_why_an_address_gives_no_connection(ports: Ports) -> None:
+    address = ports.address()
+    assert unreachable(address, 1) == "connection refused"
+    assert unreachable("no-such-host.invalid:1", 1) is not None
+    ports.listen(address)
+    assert unreachable(address, 1) is None

@@ -1,0 +1,37 @@
+"""The server of a ps or worker starts without TensorFlow's Python."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer.engine.parameter_server.bare_server import server_class
+
+ROOT = Path(__file__).resolve().parents[3]
+
+PROGRAM = """
+import json, socket, sys
+from trainer.engine.parameter_server.bare_server import server_class
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+server = server_class()({"ps": [f"127.0.0.1:{port}"]}, job_name="ps", task_index=0, protocol="grpc", start=True)
+socket.create_connection(("127.0.0.1", port), 5).close()
+names = {name.split(".")[0] for name in sys.modules}
+print(json.dumps({"target": server.target, "port": port, "keras": "keras" in names, "modules": len(sys.modules)}))
+"""
+
+
+def test_it_serves_and_brings_neither_keras_nor_the_rest() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["target"] == f"grpc://127.0.0.1:{told['port']}"
+    assert told["keras"] is False
+    assert told["modules"] < 800
+
+
+def test_where_tensorflow_is_imported_already_its_own_class_is_taken() -> None:
+    import tensorflow as tf
+
+    assert server_class() is tf.distribute.Server
+    assert sys.modules["tensorflow"] is tf

@@ -1,0 +1,51 @@
+"""The fused update does what Keras's own does."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.engine.parameter_server import fused_updates
+
+
+def trained(make: Any, apply: Any, steps: int = 25) -> list[np.ndarray]:
+    keras.utils.set_random_seed(1)
+    variables = [keras.Variable(np.ones(shape, np.float32)) for shape in ((3, 2), (4,))]
+    optimizer = make()
+    optimizer.build(variables)
+    random = np.random.default_rng(2)
+    run = tf.function(lambda a, b: apply(optimizer, [a, b], variables))
+    for _ in range(steps):
+        run(*(tf.constant(random.normal(size=v.shape).astype(np.float32)) for v in variables))
+    return [np.asarray(v.value) for v in (*variables, *optimizer.variables)]
+
+
+SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: keras.optimizers.Adam(0.01), id="adam"),
+        pytest.param(lambda: keras.optimizers.Adam(0.1, beta_1=0.5, beta_2=0.9, epsilon=1e-3), id="adam-other-constants"),
+        pytest.param(lambda: keras.optimizers.Adam(SCHEDULE), id="adam-schedule"),
+        pytest.param(lambda: keras.optimizers.Adam(0.01, clipnorm=0.1), id="adam-clipped"),
+        pytest.param(lambda: keras.optimizers.Adam(0.01, amsgrad=True), id="adam-amsgrad"),
+        pytest.param(lambda: keras.optimizers.Adam(0.01, weight_decay=0.1), id="adam-decay"),
+        pytest.param(lambda: keras.optimizers.SGD(0.1, momentum=0.9), id="sgd"),
+    ],
+)
+def test_apply_equals_keras(make: Any) -> None:
+    ours = trained(make, fused_updates.apply)
+    keras_own = trained(make, lambda optimizer, gradients, variables: optimizer.apply(gradients, variables))
+    for mine, theirs in zip(ours, keras_own, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-6)
+
+
+def test_the_fused_kernel_is_used_for_plain_adam_alone() -> None:
+    variables = [keras.Variable(np.ones(3, np.float32))]
+    assert fused_updates.fuses(keras.optimizers.Adam(0.1), variables)
+    for optimizer in (keras.optimizers.Adam(0.1, clipvalue=1.0), keras.optimizers.AdamW(0.1), keras.optimizers.SGD(0.1)):
+        assert not fused_updates.fuses(optimizer, variables)

@@ -1,0 +1,77 @@
+"""Variables laid out over servers, and optimizers' slots found again."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.engine.parameter_server import packing
+from trainer.engine.parameter_server.fused_updates import ELEMENTWISE
+
+
+def variables(*shapes: tuple[int, ...]) -> list[keras.Variable]:
+    return [keras.Variable(np.full(shape, float(i), np.float32)) for i, shape in enumerate(shapes)]
+
+
+@settings(deadline=None)  # TensorFlow on a busy machine takes its time
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
+def test_every_variable_is_on_one_server_and_comes_back_whole(lengths: list[int], servers: int) -> None:
+    given_variables = variables(*[(length,) for length in lengths])
+    packs = packing.lay_out(given_variables, servers, flat=True)
+    assert sorted(member for pack in packs for member in pack.members) == list(range(len(lengths)))
+    assert {pack.server for pack in packs} <= set(range(servers))
+    for pack in packs:
+        members = [given_variables[i].value for i in pack.members]
+        for before, after in zip(members, pack.split(pack.join(members)), strict=True):
+            np.testing.assert_array_equal(before.numpy(), after.numpy())
+
+
+def test_servers_hold_about_the_same() -> None:
+    packs = packing.lay_out(variables(*[(size,) for size in (100, 90, 60, 50, 40, 10)]), 2, flat=True)
+    loads = [sum(sum(pack.sizes) for pack in packs if pack.server == server) for server in (0, 1)]
+    assert max(loads) <= sum(loads) / 2 * 4 / 3  # Graham's bound for the largest first
+
+
+def test_a_large_model_is_cut_into_several_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_VECTOR_BYTES", 1000)
+    packs = packing.lay_out(variables((200,), (200,), (300,), (10,)), 1, flat=True)
+    assert len(packs) == 4
+    assert all(sum(pack.sizes) * 4 <= 1200 for pack in packs)
+
+
+def test_variables_by_themselves_keep_their_shape_and_order() -> None:
+    packs = packing.lay_out(variables((3, 2), (50, 50), (4,)), 2, flat=False)
+    assert [pack.members for pack in packs] == [(0,), (1,), (2,)]
+    assert packs[1].join([tf.ones((50, 50))]).shape == (50, 50)
+
+
+@pytest.mark.parametrize("kind", sorted(ELEMENTWISE, key=str))
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: int, averaged: bool) -> None:
+    optimizer = kind(use_ema=averaged)
+    optimizer.build(variables(*[(5 + j,) for j in range(count)]))
+    found = packing.find_slots(optimizer, count)
+    for slot in found.slots:
+        assert [tuple(optimizer.variables[i].shape) for i in slot] == [(5 + j,) for j in range(count)]
+    assert all(optimizer.variables[i].shape == () for i in found.scalars)
+    places = [*found.scalars, *(i for slot in found.slots for i in slot)]
+    assert sorted(places) == list(range(len(optimizer.variables)))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        keras.optimizers.Adam(clipnorm=1.0),
+        keras.optimizers.Adam(gradient_accumulation_steps=2),
+        keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=10),
+        keras.optimizers.Lamb(),
+        keras.optimizers.Muon(),
+    ],
+)
+def test_what_looks_at_whole_variables_is_not_packed(optimizer: keras.optimizers.Optimizer) -> None:
+    assert not packing.elementwise(optimizer)

@@ -1,0 +1,67 @@
+"""What the chief tells of calls that workers have ended, or have not yet."""
+
+import socket
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.engine.parameter_server.worker_pool import Connection, Result, Workers, not_finite, tells_of_lost_worker
+from trainer.engine.session import NotFinite
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Of a model with one metric."""
+
+    metrics: tuple[str, ...] = ("accuracy",)
+    width: int = 3
+    examples: int = 16
+
+
+def result(worker: int, steps: int, *totals: float) -> Result:
+    return Result(worker=worker, seconds=2.0, steps=steps, totals=np.array(totals, np.float32))
+
+
+def test_loss_and_metrics_are_means_over_steps_and_stay_known_while_no_call_ends() -> None:
+    workers = Workers(Connection(None, 1, 2), lambda _: None, lambda *_: result(0, 0), Measures(), lambda: False)
+    assert workers.summarise([]) == (None, {}, [])
+    assert workers.summarise([result(0, 0, 0, 0, 0)]) == (None, {}, [])  # lost
+    loss, metrics, told = workers.summarise([result(0, 10, 10.0, 5.0, 1.0), result(1, 30, 15.0, 25.0, 1.0)])
+    assert (loss, metrics) == (25 / 40, {"accuracy": 0.75})
+    assert [(one.task, one.loss, one.input_wait) for one in told] == [("worker-0", 1.0, 0.5), ("worker-1", 0.5, 0.5)]
+    assert workers.summarise([]) == (loss, metrics, [])
+
+
+@pytest.mark.parametrize("message", ["Socket closed", "recvmsg:Connection reset by peer"])
+def test_a_connection_that_breaks_without_a_name_is_the_workers_while_every_server_answers(message: str) -> None:
+    broken = tf.errors.UnavailableError(None, None, message)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        servers = [f"127.0.0.1:{server.getsockname()[1]}" for server in (one, other)]
+        assert tells_of_lost_worker(broken, servers)
+        other.close()
+        assert not tells_of_lost_worker(broken, servers)
+
+
+def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordinator() -> None:
+    named = tf.errors.UnavailableError(
+        None, None, "Socket closed\nAdditional GRPC error information from remote target /job:ps/replica:0/task:0"
+    )
+    assert not tells_of_lost_worker(named, [])
+    assert not tells_of_lost_worker(tf.errors.InvalidArgumentError(None, None, "shapes differ"), [])
+    assert tells_of_lost_worker(
+        tf.errors.InvalidArgumentError(None, None, "Unable to find the relevant tensor remote_handle: Op ID: 1"), []
+    )
+
+
+def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
+    def spoilt(worker: int, step: int, *, inherited: bool = False) -> Result:
+        totals = np.zeros(2, np.float32)
+        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, spoilt=step, inherited=inherited)
+
+    assert not_finite([result(0, 4, 0.0, 0.0)]) is None
+    assert not_finite([spoilt(0, 122, inherited=True), spoilt(1, 130)]) == NotFinite(130, "worker-1")
+    assert not_finite([spoilt(1, 61), spoilt(0, 62)]) == NotFinite(61, "worker-1")
+    # Where that worker's call was lost with it.
+    assert not_finite([spoilt(0, 122, inherited=True), spoilt(2, 120, inherited=True)]) == NotFinite(120, "worker-2")

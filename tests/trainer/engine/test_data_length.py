@@ -1,0 +1,38 @@
+"""Training data that ends too early: what is to be done is said, by the loop and by every kind of session; see test_parameter_server, too."""
+
+import pytest
+
+from tests.trainer.engine.small import Ending, small_job
+from trainer.engine import data_length
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.replicated import LocalSession
+from trainer.workloads.errors import WorkloadError
+
+REMEDY = r"it must be endless: put \.repeat\(\) before \.batch\(\.\.\.\), and begin at batch shard\.start"
+
+
+def test_too_few_batches_are_refused_before_the_first_step() -> None:
+    session = LocalSession(Ending({}), small_job(steps=6), AllReduce())
+    with pytest.raises(WorkloadError, match=rf"small:Small: train_data\(shard\) gives 5 batches, .* may take 6 more; {REMEDY}"):
+        session.push(0)
+    accumulating = LocalSession(Ending({}), small_job(steps=3, gradients={"accumulate": 2}), AllReduce())
+    with pytest.raises(WorkloadError, match="may take 6 more"):
+        accumulating.push(0)
+
+
+def test_as_many_batches_as_the_run_takes_are_enough() -> None:
+    session = LocalSession(Ending({}), small_job(steps=5), AllReduce())
+    session.push(0)
+    assert session.run(5).step == 5
+    # Going on, too: a pipeline of one's own that begins at the step has fewer left.
+    rest = LocalSession(Ending({}), small_job(steps=9), AllReduce())
+    rest.push(4)
+    assert rest.run(5).step == 9
+
+
+def test_an_end_that_nobody_knew_of_is_told_when_it_comes() -> None:
+    job = small_job(steps=6)
+    session = LocalSession(Ending({"unknown": True}), job, AllReduce())
+    session.push(0)
+    with pytest.raises(WorkloadError, match=rf"has ended before the last step, 6; {REMEDY}"), data_length.watched(job):
+        session.run(6)

@@ -1,0 +1,66 @@
+"""Runs that end before their last step."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.engine.test_loop import train
+from trainer.engine import run_record
+from trainer.engine.checkpoints import Checkpoints
+from trainer.engine.early_stopping import no_better
+from trainer.engine.evaluations import Evaluated
+from trainer.settings import EarlyStopping
+from trainer.workloads.errors import WorkloadError
+
+
+def evaluated(*losses: float) -> list[Evaluated]:
+    return [Evaluated(step, {"loss": loss, "accuracy": 1 - loss}, 0.0) for step, loss in enumerate(losses)]
+
+
+@pytest.mark.parametrize(
+    "rule, losses, stops",
+    [
+        ({"patience": 2}, [3, 2, 1], False),
+        ({"patience": 2}, [3, 2, 2.5], False),
+        ({"patience": 2}, [3, 2, 2.5, 2.1], True),
+        ({"patience": 2}, [3, 2, 2.5, 1.9], False),
+        ({"patience": 2, "min_delta": 0.5}, [3, 2, 1.9, 1.8], True),
+        ({"patience": 2, "metric": "accuracy"}, [0.5, 0.4, 0.3], False),
+        ({"patience": 2, "metric": "accuracy"}, [0.5, 0.6, 0.7], True),
+        ({"patience": 2, "metric": "loss", "mode": "max"}, [3, 2, 1], True),
+        ({"patience": 2}, [math.nan, math.nan], True),
+        ({"patience": 3}, [math.nan, 1, 0.5], False),
+        ({"patience": 1, "metric": "absent"}, [1], True),
+    ],
+)
+def test_it_is_enough_when_nothing_got_better_for_so_long(rule: dict[str, object], losses: list[float], *, stops: bool) -> None:
+    assert (no_better(evaluated(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
+
+
+def test_a_run_that_gets_no_better_ends_as_done_after_a_checkpoint(tmp_path: Path) -> None:
+    rule = {"metric": "accuracy", "patience": 2, "min_delta": 1.0}  # nothing is better than the first
+    session, outcome, output = train(tmp_path, 5000, early_stopping=rule)
+    assert outcome.finished
+    assert 60 <= session.step < 5000
+    assert run_record.read(tmp_path)["state"] == "succeeded"
+    assert "did not improve on" in run_record.read(tmp_path)["ended_early"]
+    assert any("train.early_stopping" in event["message"] for event in output.events("notice"))
+    assert output.events("checkpoint")[-1]["step"] == session.step
+    assert Checkpoints(tmp_path / "checkpoints", session.model, session.optimizer, 1).latest is not None
+
+
+def test_a_metric_that_evaluations_do_not_have_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"'acuracy'; the evaluations have loss, accuracy; did you mean 'accuracy'"):
+        train(tmp_path, 10, early_stopping={"metric": "acuracy", "mode": "max"})
+
+
+def test_a_run_ends_when_its_time_is_up_and_stays_ended(tmp_path: Path) -> None:
+    session, outcome, _ = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
+    assert outcome.finished
+    kept = run_record.read(tmp_path)
+    assert kept["trained_seconds"] >= 1.5
+    again, outcome, output = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
+    assert outcome.finished
+    assert again.step - session.step <= 2000  # one call
+    assert any("train.max_seconds" in event["message"] for event in output.events("notice"))

@@ -1,0 +1,52 @@
+"""What every strategy computes the same way."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.trainer.engine.small import Small, small_job
+from trainer.engine import model_ops
+from trainer.workloads.errors import WorkloadError
+
+
+def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_small() -> None:
+    workload = Small({})
+    model = model_ops.build(workload, small_job(3)).model
+    whole = model_ops.Evaluator(workload, model, batch_size=400)()
+    pieces = model_ops.Evaluator(workload, model, batch_size=150)()
+    assert pieces.keys() == whole.keys() == {"loss", "accuracy"}
+    for name, value in whole.items():
+        assert pieces[name] == pytest.approx(value, rel=1e-5)
+
+
+def test_start_weights_follow_the_seed() -> None:
+    first, again, other = (model_ops.build(Small({}), small_job(seed)).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+class Scheduled(Small):
+    """Has a learning rate that follows epochs."""
+
+    def optimizer_for(self, examples_per_step: int) -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 400 // examples_per_step, 0.5, staircase=True))
+
+
+def test_an_optimizer_is_told_how_many_examples_a_step_takes_where_it_asks() -> None:
+    job = small_job(batch_size=10, gradients={"accumulate": 2})
+    optimizer = model_ops.build(Scheduled({}), job, replicas=5).optimizer
+    for step, rate in ((0, 0.1), (3, 0.1), (4, 0.05), (8, 0.025)):
+        optimizer.iterations.assign(step)
+        assert float(optimizer.learning_rate) == pytest.approx(rate)
+
+
+class Unbuilt(Small):
+    """Forgets to say what goes in."""
+
+    def model(self) -> keras.Model:
+        return keras.Sequential([keras.layers.Dense(2)])
+
+
+def test_a_model_without_weights_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(WorkloadError, match=r"no trainable weights: give it an input shape"):
+        model_ops.build(Unbuilt({}), small_job())

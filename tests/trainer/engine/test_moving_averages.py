@@ -1,0 +1,111 @@
+"""Moving averages of variables: kept by the optimizer, evaluated in the place of the variables, saved and gone on with."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.trainer.engine.small import Small, small_job
+from tests.trainer.engine.test_loop import settings, train
+from trainer.engine import evaluator, model_ops, moving_averages
+from trainer.events import Reporter
+from trainer.workloads.averaged_sgd import AveragedSGD
+
+KERAS_OWN = {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}}
+
+
+@pytest.mark.parametrize("momentum", [0.9999, 0.5])
+def test_averages_equal_a_numpy_reference(momentum: float) -> None:
+    variable = keras.Variable(np.array([1.0, -2.0], np.float32))
+    optimizer = AveragedSGD(0.1, ema_momentum=momentum)
+    optimizer.build([variable])
+    random = np.random.default_rng(3)
+    value, average = variable.numpy().astype(float), np.zeros(2)
+    for step in range(1, 41):
+        gradient = random.normal(size=2)
+        optimizer.apply([tf.constant(gradient, tf.float32)], [variable])
+        value = value - 0.1 * gradient
+        decay = min(momentum, (1 + step) / (10 + step)) if step > 1 else 0
+        average = decay * average + (1 - decay) * value
+        np.testing.assert_allclose(optimizer._model_variables_moving_average[0].numpy(), average, rtol=1e-5, atol=1e-6)
+    assert abs(average - value).max() > 0.01
+
+
+def test_an_optimizer_comes_back_from_its_configuration() -> None:
+    optimizer = AveragedSGD(0.3, ema_momentum=0.7, nesterov=True, momentum=0.8)
+    again = AveragedSGD.from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    assert (again.use_ema, again.ema_momentum, again.momentum) == (True, 0.7, 0.8)
+
+
+def trained_by(steps: int) -> model_ops.Built:
+    built = model_ops.build(Small(KERAS_OWN), small_job(1))
+    for _ in range(steps):
+        built.optimizer.apply([tf.ones(v.shape) for v in built.model.trainable_variables], built.model.trainable_variables)
+    return built
+
+
+def weights(built: model_ops.Built) -> list[Any]:
+    return [v.numpy() for v in built.model.trainable_variables]
+
+
+def test_a_model_shows_its_averages_and_has_its_own_values_again_also_after_an_error() -> None:
+    built = trained_by(5)
+    before = weights(built)
+    inside: list[Any] = []
+
+    def look() -> None:
+        with moving_averages.shown(built.model, built.optimizer):
+            inside.extend(weights(built))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        look()
+    for was, then, is_now, average in zip(before, inside, weights(built), built.optimizer._model_variables_moving_average, strict=True):
+        np.testing.assert_array_equal(is_now, was)
+        np.testing.assert_array_equal(then, average.numpy())
+        assert abs(then - was).min() > 0.01
+
+
+def test_before_the_first_step_there_are_no_averages_to_show() -> None:
+    built = trained_by(0)
+    before = weights(built)
+    moving_averages.take(built.model, built.optimizer)
+    for was, is_now in zip(before, weights(built), strict=True):
+        np.testing.assert_array_equal(is_now, was)
+
+
+def test_a_run_is_evaluated_with_averages_and_goes_on_with_them(tmp_path: Path) -> None:
+    straight, whole, _ = train(tmp_path / "straight", 40, params=KERAS_OWN)
+    train(tmp_path / "halves", 20, params=KERAS_OWN)
+    resumed, outcome, _ = train(tmp_path / "halves", 40, params=KERAS_OWN)
+    for mine, theirs in zip(straight.optimizer.variables, resumed.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+    assert outcome.metrics == whole.metrics
+    own = model_ops.Evaluator(Small(KERAS_OWN), resumed.model, 100)()
+    with moving_averages.shown(resumed.model, resumed.optimizer):
+        averaged = model_ops.Evaluator(Small(KERAS_OWN), resumed.model, 100)()
+    assert outcome.metrics["loss"] == pytest.approx(averaged["loss"], rel=1e-6)
+    assert abs(averaged["loss"] - own["loss"]) > 1e-3
+
+
+def test_the_evaluator_reads_averages_from_the_checkpoint(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 20, params=KERAS_OWN)
+    last = evaluator.follow(Small(KERAS_OWN), settings(tmp_path, 20), Reporter("evaluator", output), lambda: False)
+    assert last is not None
+    step, metrics = last
+    assert step == 20
+    assert metrics["loss"] == pytest.approx(outcome.metrics["loss"], rel=1e-5)
+
+
+def test_what_is_exported_are_the_averages(tmp_path: Path) -> None:
+    session, _, _ = train(tmp_path, 20, params=KERAS_OWN, export={})
+    exported = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
+    for weight, average, own in zip(
+        exported.weights, session.optimizer._model_variables_moving_average, session.model.weights, strict=True
+    ):
+        np.testing.assert_array_equal(weight.numpy(), average.numpy())
+        assert abs(weight.numpy() - own.numpy()).max() > 1e-4

@@ -1,0 +1,156 @@
+"""What the train settings change: learning rates, gradients, precision; each seen in what a real session does."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.trainer.engine.small import Small, small_job
+from trainer.engine import model_ops
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.replicated import LocalSession
+from trainer.settings import LearningRate
+from trainer.workloads.errors import WorkloadError
+
+STEPS = 40
+
+
+def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: Any) -> LocalSession:
+    session = LocalSession(Small(params or {}), small_job(steps=steps, **train), AllReduce())
+    session.push(0)
+    session.run(steps)
+    return session
+
+
+def weights(session: LocalSession) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(v.value) for v in session.model.trainable_variables]
+
+
+def difference(one: LocalSession, other: LocalSession) -> float:
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(weights(one), weights(other), strict=True))
+
+
+RATES: list[tuple[dict[str, Any], dict[int, float]]] = [
+    ({"schedule": "constant", "initial": 0.3}, {0: 0.3, 99: 0.3}),
+    ({"schedule": "constant", "initial": 0.3, "warmup_steps": 10}, {0: 0.03, 4: 0.15, 10: 0.3, 99: 0.3}),
+    ({"schedule": "cosine", "initial": 1.0}, {0: 1.0, 25: 0.5 * (1 + math.cos(math.pi / 4)), 50: 0.5, 100: 0.0}),
+    ({"schedule": "cosine", "initial": 1.0, "final": 0.1, "decay_steps": 50}, {50: 0.1, 99: 0.1}),
+    ({"schedule": "linear", "initial": 1.0, "warmup_steps": 20}, {9: 0.5, 20: 1.0, 60: 0.5, 100: 0.0}),
+    ({"schedule": "exponential", "initial": 1.0, "decay_steps": 10, "decay_rate": 0.5}, {5: math.sqrt(0.5), 20: 0.25}),
+    ({"schedule": "exponential", "initial": 1.0, "decay_steps": 10, "decay_rate": 0.5, "staircase": True}, {9: 1.0, 10: 0.5, 29: 0.25}),
+    ({"schedule": "exponential", "initial": 1.0, "decay_steps": 10}, {10: 0.1}),
+    ({"schedule": "piecewise", "initial": 1.0, "boundaries": [10, 20], "factors": [0.1, 0.01]}, {9: 1.0, 10: 0.1, 19: 0.1, 20: 0.01}),
+    ({"schedule": "linear"}, {0: 0.05, 50: 0.025}),  # from the optimizer's own rate
+]
+
+
+@pytest.mark.parametrize("settings, expected", RATES)
+def test_learning_rates_follow_the_schedule(settings: dict[str, Any], expected: dict[int, float]) -> None:
+    optimizer = model_ops.build(Small({}), small_job(learning_rate=settings)).optimizer
+    for step, rate in expected.items():
+        optimizer.iterations.assign(step)
+        assert float(optimizer.learning_rate) == pytest.approx(rate, abs=1e-6)
+
+
+def test_a_schedule_comes_back_from_its_configuration() -> None:
+    optimizer = model_ops.build(Small({}), small_job(learning_rate={"schedule": "cosine", "warmup_steps": 3})).optimizer
+    again = type(optimizer).from_config(optimizer.get_config())
+    again.iterations.assign(40)
+    optimizer.iterations.assign(40)
+    assert float(again.learning_rate) == float(optimizer.learning_rate) > 0
+
+
+def test_an_optimizer_with_a_schedule_of_its_own_has_no_rate_to_start_from() -> None:
+    with pytest.raises(WorkloadError, match=r"ExponentialDecay.*add `initial`"):
+        model_ops.build(Small({"schedule": True}), small_job(learning_rate={"schedule": "cosine"}))
+    assert LearningRate(schedule="cosine").initial is None
+
+
+def test_a_schedule_changes_what_is_learnt() -> None:
+    assert difference(trained(), trained(learning_rate={"schedule": "constant"})) < 1e-6
+    assert difference(trained(), trained(learning_rate={"schedule": "cosine"})) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "clip, keras_name", [("clip_value", "clipvalue"), ("clip_norm", "clipnorm"), ("clip_global_norm", "global_clipnorm")]
+)
+def test_gradients_are_clipped_as_keras_clips_them(clip: str, keras_name: str) -> None:
+    ours = trained({"optimizer": "SGD"}, gradients={clip: 0.01})
+    assert difference(ours, trained({"optimizer": "SGD", "arguments": {keras_name: 0.01}})) == 0
+    assert difference(ours, trained({"optimizer": "SGD"})) > 1e-3
+
+
+def test_accumulated_batches_are_one_large_batch() -> None:
+    whole = trained(batch_size=64)
+    parts = LocalSession(Small({}), small_job(steps=STEPS, batch_size=16, gradients={"accumulate": 4}), AllReduce())
+    parts.push(0)
+    assert parts.run(STEPS).examples == STEPS * 64
+    assert difference(whole, parts) < 1e-5
+
+
+def test_accumulation_goes_on_where_it_stopped() -> None:
+    through = trained(gradients={"accumulate": 3})
+    first = trained(steps=STEPS // 2, gradients={"accumulate": 3})
+    first.push(STEPS // 2)
+    first.run(STEPS // 2)
+    assert difference(through, first) == 0
+
+
+def test_averages_of_layers_pass_from_batch_to_batch() -> None:
+    session = trained({"normalised": True}, gradients={"accumulate": 2})
+    moved = [v for v in session.model.non_trainable_variables if v.name == "moving_mean"]
+    assert np.abs(np.asarray(moved[0].value)).max() > 0
+
+
+@pytest.mark.parametrize("precision, compute_dtype", [("mixed_bfloat16", "bfloat16"), ("mixed_float16", "float16")])
+def test_mixed_precision_computes_in_half_and_keeps_float32_variables(precision: str, compute_dtype: str) -> None:
+    session = trained(steps=200, precision=precision)
+    assert {layer.compute_dtype for layer in session.model.layers} == {compute_dtype}
+    assert {v.dtype for v in session.model.trainable_variables} == {"float32"}
+    loss = session.run(10).loss
+    assert loss is not None
+    assert loss < 0.2
+
+
+def test_loss_is_scaled_in_float16_alone() -> None:
+    assert isinstance(trained(steps=2, precision="mixed_float16").optimizer, keras.optimizers.LossScaleOptimizer)
+    assert not isinstance(trained(steps=2, precision="mixed_bfloat16").optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def test_xla_learns_the_same() -> None:
+    compiled = trained(jit_compile=True)
+    assert difference(compiled, trained()) < 1e-5
+    # The loop that calls it is not compiled, so the compiled part is a function in its graph.
+    graph = compiled._call.get_concrete_function(compiled._iterator, tf.constant(1), tf.zeros([3])).graph.as_graph_def()
+    assert any("_XlaMustCompile" in function.attr for function in graph.library.function)
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    params = {"dropout": True}
+    assert difference(trained(params), trained(params)) == 0
+    assert difference(trained(params), trained(params, seed=5)) > 0
+
+
+def test_progress_tells_how_long_it_waited_for_input() -> None:
+    class Slow(Small):
+        def train_data(self, shard: Any) -> tf.data.Dataset:
+            data = super().train_data(shard)
+            return data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(_sleep, [x], tf.float32), x.shape), y))
+
+    quick, slow = trained(), LocalSession(Slow({}), small_job(steps=STEPS), AllReduce())
+    slow.push(0)
+    slow.run(1)
+    waited = slow.run(10).input_wait
+    assert waited is not None
+    assert 0.5 < waited <= 1
+    assert 0 <= (quick.run(10).input_wait or 0) < waited
+
+
+def _sleep(values: Any) -> Any:
+    import time
+
+    time.sleep(0.02)
+    return values

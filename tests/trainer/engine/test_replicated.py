@@ -1,0 +1,43 @@
+"""A session of one process; what it does as one of several is in tests/integration/test_strategies.py."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.trainer.engine.small import Small
+from tests.trainer.engine.test_loop import settings
+from trainer.engine import model_ops
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.replicated import LocalSession
+
+
+class Second(AllReduce):
+    """The second place of a ring whose first has the very same state, as after `share_from_first`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = 1
+
+    def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
+        assert any(v.dtype == tf.int64 and v.shape.rank for v in variables), "the random layers' states are shared too"
+
+
+def test_each_task_drops_other_units(tmp_path: Path) -> None:
+    states = []
+    for ring in (AllReduce(), Second()):
+        session = LocalSession(Small({"dropout": True}), settings(tmp_path, 10), ring)
+        session.push(0)
+        states.append(model_ops.seeds(session.model)[0].numpy())
+    np.testing.assert_array_equal(states[1] - states[0], [1, 0])
+
+
+def test_progress_tells_of_all_steps_of_a_call(tmp_path: Path) -> None:
+    session = LocalSession(Small({}), settings(tmp_path, 10), AllReduce())
+    session.push(0)
+    progress = session.run(5, next_steps=7)
+    assert (progress.step, progress.steps, progress.examples, progress.next_steps) == (5, 5, 80, 7)
+    assert progress.metrics.keys() == {"accuracy"}
+    assert progress.loss == pytest.approx(0.7, abs=0.3)

@@ -1,0 +1,44 @@
+"""The record of a run: whole or not there."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainer.engine import run_record
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    kept = run_record.Record(tmp_path, name="mnist", steps=100)
+    kept.update("running", 10)
+    kept.update("running", 20, checkpoint="/ckpt-20")
+    found = run_record.read(tmp_path)
+    assert (found["name"], found["state"], found["step"], found["checkpoint"]) == ("mnist", "running", 20, "/ckpt-20")
+    assert set(found["versions"]) == {"trainer", "tensorflow", "keras", "python"}
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]"])
+def test_a_record_that_is_none_reads_as_empty(tmp_path: Path, content: str) -> None:
+    assert run_record.read(tmp_path) == {}
+    (tmp_path / "run.json").write_text(content)
+    assert run_record.read(tmp_path) == {}
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    texts = [json.dumps({"step": n, "filler": str(n) * 20_000}) for n in range(2)]
+    run_record.write_atomically(path, texts[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for n in range(200):
+            run_record.write_atomically(path, texts[n % 2])
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while not done.is_set():
+        assert path.read_text() in texts
+    thread.join()

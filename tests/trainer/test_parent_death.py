@@ -1,0 +1,58 @@
+"""Lifelines: the pipe, the wrapper around a user's program, and a parent that is gone already."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from trainer import parent_death
+
+
+def test_watch_calls_when_the_last_holder_of_the_pipe_is_gone() -> None:
+    reading, writing = os.pipe()
+    closed = threading.Event()
+    thread = parent_death.watch(reading, closed.set)
+    os.write(writing, b"x")
+    assert not closed.wait(0.2)
+    os.close(writing)
+    assert closed.wait(5)
+    thread.join(5)
+    os.close(reading)
+
+
+def test_a_process_whose_parent_died_before_it_asked_is_killed() -> None:
+    program = "from trainer import parent_death; parent_death.die_with_parent(); print('lives')"
+    environment = {**os.environ, parent_death.PARENT_PID: "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=20, check=False)
+    assert ended.returncode == -9
+    assert ended.stdout == b""
+
+
+def test_without_a_parent_that_asked_nothing_happens() -> None:
+    program = "from trainer import parent_death; parent_death.die_with_parent(); print('lives')"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=20, check=True)
+    assert ended.stdout == b"lives\n"
+
+
+def test_a_wrapped_program_is_the_same_process_and_sees_nothing_of_it(tmp_path: Path) -> None:
+    # A file of that name in the working directory must not be taken for Python's own.
+    (tmp_path / "signal.py").write_text("raise SystemExit('the wrong module')")
+    script = f"echo $$ [${parent_death.PARENT_PID}] [${parent_death.PARENT_PIPE}]"
+    with subprocess.Popen(
+        parent_death.wrapped(["sh", "-c", script]),
+        env={**os.environ, **parent_death.child_environment(), "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        output, _ = process.communicate(timeout=20)
+    assert output == f"{process.pid} [] []\n"
+    assert process.returncode == 0
+
+
+def test_a_program_that_cannot_be_run_is_a_wrong_configuration() -> None:
+    ended = subprocess.run(parent_death.wrapped(["./no-such-program"]), capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 2
+    assert "'./no-such-program' cannot be run: No such file or directory" in ended.stderr

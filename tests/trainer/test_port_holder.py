@@ -1,0 +1,91 @@
+"""A port that answers for TensorFlow, with real sockets."""
+
+import errno
+import os
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from trainer.engine.manual.watchdog import unreachable
+from trainer.port_holder import PortHolder
+from trainer.tf_config import split_address
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_it_answers_from_open_to_close_and_never_again(address: str) -> None:
+    port = PortHolder(address, 60)
+    assert unreachable(address, 1) == "connection refused"
+    assert port.open()
+    assert port.open()
+    for _ in range(1100):  # more than a socket keeps that nobody takes
+        assert unreachable(address, 1) is None
+    port.close()
+    port.close()
+    assert unreachable(address, 1) == "connection refused"
+    assert not port.open()
+    assert "placeholder" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_port_that_is_taken_is_had_once_it_is_free(address: str) -> None:
+    port, other = PortHolder(address, 60), PortHolder(address, 60)
+    assert other.open()
+    assert not port.open()
+    other.close()
+    assert port.open()
+    port.close()
+
+
+def test_it_closes_where_no_shutdown_wakes_who_accepts(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, where a listening socket is not connected and cannot be shut down."""
+
+    def shutdown(*_: object) -> None:
+        raise OSError(errno.ENOTCONN, "not connected")
+
+    port = PortHolder(address, 60)
+    assert port.open()
+    monkeypatch.setattr(socket.socket, "shutdown", shutdown)
+    port.close()
+    assert unreachable(address, 1) == "connection refused"
+
+
+def test_it_answers_for_its_time_at_most(address: str, eventually: Any) -> None:
+    port = PortHolder(address, 0.5)
+    assert port.open()
+    assert unreachable(address, 1) is None
+    eventually("it to answer no more", lambda: unreachable(address, 1) == "connection refused", told=lambda: unreachable(address, 1))
+    assert port.open()  # it has had its time: it is not the port that is wrong
+    assert unreachable(address, 1) == "connection refused"
+    port.close()
+
+
+def test_a_task_without_an_address_has_no_port() -> None:
+    port = PortHolder(None, 60)
+    assert not port.open()
+    port.close()
+
+
+def test_a_process_forked_off_does_not_keep_the_port(address: str) -> None:
+    port = PortHolder(address, 60)
+    assert port.open()
+    ours, its = socket.socketpair()
+    if (child := os.fork()) == 0:
+        its.send(b"x")
+        its.recv(1)  # until the test is done
+        os._exit(0)
+    try:
+        ours.recv(1)
+        port.close()
+        with socket.socket() as bound:  # without SO_REUSEADDR: it must be nobody's
+            bound.bind(split_address(address))
+    finally:
+        ours.send(b"x")
+        os.waitpid(child, 0)
+        ours.close()
+        its.close()

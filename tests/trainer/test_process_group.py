@@ -1,0 +1,13 @@
+"""Starting and clearing away: what tests of the whole parent process (test_supervise.py) leave out."""
+
+from pathlib import Path
+
+from trainer.process_group import missing_program
+
+
+def test_missing_program_says_what_to_do(tmp_path: Path) -> None:
+    text = tmp_path / "script"
+    text.write_text("")
+    assert missing_program(["sh", "-c", "true"]) is None
+    assert "was not found" in (missing_program(["no-such-program"]) or "")
+    assert "is not executable" in (missing_program([str(text)]) or "")

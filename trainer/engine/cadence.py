@@ -1,0 +1,69 @@
+"""How many steps one call into TensorFlow runs, few enough to see progress and many enough to cost nothing; and what is due when."""
+
+import time
+
+_CALL_SECONDS = 0.2  # a call this long hides its own cost (about 1 ms) and still shows progress
+REPORT_EVERY = 0.5  # seconds between progress events, where the settings name no steps
+_MOST = 1000
+_GROWTH = 8  # the first calls are slow for other reasons (tracing, caches): grow in steps
+
+
+def next_steps(steps: int, seconds: float) -> int:
+    """Return the steps of the next call, after one of `steps` steps took `seconds`."""
+    fitting = int(steps * _CALL_SECONDS / max(seconds, 1e-6))
+    return max(1, min(fitting, steps * _GROWTH, _MOST))
+
+
+def to_boundary(step: int, wanted: int, last: int, *every: int | None) -> int:
+    """Return how many of `wanted` steps to run from `step` so that no multiple of `every`, nor `last`, is passed."""
+    stops = [last, *(step - step % e + e for e in every if e)]
+    return max(1, min(wanted, *(s - step for s in stops)))
+
+
+class Interval:
+    """Tells when something that happens every so many steps, or seconds, is due."""
+
+    def __init__(self, steps: int | None, seconds: float | None = None) -> None:
+        self._steps, self._seconds = steps, seconds
+        self._last_step, self._last_time = 0, time.monotonic()
+
+    def start(self, step: int) -> None:
+        """Count from here and now."""
+        self._last_step, self._last_time = step, time.monotonic()
+
+    def __call__(self, step: int) -> bool:
+        """Tell whether it is due at `step`; if so, count anew from here."""
+        by_steps = bool(self._steps) and self._steps is not None and step // self._steps > self._last_step // self._steps
+        by_time = self._seconds is not None and time.monotonic() - self._last_time >= self._seconds
+        if by_steps or by_time:
+            self.start(step)
+            return True
+        return False
+
+
+class Rate:
+    """Counts examples and steps, and tells how fast they came since it was last asked.
+
+    A call's own seconds do not tell: asynchronous calls hand on what came long before, or while nothing was waited for.
+    """
+
+    def __init__(self) -> None:
+        self._examples = self._steps = 0
+        self._since = time.monotonic()
+
+    def start(self) -> None:
+        """Count from now."""
+        self._examples = self._steps = 0
+        self._since = time.monotonic()
+
+    def add(self, examples: int, steps: int) -> None:
+        """Count these, too."""
+        self._examples += examples
+        self._steps += steps
+
+    def take(self) -> tuple[float, float]:
+        """Return examples a second and seconds a step since the start; starts anew."""
+        seconds = time.monotonic() - self._since
+        rates = self._examples / seconds, seconds / max(1, self._steps)
+        self.start()
+        return rates

@@ -1,0 +1,282 @@
+"""All-reduce over the tasks of a multi-worker cluster: what all send in a step is packed in one vector, outside any strategy scope."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import clock, version
+from trainer.engine.collectives.liveness import Probe
+from trainer.engine.collectives.rendezvous import MOST_TASKS, Endpoint, Listener
+from trainer.engine.collectives.tcp_all_reduce import TcpAllReduce
+from trainer.engine.session import PeerLostError, cause
+from trainer.tf_config import split_address
+from trainer.workloads.errors import WorkloadError
+
+_GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
+_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _ALIKE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
+_NAMED = 5  # tasks that a message names
+_MEETING = 15.0  # seconds for all tasks to connect to each other
+
+# What TensorFlow raises when a peer is gone; see tensorflow/core/distributed_runtime.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+
+
+class AllReduce:
+    """The tasks that reduce together: `size` of them, this one at `index`. One task alone needs no collective.
+
+    Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `meet`, and by a TcpAllReduce then.
+    `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime; models and optimizers stay
+    outside its scope, where Keras is three times as fast. The runtime gives up, for good, whom it has not heard of for ten
+    seconds; tasks that have met do without it, and wait for as long as Probe says.
+    """
+
+    def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
+        self.size = size
+        self.index = index
+        self.names: tuple[str, ...] = ("",) * size
+        self._wire = tf.as_dtype(wire)  # what float32 gradients travel as
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else None
+        self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
+        self._exchange: TcpAllReduce | None = None
+        self._agreed = tf.function(lambda vector: self._total(vector, _AGREED), autograph=False)
+
+    def meet(self, names: Sequence[str], addresses: Sequence[str]) -> str:
+        """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
+
+        `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns what is to be told
+        where they cannot connect: then all stay with TensorFlow's.
+
+        Raises:
+            PeerLostError: a task went away.
+            WorkloadError: some tasks have a GPU, and others none.
+        """
+        if self.size == 1:
+            return ""
+        self.names = tuple(names)
+        self._check_alike(names)
+        if self._hint == "nccl":
+            return ""
+        if self.size > MOST_TASKS:
+            return f"{self.size} tasks, more than {MOST_TASKS}, exchange gradients by TensorFlow's all-reduce, which is slower"
+        rows = np.zeros([self.size, 3], np.int64)
+        listener = None
+        with suppress(OSError):  # a task that cannot listen is one that others cannot reach
+            listener = Listener(addresses[self.index])
+            rows[self.index] = [listener.invitation.port, *np.frombuffer(listener.invitation.token, np.int64)]
+        with self.watching():
+            invitations = [
+                Endpoint(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._now(rows, _INVITATIONS))
+            ]
+            hosts = [split_address(address)[0] for address in addresses]
+            met = listener.meet(self.index, hosts, invitations, _MEETING) if listener else None
+            reached = int(self._now(np.array([met is not None], np.int64), _MET)[0])
+        if met is not None and reached == self.size:
+            self._exchange = TcpAllReduce(self.index, names, met, Probe(names))
+            return ""
+        ports = ", ".join(f"{name} {invitation.port}" for name, invitation in zip(names, invitations, strict=True))
+        return (
+            f"{self.size - reached} of {self.size} tasks could not connect to all others within about {_MEETING:.0f} s; "
+            f"gradients go by TensorFlow's all-reduce, which is slower. Let the tasks reach these ports of each other: {ports}"
+        )
+
+    def _check_alike(self, names: Sequence[str]) -> None:
+        """See that all tasks have one trainer, and can reduce gradients in one way: by NCCL where all have a GPU. Else they would wait forever.
+
+        This is the first that tasks exchange, so its form stays as it is, whatever follows: an int64 a task, 2 * version + whether it has a GPU.
+        """
+        mine = np.zeros([self.size], np.int64)
+        mine[self.index] = 2 * version.number() + (self._hint == "nccl")
+        with self.watching():
+            told = self._now(mine, _ALIKE)
+        _check_versions(names, [int(one) // 2 for one in told])
+        has_gpu = told % 2
+        if 0 < has_gpu.sum() < self.size:
+            without, having = (
+                _listed([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one]) for one in (False, True)
+            )
+            raise WorkloadError(
+                f"TensorFlow finds no GPU in {without}, and one in {having}; tasks of multi_worker_mirrored all train on GPUs, or all on CPUs. "
+                "Give chief and workers the same `gpus`, or none, and see that the GPUs are free and their drivers there"
+            )
+
+    def _now(self, values: np.ndarray[Any, Any], instance: int) -> np.ndarray[Any, Any]:
+        """Return the sum over all tasks of an array, at once, whatever they train on."""
+
+        @tf.function(autograph=False)
+        def summed() -> tf.Tensor:
+            with tf.device("CPU:0"):
+                return _all_reduced(tf.constant(values.reshape(-1)), self.size, _ON_CPUS, instance, "ring")
+
+        flat = summed()
+        together: np.ndarray[Any, Any] = flat.numpy().reshape(values.shape)
+        return together
+
+    def _reduce(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
+        return _all_reduced(vector, self.size, _GROUP, instance, self._hint)
+
+    def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Return the mean over all tasks of each gradient, sent as one vector a data type; and the seconds that took.
+
+        The seconds, a float32 scalar, run from this task's gradients to everybody's: the slowest task waits least.
+        """
+        if self.size == 1:
+            return list(gradients), tf.constant(0.0)
+        dense = [tf.convert_to_tensor(g) for g in gradients]
+        result: list[tf.Tensor] = list(dense)
+        packs = []
+        for dtype in sorted({g.dtype.name for g in dense}):
+            places = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
+            packs.append((places, tf.concat([tf.reshape(dense[i], [-1]) for i in places], 0)))
+        vectors = [packed for _, packed in packs]
+        means, waited = self._exchanged(self._exchange, vectors) if self._exchange else self._collected(vectors)
+        for (places, _), mean in zip(packs, means, strict=True):
+            for i, part in zip(places, tf.split(mean, [int(np.prod(dense[i].shape)) for i in places]), strict=True):
+                result[i] = tf.reshape(part, dense[i].shape)
+        return result, waited
+
+    def _exchanged(self, exchange: TcpAllReduce, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        means, waits = [], []
+        for vector in vectors:
+            short = self._shortened(vector)
+            sums = short.dtype if short.dtype.size > tf.float16.size else tf.float32
+            mean, waited = tf.numpy_function(exchange.mean, [short], [sums, tf.float32])
+            means.append(tf.cast(tf.ensure_shape(mean, vector.shape), vector.dtype))
+            waits.append(tf.ensure_shape(waited, []))
+        return means, tf.add_n(waits) if clock.is_allowed() else clock.since(clock.now())
+
+    def _collected(self, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        with tf.control_dependencies(vectors):
+            began = clock.now()
+        sums = [tf.cast(self._reduce(self._shortened(v), _GRADIENTS * 10 + offset), v.dtype) for offset, v in enumerate(vectors)]
+        with tf.control_dependencies(sums):
+            waited = clock.since(began)
+        return [total / tf.cast(self.size, total.dtype) for total in sums], waited
+
+    def _shortened(self, vector: tf.Tensor) -> tf.Tensor:
+        return tf.cast(vector, self._wire) if vector.dtype == tf.float32 else vector
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return the sum over all tasks of a small vector; usable inside a tf.function."""
+        return self._total(vector, _CONTROL)
+
+    def _total(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
+        if self.size == 1:
+            return vector
+        if self._exchange:
+            return tf.ensure_shape(tf.numpy_function(self._exchange.total, [vector], vector.dtype), vector.shape)
+        return self._reduce(vector, instance)  # whose vectors are all of one size
+
+    def agree(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums over all tasks of a few numbers, as float32 has them, between steps; all give as many."""
+        vector = np.array(numbers, np.float32)
+        if self.size > 1:
+            with self.watching():
+                vector = self._agreed(tf.constant(vector)).numpy()
+        return [float(number) for number in vector]
+
+    def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
+        """Give every task the values that the first task's variables hold."""
+        if self.size == 1:
+            return
+        with self.watching():
+            _share(self, variables)
+
+    def barrier(self) -> None:
+        """Return when every task has called it."""
+        if self.size > 1:
+            with self.watching():
+                tf.function(lambda: self._total(tf.ones([1]), _STATE), autograph=False)()
+
+    def close(self) -> None:
+        """End the connections; call it when no task sends any more."""
+        if self._exchange:
+            self._exchange.close()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Turn TensorFlow's errors about lost peers into PeerLostError."""
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if self._exchange and self._exchange.problem:
+                raise PeerLostError(self._exchange.problem) from error
+            if isinstance(error, _LOST):
+                raise PeerLostError(cause(error)) from error
+            if "Collective ops is aborted" not in str(error.message):
+                raise
+            raise PeerLostError(cause(error)) from error
+
+
+def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
+    if len(set(numbers)) == 1:
+        return
+    having = {
+        number: _listed([name for name, its in zip(names, numbers, strict=True) if its == number]) for number in dict.fromkeys(numbers)
+    }
+    raise WorkloadError(
+        "the tasks have different versions of the trainer: "
+        + "; ".join(f"{who} {version.words(number)}" for number, who in having.items())
+        + ". They start from different images, perhaps of one name on different nodes: load one image on all of them, "
+        "or push it under a tag of its own (`launcher image build --push`) and name that as `image`"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _share(ring: AllReduce, variables: Sequence[tf.Variable]) -> None:
+    by_type: dict[str, list[tf.Variable]] = {}
+    for variable in variables:
+        # Integers of any kind travel as int64, which the collective knows.
+        name = variable.dtype.name if variable.dtype.is_floating else "int64"
+        by_type.setdefault(name, []).append(variable)
+
+    @tf.function(autograph=False)
+    def share() -> None:
+        for offset, dtype in enumerate(sorted(by_type)):
+            members = by_type[dtype]
+            packed = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
+            # The sum of one task's values and the others' zeros is exact.
+            mine = packed if ring.index == 0 else tf.zeros_like(packed)
+            shared = ring._reduce(mine, _STATE + 1 + offset)  # noqa: SLF001 - same module
+            for variable, part in zip(members, tf.split(shared, [int(np.prod(v.shape)) for v in members]), strict=True):
+                variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+    share()
+
+
+def _all_reduced(vector: tf.Tensor, size: int, group: int, instance: int, hint: str) -> tf.Tensor:
+    """Return the sum of the vectors of `size` tasks, by TensorFlow's collectives."""
+    if size == 2 and hint == "ring":
+        # A ring of two reduces in two hops, each of half the vector. Exchanging it whole takes one: the
+        # bytes are the same, the waiting is half. Both add in the same order, so both get the same sum.
+        # The operation does not know bfloat16; to carry the bits, float16 is as good.
+        short = vector.dtype == tf.bfloat16
+        both = tf.raw_ops.CollectiveGatherV2(
+            input=tf.bitcast(vector, tf.float16) if short else vector,
+            group_size=2,
+            group_key=group,
+            instance_key=instance,
+            ordering_token=[],
+            communication_hint=hint,
+        )
+        halves = tf.split(tf.ensure_shape(both, [2 * vector.shape[0]]), 2)
+        first, second = (tf.cast(tf.bitcast(h, tf.bfloat16), tf.float32) if short else h for h in halves)
+        return first + second
+    return tf.raw_ops.CollectiveReduceV2(
+        input=vector,
+        group_size=size,
+        group_key=group,
+        instance_key=instance,
+        ordering_token=[],
+        merge_op="Add",
+        final_op="Id",
+        communication_hint=hint,
+    )

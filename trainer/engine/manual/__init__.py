@@ -1,0 +1,1 @@
+"""Programs that place their operations by hand."""

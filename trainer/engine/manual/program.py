@@ -1,0 +1,222 @@
+"""Runs a program placed by hand: connects the chief to every ps and worker, calls the program, keeps what it came to.
+
+Nothing of a program is saved midway. When a server is lost, or the chief, the program runs again from its beginning; so what it writes
+replaces what was there.
+"""
+
+import math
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+import trainer
+from trainer import error_file
+from trainer.engine import peer_wait
+from trainer.engine.cadence import REPORT_EVERY
+from trainer.engine.job import Job
+from trainer.engine.logs import Logs
+from trainer.engine.manual.watchdog import Watch, unreachable
+from trainer.engine.run_record import Record
+from trainer.engine.session import PeerLostError, cause
+from trainer.events import Reporter
+from trainer.exit_codes import ExitCode
+from trainer.port_holder import PortHolder
+from trainer.programs import devices
+from trainer.programs.cluster import Cluster, Task
+from trainer.programs.device_log import DeviceLog
+from trainer.programs.loading import Program
+from trainer.socket_filter import closed_to_others
+from trainer.tf_config import TaskConfig, task_name
+from trainer.workloads.errors import WorkloadError
+
+RESULTS = "results"
+_DEVICES = "devices"  # the table of which device ran what, in results/
+
+# What TensorFlow says of a server that is gone. One that came back in its place does not know the chief's context.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+_FORGOTTEN = "context_id"
+_ENDING = 2.0  # seconds after its connections in which a server that was killed still listens
+_TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
+_NOT_THE_USERS = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (tf, trainer))
+_CONNECT_TIMEOUT = 2.0
+_LOOK_EVERY = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program came to: the last step that it told of, None where it told of none, and its metrics."""
+
+    step: int | None
+    metrics: dict[str, float]
+
+
+def run(
+    program: Program, task: TaskConfig, job: Job, port: PortHolder, report: Reporter, stopped: Callable[[], bool], began: float
+) -> Outcome:
+    """Connect to the cluster and run `program` on it to its end. A stop that is asked for meanwhile ends this process.
+
+    `port` is the task's until TensorFlow has it; `began` is when the process started, in seconds since the epoch.
+
+    Raises:
+        PeerLostError: a server was lost, and is named.
+        WorkloadError: the program returned what is no result.
+    """
+    log = DeviceLog()
+    told = _Told(report)
+    record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
+    logs = Logs(job.run_dir)
+    watch = Watch(task.peers(), stopped, lambda: record.update("running", told.step), _leaving(record, told))
+    watch.start()
+    try:
+        peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # of a stop `watch` hears
+        chief, *others = _connect(task)
+        watch.all_there()
+        record.update("running", None)
+        cluster = Cluster(
+            chief=chief,
+            tasks=tuple(others),
+            results=job.run_dir / RESULTS,
+            log=log,
+            notice=lambda message: report("notice", message=message),
+            progress=told,
+        )
+        report("ready", seconds=time.time() - began)
+        with logs.training_writer(0), log.watch():
+            metrics = _metrics(program(cluster), job.train.workload)
+        told.flush()
+        _show_devices(cluster)  # waits for calls that the program has not waited for
+    except tf.errors.OpError as error:
+        _raise_if_lost(error, task)
+        raise
+    finally:
+        watch.stop()
+    with logs.training_writer(told.step or 0):
+        for name, value in metrics.items():
+            tf.summary.scalar(name, value)
+    logs.close()
+    steps = {} if told.steps is None else {"steps": told.steps}
+    record.update("succeeded", told.step, metrics=metrics, **steps)
+    return Outcome(told.step, metrics)
+
+
+def _connect(task: TaskConfig) -> list[Task]:
+    """Connect to every server; returns the chief and the servers with their devices, workers before ps."""
+    cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
+    with closed_to_others(task.address):
+        tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
+        there = tf.config.list_logical_devices()  # the first thing asked for: it listens, and connects, only now
+    found: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
+    for one in there:
+        if one.device_type.lower() in devices.KINDS:
+            device = devices.parse(one.name)
+            found[device.task or task.name].append((device, one.name))
+    return [Task(name, tuple(full for _, full in sorted(own, key=_by_kind))) for name, own in found.items()]
+
+
+def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
+    device, _ = named
+    return devices.KINDS.index(device.kind or "cpu"), device.number or 0
+
+
+def _raise_if_lost(error: Any, task: TaskConfig) -> None:
+    """Raise PeerLostError, with the server's name, where TensorFlow's error is of one that is gone.
+
+    One that the program raised itself is its own, whatever kind it is of; the trainer's own code raises none.
+    """
+    sure = isinstance(error, _LOST) or _FORGOTTEN in str(error.message)
+    if not sure and not isinstance(error, tf.errors.UnknownError):
+        return
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        return
+    peers = task.peers()
+    spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
+    until = time.monotonic() + _ENDING
+    # Who waited for a server that died is spoken of as well, or alone; one that is not there is the one.
+    while not (lost := [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
+        if (sure and spoken_of) or time.monotonic() > until:
+            break
+        time.sleep(_LOOK_EVERY)
+    if not lost and not sure:
+        return
+    # It may have come back meanwhile.
+    lost = lost or [name for name in dict.fromkeys(spoken_of) if name in peers]
+    who = ", ".join(f"{name} ({peers[name]})" for name in lost) or "a worker or ps"
+    raise PeerLostError(f"{who} was lost while the program ran, which starts again from its beginning: {cause(error)}") from error
+
+
+def _metrics(returned: Any, workload: str) -> dict[str, float]:
+    """Return what a program returned as metrics. Raises WorkloadError where that is no mapping of names to numbers, nor None."""
+    if returned is None:
+        return {}
+    try:
+        return {str(name): float(value) for name, value in returned.items()}
+    except (AttributeError, TypeError, ValueError):
+        shown = repr(returned)
+        raise WorkloadError(
+            f"train.workload {workload} returned {shown if len(shown) <= 60 else shown[:57] + '...'}; expected a dict of names and numbers, "
+            "or nothing. Write what else there is into cluster.results."
+        ) from None
+
+
+def _show_devices(cluster: Cluster) -> None:
+    for message in cluster.log.elsewhere():
+        cluster.notice(message)
+    text = cluster.log.text()
+    print(text, flush=True)
+    cluster.write(f"{_DEVICES}.txt", text + "\n")
+
+
+def _leaving(record: Record, told: "_Told") -> Callable[[ExitCode, str], NoReturn]:
+    """Return what ends this process from the watch's thread: the program's own thread may never come back from TensorFlow."""
+
+    def leave(code: ExitCode, reason: str) -> NoReturn:
+        try:
+            if code == ExitCode.STOPPED:
+                record.update("stopped", told.step)
+            if reason:
+                line = f"{reason}; the program starts again from its beginning"
+                print(line, file=sys.stderr)
+                error_file.write(line)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # whatever could not be written
+            os._exit(code)
+
+    return leave
+
+
+class _Told:
+    """Passes on how far a program is: the last word always, others about twice a second."""
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self.step: int | None = None
+        self.steps: int | None = None
+        self._metrics: Mapping[str, float] = {}
+        self._said_step: int | None = None
+        self._said = time.monotonic()
+
+    def __call__(self, step: int, steps: int, metrics: Mapping[str, float] | None = None) -> None:
+        self.step, self.steps, self._metrics = step, steps, metrics or {}
+        if time.monotonic() - self._said >= REPORT_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Pass on what was told last, if it was not."""
+        if self.step is None or self.step == self._said_step:
+            return
+        now = time.monotonic()
+        done = self.step - (self._said_step or 0)
+        seconds = (now - self._said) / done if done > 0 else math.nan
+        metrics = {name: float(value) for name, value in self._metrics.items()}
+        self._report("progress", step=self.step, steps=self.steps, metrics=metrics, seconds_per_step=seconds)
+        self._said, self._said_step = now, self.step

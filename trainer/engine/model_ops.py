@@ -1,0 +1,231 @@
+"""What every strategy computes the same way: a built model, the loss of a batch, an evaluation."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.engine import optimizer_setup, user_step
+from trainer.engine.job import Job
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
+
+
+@dataclass(frozen=True)
+class Built:
+    """A workload's model and optimizer, with all their variables made."""
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+
+
+def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
+    """Make the model and the optimizer as the job's settings ask, with start weights from its seed.
+
+    How many examples a step has, of `replicas` together, is told to workloads whose optimizer asks for it; see `Scheduling`.
+
+    Raises:
+        WorkloadError: the model has no weights to train.
+    """
+    optimizer_setup.prepare(job)
+    model = workload.model()
+    if not model.built or not model.trainable_variables:
+        message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
+        raise WorkloadError(message)
+    if isinstance(workload, Composing):
+        workload.check_together(job.train.gradients.accumulate * replicas)
+    optimizer = optimizer_setup.optimizer(workload, job, job.batch_size * job.train.gradients.accumulate * replicas)
+    optimizer.build(model.trainable_variables)
+    if isinstance(workload, Stepping):
+        workload.train_with(model, optimizer)
+    # A compiled model has an optimizer of its own, perhaps another one by now: checkpoints have the one that trains, beside the model.
+    model._delete_tracking("optimizer")  # noqa: SLF001 - tf.train.Checkpoint has no public way to leave a part out
+    return Built(model, optimizer)
+
+
+def is_seed(variable: keras.Variable) -> bool:
+    """Tell whether a variable is the state of a random layer; other integers (Normalization's count) are data."""
+    return str(variable.name).startswith("seed_generator_state")
+
+
+def seeds(model: keras.Model) -> list[tf.Variable]:
+    """Return the states of the model's random layers, which Keras keeps among the variables that are not trained."""
+    return [v.value for v in model.non_trainable_variables if is_seed(v)]
+
+
+def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...]:
+    """Return the names of the workload's metrics, in order, without running the model."""
+    if isinstance(workload, Agent):
+        return tuple(workload.evaluated)
+    names: list[str] = []
+    spec = next(iter(workload.eval_data(1).take(0).element_spec for _ in range(1)))
+
+    @tf.function(autograph=False)
+    def trace(inputs: Any, targets: Any) -> None:
+        # Traced again where the workload makes variables.
+        if isinstance(workload, Stepping) and user_step.own_steps(workload):
+            names[:] = (name for name in workload.test_step(inputs, targets) if name != "loss")
+            return
+        names[:] = workload.metrics(targets, in_float32(model(inputs, **training_argument(model, training=False))))
+
+    trace.get_concrete_function(*spec)
+    return tuple(names)
+
+
+def batch_size_of(inputs: Any) -> tf.Tensor:
+    """Return the number of examples of a batch as a float32 scalar."""
+    return tf.cast(tf.shape(tf.nest.flatten(inputs)[0])[0], tf.float32)
+
+
+def training_argument(model: keras.Model, *, training: bool) -> dict[str, bool]:
+    """Return `training` as the keyword argument of a model's call; empty where its `call` takes none, as Keras's own trainer has it."""
+    return {"training": training} if model._call_has_training_arg else {}  # noqa: SLF001 - Keras has no public name for it
+
+
+def in_float32(outputs: Any) -> Any:
+    """Return a model's outputs with those of half precision in float32, masks and all: losses and metrics need the bits."""
+    return tf.nest.map_structure(lambda t: _widened(t) if t.dtype in (tf.float16, tf.bfloat16) else t, outputs)
+
+
+def _widened(tensor: tf.Tensor) -> tf.Tensor:
+    wide = tf.cast(tensor, tf.float32)
+    if (mask := getattr(tensor, "_keras_mask", None)) is not None:  # Keras's losses and metrics look for it there
+        wide._keras_mask = mask  # noqa: SLF001
+    return wide
+
+
+def measures(workload: Workload, loss: tf.Tensor, targets: Any, outputs: Any) -> tf.Tensor:
+    """Return loss and metrics of a batch in one float32 vector, in the order of `metric_names`."""
+    values = workload.metrics(targets, outputs)
+    return tf.stack([tf.cast(value, tf.float32) for value in (loss, *values.values())])
+
+
+def total_loss(workload: Workload, batch: tuple[Any, Any], outputs: Any, own: Sequence[tf.Tensor], values: Values = ()) -> tf.Tensor:
+    """Return what training makes small, of a batch (inputs, targets): the workload's loss, and the model's `own` (weight decay and the like).
+
+    `values` are what its variables count as where they are not read, as on a worker of parameter servers.
+    """
+    if isinstance(workload, Composing):
+        return tf.cast(workload.total_loss(batch, outputs, own, values, training=True), tf.float32)
+    loss = tf.cast(workload.loss(batch[1], outputs), tf.float32)
+    return tf.add_n([loss, *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)]) if own else loss
+
+
+def held_out_loss(workload: Workload, model: keras.Model, batch: tuple[Any, Any], outputs: Any) -> tf.Tensor:
+    """Return the loss of a batch of an evaluation: the workload's alone, where it does not say otherwise."""
+    if isinstance(workload, Composing):
+        return tf.cast(workload.total_loss(batch, outputs, model.losses, (), training=False), tf.float32)
+    return tf.cast(workload.loss(batch[1], outputs), tf.float32)
+
+
+def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int) -> tf.Tensor:
+    """Run `step` `steps` times in one TensorFlow loop, each told how many were before; return the sum of its float32 vectors [width].
+
+    The last element, of width + 1, counts the steps before the first whose loss, the vector's first element, was not finite.
+    Written out rather than left to AutoGraph, which takes half a second to read this and Keras's code at every start.
+    """
+
+    def body(done: tf.Tensor, totals: tf.Tensor, finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        measured = step(done)
+        return done + 1, totals + measured, finite_until(finite, done, measured[0])
+
+    _, totals, finite = tf.while_loop(lambda done, *_: done < steps, body, (tf.constant(0), tf.zeros([width]), tf.constant(0)))
+    return tf.concat([totals, [tf.cast(finite, tf.float32)]], 0)
+
+
+def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+    """Return how many steps in a row had a finite loss from the start: `before`, of `done` steps, and one of this loss. int32 scalars."""
+    return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
+
+
+def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator | StepEvaluator | AgentEvaluator":
+    """Return what evaluates the model."""
+    if isinstance(workload, Agent):
+        return AgentEvaluator(workload, model)
+    if isinstance(workload, Stepping) and user_step.own_steps(workload):
+        return StepEvaluator(workload, model, batch_size)
+    return Evaluator(workload, model, batch_size)
+
+
+class AgentEvaluator:
+    """Evaluates an agent by what it does."""
+
+    def __init__(self, agent: Agent, model: keras.Model) -> None:
+        self.names = ("loss", *agent.evaluated)
+        self._agent, self._model = agent, model
+
+    def __call__(self) -> dict[str, float]:
+        """Return loss and metrics."""
+        return self._agent.evaluate(self._model)
+
+    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """Return the same; None when `stopped` says so before."""
+        return None if stopped() else self()
+
+
+class StepEvaluator:
+    """Evaluates a model by the workload's own step."""
+
+    def __init__(self, workload: Any, model: keras.Model, batch_size: int) -> None:
+        self.names = ("loss", *metric_names(workload, model))
+        self._workload, self._data = workload, workload.eval_data(batch_size)
+        self._batch = tf.function(workload.test_step, reduce_retracing=True, autograph=False)
+
+    def __call__(self) -> dict[str, float]:
+        """Return loss and metrics of the whole held-out set."""
+        return self.unless(lambda: False) or {}
+
+    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """Return the same; None when `stopped` said so before all examples were seen."""
+        self._workload.reset()
+        told: dict[str, tf.Tensor] = {}
+        for inputs, targets in self._data:
+            told = self._batch(inputs, targets)
+            if stopped():
+                return None
+        return named(self.names, (told[name] for name in self.names))
+
+
+class Evaluator:
+    """Evaluates a model on the workload's held-out set; traced once, data kept open."""
+
+    def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
+        self.names = ("loss", *metric_names(workload, model))
+        self._data = workload.eval_data(batch_size)
+        self._whole: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
+        whole = self._whole
+
+        @tf.function(reduce_retracing=True, autograph=False)
+        def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            outputs = in_float32(model(inputs, **training_argument(model, training=False)))
+            size = batch_size_of(inputs)
+            if whole is not None:
+                whole.update(targets, outputs)
+            loss = held_out_loss(workload, model, (inputs, targets), outputs)
+            return measures(workload, loss, targets, outputs) * size, size
+
+        self._batch: Callable[..., tuple[tf.Tensor, tf.Tensor]] = batch
+
+    def __call__(self) -> dict[str, float]:
+        """Return loss and metrics: means over all held-out examples, or what the workload says of all of them."""
+        return self.unless(lambda: False) or {}
+
+    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """Return the same; None when `stopped` said so before all examples were seen."""
+        if self._whole is not None:
+            self._whole.reset()
+        sums: Any = 0.0
+        count: Any = 0.0
+        for inputs, targets in self._data:
+            values, size = self._batch(inputs, targets)
+            sums, count = sums + values, count + size
+            if stopped():
+                return None
+        return named(self.names, (sums / count).numpy()) | (self._whole.result() if self._whole is not None else {})
+
+
+def named(names: Iterable[str], values: Iterable[Any]) -> dict[str, float]:
+    """Pair names with values as plain floats."""
+    return {name: float(value) for name, value in zip(names, values, strict=True)}

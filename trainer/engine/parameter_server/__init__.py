@@ -1,0 +1,1 @@
+"""Parameter servers: variables on ps, asynchronous and synchronous workers."""

@@ -1,0 +1,143 @@
+"""Asynchronous training on parameter servers: the chief schedules, workers compute, servers update."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import model_ops
+from trainer.engine.job import Job
+from trainer.engine.parameter_server.session import ServerSession
+from trainer.engine.parameter_server.state import device
+from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, constant, not_finite, watching
+from trainer.engine.session import NotFinite, Progress
+from trainer.workloads.protocol import Workload
+
+
+class AsynchronousSession(ServerSession):
+    """The chief's session. Workers run `steps` small steps a call; each reads once and sends one gradient."""
+
+    def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
+        super().__init__(workload, job, connection, stopped, replicas=1, apart=False)
+        self._wire = tf.as_dtype(job.train.gradients.wire)
+        self._told = self._scheduled = 0
+        self._settled: list[Result] = []  # what came while settling, which took `_settling` seconds
+        self._settling = 0.0
+        self._call = self._make_call()
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        super().push(step)
+        self._scheduled = self._told = step
+
+    def settle(self) -> NotFinite | None:
+        """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
+        began = time.perf_counter()
+        self._settled += self._take_all()
+        self._settling += time.perf_counter() - began
+        return not_finite(self._settled)
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        """Return when at least `steps` more global steps are done than the last call told of; see Session.run.
+
+        Calls overlap: workers already compute the next steps when this returns; not so with `stop` or `finish`, as
+        what is saved then must be the state at the step that is told. Fewer steps are done when the task is asked to stop
+        meanwhile: no worker may be left.
+        """
+        began, start = time.perf_counter() - self._settling, self._told
+        results, self._settled, self._settling = self._settled, [], 0.0
+        goal = min(start + steps, self._target)
+        share = max(1, -(-steps // self._workers.count))
+        while self._step < goal and not self._stopped():
+            self._fill(share)
+            if self._workers.in_flight and (result := self._workers.take()):
+                self._step = max(self._step, result.global_step)
+                results.append(result)
+        stop = stop or self._stopped()
+        if stop or finish or self._step >= min(self._target, self._held) or self._first_spoilt(results):
+            results += self._take_all()
+        self._told = self._step
+        loss, metrics, workers = self._workers.summarise(results)
+        return Progress(
+            step=self._step,
+            steps=self._told - start,
+            loss=loss,
+            metrics=metrics,
+            examples=sum(r.steps for r in results) * self._replica.examples,
+            seconds=time.perf_counter() - began,
+            measured=sum(result.steps for result in results),
+            stop=stop,
+            finish=finish,
+            next_steps=next_steps or None,
+            not_finite=not_finite(results),
+            workers=workers,
+        )
+
+    def _read_step(self) -> int:
+        with watching():
+            return int(self._state.step.numpy())
+
+    def _fill(self, share: int) -> None:
+        if not self._workers.in_flight:  # how many steps a lost call has done, the servers alone know
+            self._step = self._scheduled = self._read_step()
+        last = min(self._target, self._held)
+        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < last:
+            steps = min(share, last - self._scheduled)
+            self._workers.schedule(steps)
+            self._scheduled += steps
+
+    def _take_all(self) -> list[Result]:
+        results = self._workers.take_all()
+        self._step = self._read_step()
+        return results
+
+    def _worker_step(self) -> int:
+        # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
+        return self._step // self._workers.count
+
+    def _run(self, iterator: Any, steps: int, seat: Assignment) -> Done:
+        *totals, own, finite, start, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
+        spoilt = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
+        numbers = np.array(totals, np.float32)
+        return Done(totals=numbers, steps=round(done), global_step=round(global_step), spoilt=spoilt, inherited=not own)
+
+    def _make_call(self) -> Any:
+        state, replica, target, wire = self._state, self._replica, self._target, self._wire
+
+        @tf.function(autograph=False)
+        def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+            start = tf.cast(state.step.read_value(), tf.int32)
+            # A call that ran again after its worker was lost must not pass the last step.
+            steps = tf.clip_by_value(target - start, 0, steps)
+
+            def step(done: tf.Tensor) -> tf.Tensor:
+                values, averages = state.read()
+                # Its next call starts at least as many steps later as this one does.
+                measured, gradients, new_averages = replica.stateless_step(iterator, values, averages, worker, start + done)
+                for group, joined in zip(state.groups, state.packed(gradients), strict=True):
+                    group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(joined, group.packs, strict=True)])
+                for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
+                    variable.assign_add(new - old)
+                own = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
+                return tf.concat([measured, [tf.cast(own, tf.float32)]], 0)
+
+            totals = model_ops.repeat(steps, step, replica.width + 1)
+            after = tf.stack([tf.cast(number, tf.float64) for number in (start, steps, state.step.read_value())])
+            return tf.concat([tf.cast(totals, tf.float64), after], 0)
+
+        return call
+
+
+def _all_finite(values: list[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values if value.dtype.is_floating])
+
+
+def _over_wire(gradient: tf.Tensor, wire: tf.DType, server: int) -> tf.Tensor:
+    """Let a float32 gradient travel to its server as `wire`."""
+    if wire == tf.float32 or gradient.dtype != tf.float32:
+        return gradient
+    short = tf.cast(gradient, wire)
+    with tf.device(device(server)):
+        return tf.cast(short, tf.float32)

@@ -1,0 +1,118 @@
+"""Lays a model's variables out over the parameter servers, many in one vector, and translates back.
+
+A vector of many variables is read, sent and updated in one go. Only optimizers that work element by
+element may see variables that way; for others every variable stays by itself, with its own shape.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine.parameter_server.fused_updates import ELEMENTWISE
+
+_VECTOR_BYTES = 64 * 2**20  # a larger model gets several vectors, so that no message nears gRPC's 2 GiB
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Some of the model's trainable variables, kept together on parameter server `server`."""
+
+    server: int
+    members: tuple[int, ...]  # positions in model.trainable_variables
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    flat: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the number of elements of each member."""
+        return [int(np.prod(shape)) for shape in self.shapes]
+
+    def join(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the pack's tensor made of one tensor a member."""
+        return tf.concat([tf.reshape(v, [-1]) for v in values], 0) if self.flat else values[0]
+
+    def split(self, value: tf.Tensor) -> list[tf.Tensor]:
+        """Return one tensor a member made of the pack's tensor."""
+        if not self.flat:
+            return [value]
+        return [tf.reshape(part, shape) for part, shape in zip(tf.split(value, self.sizes), self.shapes, strict=True)]
+
+
+def lay_out(variables: Sequence[keras.Variable], servers: int, *, flat: bool) -> list[Pack]:
+    """Share variables out over the servers, the largest first, each to the one that holds the fewest bytes."""
+    sizes = [int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables]
+    load = [0] * servers
+    owned: dict[tuple[int, str], list[int]] = {}
+    for index in sorted(range(len(variables)), key=lambda i: (-sizes[i], i)):
+        server = load.index(min(load))
+        load[server] += sizes[index]
+        owned.setdefault((server, variables[index].dtype), []).append(index)
+    packs = []
+    for (server, dtype), members in sorted(owned.items()):
+        for group in _groups(sorted(members), sizes) if flat else [[m] for m in members]:
+            shapes = tuple(tuple(variables[i].shape) for i in group)
+            packs.append(Pack(server, tuple(group), shapes, dtype, flat))
+    return packs if flat else sorted(packs, key=lambda pack: pack.members)
+
+
+def _groups(members: list[int], sizes: list[int]) -> list[list[int]]:
+    groups: list[list[int]] = [[]]
+    filled = 0
+    for member in members:
+        if groups[-1] and filled + sizes[member] > _VECTOR_BYTES:
+            groups.append([])
+            filled = 0
+        groups[-1].append(member)
+        filled += sizes[member]
+    return groups
+
+
+def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Tell whether the optimizer treats every element alike, so that variables may be joined in vectors."""
+    return (
+        type(optimizer) in ELEMENTWISE
+        and optimizer.clipnorm is None
+        and optimizer.gradient_accumulation_steps is None
+        and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)
+        # Kept by variable name, which a vector of many has not.
+        and not getattr(optimizer, "_exclude_from_weight_decay", None)
+    )
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where an optimizer keeps its state: in `optimizer.variables`, by position.
+
+    `scalars` belong to no variable (iterations, learning rate); `slots[k][j]` is slot k of variable j.
+    """
+
+    scalars: tuple[int, ...]
+    slots: tuple[tuple[int, ...], ...]
+
+
+def find_slots(optimizer: keras.optimizers.Optimizer, count: int) -> Slots:
+    """Find the slots of an optimizer built on `count` variables.
+
+    Keras lists a slot kind by kind or variable by variable, moving averages before all others; which of them is seen by
+    building a twin on two variables of different length.
+    """
+    twin = type(optimizer).from_config(optimizer.get_config())
+    twin.build([keras.Variable(np.zeros(length, np.float32)) for length in (2, 3)])
+    owners = [{(2,): 0, (3,): 1}.get(tuple(v.shape)) for v in twin.variables]
+    scalars: list[int] = []
+    slots: list[tuple[int, ...]] = []
+    here = place = 0  # in the twin's list, and in the optimizer's
+    while here < len(owners):
+        if owners[here] is None:
+            scalars.append(place)
+            here, place = here + 1, place + 1
+            continue
+        # A block of slots: so many of the first variable's, then as many of the second's.
+        kinds = owners.index(1, here) - here
+        slots += [tuple(place + j * kinds + kind for j in range(count)) for kind in range(kinds)]
+        here, place = here + 2 * kinds, place + count * kinds
+    return Slots(tuple(scalars), tuple(slots))

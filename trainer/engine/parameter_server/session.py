@@ -1,0 +1,123 @@
+"""What the chief's two sessions on parameter servers share: the model, its state on the servers, the workers and their data."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.engine import data_length, model_ops, schedules, user_step
+from trainer.engine.job import Job
+from trainer.engine.parameter_server.state import ServerState
+from trainer.engine.parameter_server.worker_pool import CHIEF, Assignment, Connection, Done, Result, Workers, constant, not_finite, watching
+from trainer.engine.replica import Replica
+from trainer.engine.session import NotFinite
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Shard, Workload
+
+
+class ServerSession(ABC):
+    """The chief's part; see Session. `replicas` make a step together; `apart` is ServerState's."""
+
+    is_chief = True
+    follows_weights = False
+
+    def __init__(
+        self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, apart: bool
+    ) -> None:
+        self._target, self._stopped = job.steps, stopped
+        with watching():
+            with tf.device(CHIEF):
+                built = model_ops.build(workload, job, replicas)
+                if steps := user_step.own_steps(workload):
+                    raise WorkloadError(
+                        f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
+                        "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
+                    )
+                self._replica = Replica(workload, built.model, built.optimizer, job)
+            self.model: keras.Model = built.model
+            self.optimizer: keras.optimizers.Optimizer = built.optimizer
+            self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
+        self._step = 0
+        self._held = job.steps
+        self._spoilt = False
+        first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
+        data_length.checked(first, job, among=1 if apart else connection.workers)  # in rounds each worker takes every step
+        self._data = _worker_data(workload, job, connection.workers)
+        self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
+
+    @property
+    def step(self) -> int:
+        """Return the global step as of the last result."""
+        return self._step
+
+    def push(self, step: int) -> None:
+        """See Session.push."""
+        with watching():
+            self._state.push(step)
+        self._step = step
+
+    def pull(self) -> None:
+        """See Session.pull."""
+        with watching():
+            self._state.pull()
+
+    @abstractmethod
+    def settle(self) -> NotFinite | None:
+        """See Session.settle."""
+
+    def hold(self, step: int) -> None:
+        """See Session.hold."""
+        self._held = step
+
+    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.from_chief: this is the chief."""
+        return list(flags)
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between."""
+        if current:
+            self.settle()
+            self.pull()
+        before = schedules.constant(self.optimizer)
+        stop = hooks()
+        if (rate := schedules.constant(self.optimizer)) != before:
+            with watching():
+                self._state.set_rate(rate)
+        return stop
+
+    def close(self) -> None:
+        """End what is still under way; servers are told to stop by `servers.stop_all`."""
+        self._workers.close()
+
+    def _first_spoilt(self, results: Iterable[Result]) -> bool:
+        """Return whether a loss was not finite here for the first time: whose was is known when every worker has told of its call.
+
+        The servers have given the others what came of it, and one of these may be the first to tell.
+        """
+        first = not self._spoilt and not_finite(results) is not None
+        self._spoilt |= first
+        return first
+
+    @abstractmethod
+    def _worker_step(self) -> int:
+        """Return the step of its own stream of batches from which a worker that starts now goes on."""
+
+    @abstractmethod
+    def _run(self, iterator: Any, steps: int, seat: Assignment) -> Done:
+        """Run a call on a worker; see ps_workers.Run."""
+
+    def _iterator(self, worker: int) -> Any:
+        return iter(self._data(constant(worker, tf.int64), constant(self._worker_step(), tf.int64)))
+
+
+def _worker_data(workload: Workload, job: Job, workers: int) -> Any:
+    """Return a TensorFlow function of (worker, step it starts from), both int64, that makes the worker's dataset."""
+    batches = job.train.gradients.accumulate
+
+    def data(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        return workload.train_data(Shard(job.batch_size, job.seed, index=worker, count=workers, start=start * batches))
+
+    scalar = tf.TensorSpec([], tf.int64)
+    return tf.function(data, autograph=False).get_concrete_function(scalar, scalar)

@@ -1,0 +1,161 @@
+"""The training state on the parameter servers: packed variables, the optimizer's slots, the global step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import schedules
+from trainer.engine.parameter_server import fused_updates, packing
+from trainer.engine.parameter_server.packing import Pack
+
+
+class Group:
+    """Packs that are updated together, by one optimizer, and count their updates on server `home`."""
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, packs: Sequence[Pack], home: int) -> None:
+        self._model, self._original = model, optimizer
+        self.packs, self.home = packs, home
+        self.variables: list[keras.Variable] = []
+        for pack in packs:
+            members = [model.trainable_variables[i] for i in pack.members]
+            with tf.device(device(pack.server)):
+                value = pack.join([tf.convert_to_tensor(v.value) for v in members])
+                name = "pack" if pack.flat else members[0].name
+                self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
+                self.variables[-1].constraint = None if pack.flat else members[0].constraint
+        with tf.device(device(home)):
+            # Slots stand beside their variables; Keras makes them like the variable they belong to.
+            self.optimizer = type(optimizer).from_config(optimizer.get_config())
+            self._build_slots()
+            # The fused update counts atomically, so that its count is the global step: each operation with an effect
+            # is one more message a step. Keras's own reads, adds and writes: workers lose each other's counts.
+            self._counts = fused_updates.fuses(self.optimizer, self.variables)
+            self.step = self.optimizer.iterations.value if self._counts else tf.Variable(0, dtype=tf.int64)
+
+    def _build_slots(self) -> None:
+        # Keras makes a slot where the current device is, so each server's are made under its device.
+        add = self.optimizer.add_variable_from_reference
+
+        def add_beside(reference_variable: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
+            with tf.device(reference_variable.value.device):
+                return add(reference_variable, *args, **kwargs)
+
+        self.optimizer.add_variable_from_reference = add_beside
+        self.optimizer.build(self.variables)
+        del self.optimizer.add_variable_from_reference
+
+    def apply(self, gradients: Sequence[tf.Tensor]) -> None:
+        """Update the variables, on the servers, with one gradient a pack; counts a step."""
+        with tf.device(device(self.home)):
+            fused_updates.apply(self.optimizer, gradients, self.variables)
+            if not self._counts:
+                self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
+
+    def push(self, step: int) -> None:
+        """Copy the chief's variables and optimizer to the servers and set the step."""
+        for pack, variable in zip(self.packs, self.variables, strict=True):
+            variable.value.assign(pack.join([tf.convert_to_tensor(self._model.trainable_variables[i].value) for i in pack.members]))
+        self._copy_optimizer(to_servers=True)
+        self.step.assign(tf.cast(step, self.step.dtype))
+
+    def pull(self) -> None:
+        """Copy the servers' state to the chief's variables and optimizer."""
+        for pack, variable in zip(self.packs, self.variables, strict=True):
+            for place, part in zip(pack.members, pack.split(tf.convert_to_tensor(variable.value.numpy())), strict=True):
+                self._model.trainable_variables[place].value.assign(part)
+        self._copy_optimizer(to_servers=False)
+
+    def _copy_optimizer(self, *, to_servers: bool) -> None:
+        ours, theirs = self._original.variables, self.optimizer.variables
+        if not all(pack.flat for pack in self.packs):  # each variable by itself, in the model's order
+            for mine, server in zip(ours, theirs, strict=True):
+                _copy(mine, server) if to_servers else _copy(server, mine)
+            return
+        here = packing.find_slots(self._original, len(self._model.trainable_variables))
+        there = packing.find_slots(self.optimizer, len(self.packs))
+        for i, j in zip(here.scalars, there.scalars, strict=True):
+            _copy(ours[i], theirs[j]) if to_servers else _copy(theirs[j], ours[i])
+        for own, packed in zip(here.slots, there.slots, strict=True):
+            for pack, place in zip(self.packs, packed, strict=True):
+                if to_servers:
+                    theirs[place].value.assign(pack.join([tf.convert_to_tensor(ours[own[i]].value) for i in pack.members]))
+                else:
+                    parts = pack.split(tf.convert_to_tensor(theirs[place].value.numpy()))
+                    for i, part in zip(pack.members, parts, strict=True):
+                        ours[own[i]].value.assign(part)
+
+
+class ServerState:
+    """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
+
+    `apart`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
+    else all that the servers hold is updated together. Random layers' seeds stay out: each step of each worker has its own, see Replica.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, apart: bool = False) -> None:
+        self._model = model
+        flat = packing.elementwise(optimizer) and all(v.constraint is None for v in model.trainable_variables)
+        if apart and (not flat or optimizer.global_clipnorm is not None):
+            servers = 1
+        packs = packing.lay_out(model.trainable_variables, servers, flat=flat)
+        by_group = [[p for p in packs if p.server == server] for server in range(servers)] if apart else [packs]
+        self.groups = [Group(model, optimizer, members, members[0].server if apart else 0) for members in by_group if members]
+        with tf.device(device(0)):
+            self.averages = [tf.Variable(v.value) for v in self._average_sources()]
+
+    @property
+    def step(self) -> tf.Variable:
+        """Return the count of updates, which is the global step."""
+        return self.groups[0].step
+
+    def _average_sources(self) -> list[keras.Variable]:
+        return [v for v in self._model.non_trainable_variables if v.value.dtype.is_floating]
+
+    def unpacked(self, packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """Return the trainable values in the model's order, made of one tensor a pack in each group."""
+        values: list[Any] = [None] * len(self._model.trainable_variables)
+        for group, tensors in zip(self.groups, packed, strict=True):
+            for pack, tensor in zip(group.packs, tensors, strict=True):
+                for place, part in zip(pack.members, pack.split(tensor), strict=True):
+                    values[place] = part
+        return values
+
+    def packed(self, gradients: Sequence[Any]) -> list[list[tf.Tensor]]:
+        """Return, for each group, one tensor a pack, made of one gradient a trainable variable."""
+        return [[pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in group.packs] for group in self.groups]
+
+    def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return the trainable values in the model's order and the moving averages; on the caller's device."""
+        values = self.unpacked([[tf.identity(v.value) for v in group.variables] for group in self.groups])
+        return values, [tf.identity(v) for v in self.averages]
+
+    def push(self, step: int) -> None:
+        """Copy the chief's model and optimizer to the servers and set the global step."""
+        for average, source in zip(self.averages, self._average_sources(), strict=True):
+            average.assign(source.value)
+        for group in self.groups:
+            group.push(step)
+
+    def set_rate(self, rate: float | None) -> None:
+        """Let the servers go on with this learning rate; None leaves a schedule as it is."""
+        for group in self.groups:
+            schedules.set_rate(group.optimizer, rate)
+
+    def pull(self) -> None:
+        """Copy the servers' state to the chief's model and optimizer."""
+        for average, source in zip(self.averages, self._average_sources(), strict=True):
+            source.value.assign(average.numpy())
+        for group in self.groups:
+            group.pull()
+
+
+def _copy(source: keras.Variable, target: keras.Variable) -> None:
+    target.value.assign(np.asarray(source.value.numpy()))
+
+
+def device(server: int) -> str:
+    """Return the device of a parameter server."""
+    return f"/job:ps/replica:0/task:{server}/device:CPU:0"

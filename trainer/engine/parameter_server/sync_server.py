@@ -1,0 +1,206 @@
+"""One parameter server's part in synchronous training: it gathers gradients, updates, and answers.
+
+A worker asks with its gradient and gets the new values in reply, one message each way. A request says who asks and of
+which step the gradient is. The first `needed` gradients of the current step are added up on the server; then their mean is
+applied once and those workers get the new values. Whoever comes with an older step is a back-up that was not needed: its
+gradient is dropped and counted, and it gets the current values at once. So a slow worker holds nobody up, and every
+worker has at most one reply to wait for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.engine.parameter_server import message_format
+from trainer.engine.parameter_server.state import Group, device
+
+_HELLO = -1  # in the place of the step: a worker's first request, without a gradient
+LAST = -2  # in the place of the step: after the end, nothing that wants an answer
+_ENDED = -1  # in the place of the step of a reply: there is nothing more to compute
+_NEVER = -3  # a step that no gradient is of
+_ASKED, _REPLIED = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
+
+
+class Server:
+    """The queues of one server, and what is run on it and against it.
+
+    A message is a list with one vector of bytes a tensor: the group's packs, and `averages` behind them.
+    """
+
+    def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, short: tf.DType) -> None:
+        self._group, self._averages, self._workers = group, averages, workers
+        self._device = device(group.home)
+        self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in averages]
+        self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in averages]
+        # Gradients of float32 may travel shorter; the moving averages' changes never do.
+        self._sent = [short if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
+        kinds = [tf.uint8] * len(self._types)
+        with tf.device(self._device):
+            # Without bounds: who is never waited for cannot be blocked. A worker has one request under way at a time.
+            self._requests = tf.queue.FIFOQueue(-1, kinds)
+            self._replies = [tf.queue.FIFOQueue(-1, kinds) for _ in range(workers)]
+
+    # What workers run.
+
+    def hello(self, worker: tf.Tensor) -> None:
+        """Ask for the current values without a gradient; replies to an earlier process in this place are thrown away."""
+        self._ask([message_format.write([worker, tf.constant(_HELLO)], tf.zeros([0])) for _ in self._types])
+
+    def replies_to(self, worker: tf.Tensor) -> tf.Tensor:
+        """Return the handle of the queue that `receive` waits at."""
+        with tf.device(self._device):
+            return tf.stack([one.queue_ref for one in self._replies])[worker]
+
+    def receive(self, queue: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Wait for a reply; return the step, negative when there is nothing to compute, and the tensors."""
+        with tf.device(self._device):
+            parts = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.uint8] * len(self._types))
+        parts = [tf.identity(part) for part in parts]
+        (step,) = message_format.numbers(parts[0], _REPLIED)
+        return step, [message_format.tensor(p, _REPLIED, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=True)]
+
+    def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor]) -> None:
+        """Ask with the gradients of `step`, one tensor a pack, and the changes of the averages."""
+        self._ask([message_format.write([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
+
+    def _ask(self, parts: list[tf.Tensor]) -> None:
+        with tf.device(self._device):
+            self._requests.enqueue([tf.identity(part) for part in parts])
+
+    # What the chief runs.
+
+    def interrupt(self) -> None:
+        """Let `rounds` return before it has done all of them, and `answering` at once."""
+        self._ask([message_format.write([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._types])
+
+    def end(self, worker: int) -> None:
+        """Tell a worker that there is nothing more to compute."""
+        with tf.device(self._device):
+            self._replies[worker].enqueue(self._reply(tf.constant(_ENDED)))
+
+    def clear(self) -> None:
+        """Throw away what waits in the queues; for when no worker computes."""
+        with tf.device(self._device):
+            for queue in (self._requests, *self._replies):
+                for _ in range(int(queue.size().numpy())):
+                    queue.dequeue()
+
+    def answering(self) -> Any:
+        """Return a TensorFlow function that answers with the current values until `interrupt`, and returns the gradients dropped.
+
+        For a server that has done its rounds while another one still needs gradients of workers that wait for both.
+        """
+
+        @tf.function(autograph=False)
+        def run() -> tf.Tensor:
+            with tf.device(self._device):
+                # No step is the current one, and no number of gradients enough.
+                reply = self._reply(tf.cast(self._group.step.read_value(), tf.int32))
+                _, _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))
+                return late
+
+        return run
+
+    def rounds(self, needed: int) -> Any:
+        """Return a TensorFlow function that does so many rounds, an int32 scalar, and returns those done and the gradients dropped."""
+
+        def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
+            (now,) = message_format.numbers(reply[0], _REPLIED)
+            sums, asked, late, ended = self._gather(reply, needed, now)
+
+            def update() -> list[tf.Tensor]:
+                self._apply(sums, needed)
+                return self._reply(tf.cast(self._group.step.read_value(), tf.int32))
+
+            reply = tf.cond(ended, lambda: reply, update)
+            _each(tf.where(asked)[:, 0], lambda worker: self._answer(worker, reply))
+            return tf.where(ended, done, done + 1), dropped + late, ended, reply
+
+        @tf.function(autograph=False)
+        def run(count: tf.Tensor) -> tf.Tensor:
+            with tf.device(self._device):
+                start = (tf.constant(0), tf.constant(0), tf.constant(False), self._reply(tf.cast(self._group.step.read_value(), tf.int32)))
+                unknown = [tf.TensorShape([None])] * len(self._types)
+                shapes = (tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([]), unknown)
+                done, dropped, *_ = tf.while_loop(
+                    lambda done, _, ended, __: (done < count) & ~ended, body, start, shape_invariants=shapes, parallel_iterations=1
+                )
+                return tf.stack([done, dropped])
+
+        return run
+
+    def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Take requests until `needed` gradients are of step `now`; return sums, who sent them, the late ones, whether ended."""
+
+        def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
+            parts = _listed(self._requests.dequeue())
+            worker, step = message_format.numbers(parts[0], _ASKED)
+            here = tf.range(self._workers) == worker
+
+            def accept() -> tuple[Any, ...]:
+                arrived = (message_format.tensor(p, _ASKED, t, s) for p, t, s in zip(parts, self._sent, self._shapes, strict=True))
+                added = [total + tf.cast(one, total.dtype) for total, one in zip(sums, arrived, strict=True)]
+                return count + 1, late, tf.constant(False), asked | here, added
+
+            def answer() -> tuple[Any, ...]:
+                hello = step == _HELLO
+                with tf.control_dependencies([tf.cond(hello, lambda: self._forget(worker), lambda: tf.constant(0))]):
+                    self._answer(worker, reply)
+                return count, late + tf.cast(step >= 0, tf.int32), tf.constant(False), asked & ~here, sums
+
+            def end() -> tuple[Any, ...]:
+                return count, late, tf.constant(True), asked, sums
+
+            def pass_over() -> tuple[Any, ...]:
+                return count, late, tf.constant(False), asked, sums
+
+            kind = tf.where(worker < 0, 2, tf.where(step == LAST, 3, tf.where(step == now, 0, 1)))
+            return tf.switch_case(kind, [accept, answer, end, pass_over])
+
+        zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
+        start = (tf.constant(0), tf.constant(0), tf.constant(False), tf.zeros([self._workers], tf.bool), zeros)
+        _, late, ended, asked, sums = tf.while_loop(
+            lambda count, _, ended, *__: (count < needed) & ~ended, body, start, parallel_iterations=1
+        )
+        return sums, asked, late, ended
+
+    def _apply(self, sums: Sequence[tf.Tensor], needed: int) -> None:
+        means = [total / tf.cast(needed, total.dtype) for total in sums]
+        packs = len(self._group.variables)
+        self._group.apply(means[:packs])
+        for average, change in zip(self._averages, means[packs:], strict=True):
+            average.assign_add(change)
+
+    def _reply(self, step: tf.Tensor) -> list[tf.Tensor]:
+        values = [v.value.read_value() for v in self._group.variables] + [a.read_value() for a in self._averages]
+        return [message_format.write([step], value) for value in values]
+
+    def _answer(self, worker: tf.Tensor, reply: Sequence[tf.Tensor]) -> None:
+        queue = self.replies_to(worker)
+        tf.raw_ops.QueueEnqueueV2(handle=queue, components=reply)
+
+    def _forget(self, worker: tf.Tensor) -> tf.Tensor:
+        """Throw away what waits for a worker that has been started anew; return how much that was."""
+        queue = self.replies_to(worker)
+
+        def body(count: tf.Tensor) -> tf.Tensor:
+            gone = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.uint8] * len(self._types))
+            with tf.control_dependencies(_listed(gone)):
+                return count + 1
+
+        waiting = tf.raw_ops.QueueSizeV2(handle=queue)
+        return tf.while_loop(lambda count: count < waiting, body, (tf.constant(0),), parallel_iterations=1)[0]
+
+
+def _listed(parts: Any) -> list[tf.Tensor]:
+    """Return a queue's element as a list, also of one component."""
+    return list(parts) if isinstance(parts, list | tuple) else [parts]
+
+
+def _each(indices: tf.Tensor, act: Any) -> None:
+    def body(place: tf.Tensor) -> tf.Tensor:
+        act(indices[place])
+        return place + 1
+
+    tf.while_loop(lambda place: place < tf.size(indices), body, (tf.constant(0),), parallel_iterations=1)

@@ -1,0 +1,236 @@
+"""Synchronous training on parameter servers with back-up workers: a step is the mean of the first so many gradients."""
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import clock
+from trainer.engine.job import Job
+from trainer.engine.parameter_server.servers import let_go_on
+from trainer.engine.parameter_server.session import ServerSession
+from trainer.engine.parameter_server.sync_server import LAST, Server
+from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, constant, not_finite, watching
+from trainer.engine.session import PeerLostError, Progress
+from trainer.workloads.protocol import Workload
+
+_LOOK_EVERY = 0.25  # seconds between looks at a stop, and at servers that may be gone, while rounds are under way
+_PATIENCE = 2.0  # seconds that rounds may go on after a stop; so long, too, until an interruption is repeated
+_GONE = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
+
+
+class SynchronousSession(ServerSession):
+    """The chief's session. Servers gather gradients and update, see rounds.py; workers answer them with gradients.
+
+    What is read between calls of `run` is the state after exactly `step` rounds: servers move in `run` alone.
+    """
+
+    def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
+        self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
+        super().__init__(workload, job, connection, stopped, replicas=self._needed, apart=True)
+        short = tf.as_dtype(job.train.gradients.wire)
+        # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
+        averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
+        with watching():
+            self._servers = [
+                Server(group, mine, connection.workers, short) for group, mine in zip(self._state.groups, averages, strict=True)
+            ]
+        self._rounds = [server.rounds(self._needed) for server in self._servers]
+        self._answering = [server.answering() for server in self._servers]
+        self._dropped = 0
+        self._results: list[Result] = []  # what `run` has not told of yet
+        self._call = self._make_call()
+        self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
+
+    def settle(self) -> None:
+        """Do nothing: no round outlasts `run`. Nor does one begin that was not asked for, whatever `hold` says."""
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between. Workers, which wait for the next round, end their calls where none follows."""
+        stop = super().between(hooks, current=current)
+        if stop:
+            self._quiet()
+        return stop
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        """Do `steps` rounds; see Session.run. Fewer when the task is asked to stop meanwhile: too few workers may be left."""
+        began = time.perf_counter()
+        before = self._step
+        left = [steps] * len(self._servers)  # of each server
+        while any(left) and not self._stopped() and self._enough_workers():
+            done = self._rounds_of(left)
+            left = [one - of for one, of in zip(left, done, strict=True)]
+        # A stop may come in the middle of a round, which is then lost; of several servers, some may have done it.
+        self._step += steps - max(left)
+        stop = stop or self._stopped()
+        self._results += self._workers.take_there()
+        if stop or finish or self._step >= min(self._target, self._held) or self._first_spoilt(self._results):
+            self._quiet()
+        results, self._results = self._results, []
+        loss, metrics, workers = self._workers.summarise(results)
+        return Progress(
+            step=self._step,
+            steps=self._step - before,
+            loss=loss,
+            metrics=metrics,
+            examples=(self._step - before) * self._needed * self._replica.examples,
+            seconds=time.perf_counter() - began,
+            measured=sum(result.steps for result in results),
+            stop=stop,
+            finish=finish,
+            next_steps=next_steps or None,
+            not_finite=not_finite(results),
+            dropped=self._dropped,
+            workers=workers,
+        )
+
+    def _enough_workers(self) -> bool:
+        """Return true once there are as many workers as a round needs, false when asked to stop before.
+
+        Nothing may be under way meanwhile: the coordinator takes a worker back only while no call is.
+        """
+        if self._workers.alive >= self._needed:
+            return True
+        self._quiet()
+        while self._workers.alive < self._needed:
+            if self._stopped():
+                return False
+            for _ in range(self._workers.count):
+                self._workers.schedule(0)
+            self._results += self._workers.take_all()
+            time.sleep(_LOOK_EVERY)
+        return True
+
+    def _rounds_of(self, counts: list[int]) -> list[int]:
+        """Do so many rounds on each server and return how many were done: fewer when too few workers are left, or on a stop."""
+        under_way = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
+        for one in under_way:
+            one.add_done_callback(lambda _: self._workers.wake())
+        answering: dict[int, Future[int]] = {}
+        patience, moving = math.inf, time.monotonic()
+        while not all(one.done() for one in under_way):
+            if not any(one.done() for one in under_way):
+                moving = time.monotonic()
+            if time.monotonic() - moving > _LOOK_EVERY:
+                # Workers wait for every server: who is done goes on answering them.
+                for place in self._starving(under_way, counts) - answering.keys():
+                    answering[place] = self._threads.submit(_late, self._answering[place])
+            # A call's gradients may all come too late, so there is always another one.
+            while self._workers.in_flight < self._workers.count * IN_FLIGHT:
+                self._workers.schedule(max(counts))
+            result = self._workers.take_within(_LOOK_EVERY)
+            self._results += [result] if result else []
+            if any(one.done() and one.exception() for one in under_way):
+                break
+            self._workers.look_for_errors()
+            patience = self._interrupted(under_way, patience)
+        return self._done(under_way, answering)
+
+    def _done(self, under_way: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
+        try:
+            with watching():
+                for place in answering:
+                    self._servers[place].interrupt()
+                self._dropped += sum(one.result(_GONE) for one in answering.values())
+                results = [one.result(_GONE) for one in under_way]
+        except TimeoutError:
+            raise PeerLostError(f"a parameter server did not end its round within {_GONE:.0f} s of being told to") from None
+        self._dropped += results[0][1]
+        return [done for done, _ in results]
+
+    def _starving(self, under_way: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:
+        """Return the servers that have done their rounds and may keep workers from others that need their gradients.
+
+        Where every worker is needed each sends to all servers in each round; so only a server that had none to do does.
+        """
+        done = [place for place, one in enumerate(under_way) if one.done()]
+        return {place for place in done if self._needed < self._workers.count or counts[place] == 0}
+
+    def _interrupted(self, under_way: list[Future[tuple[int, int]]], patience: float) -> float:
+        """Interrupt rounds that lack workers, or that a stop has waited for until `patience`; return until when to wait now."""
+        if self._stopped():
+            patience = min(patience, time.monotonic() + _PATIENCE)
+        if self._workers.alive >= self._needed and time.monotonic() < patience:
+            return patience
+        if self._stopped():
+            let_go_on()
+        with watching():
+            for server, one in zip(self._servers, under_way, strict=True):
+                if not one.done():
+                    server.interrupt()
+        return time.monotonic() + _PATIENCE  # until it is repeated, should it not be heard
+
+    def _quiet(self) -> None:
+        """Let every worker end its call, and greet the servers anew with its next one."""
+        self._workers.drop_waiting()
+        with watching():
+            for server in self._servers:
+                for worker in range(self._workers.count):
+                    server.end(worker)
+            self._results += self._workers.take_all()
+            for server in self._servers:
+                server.clear()
+        self._workers.start_over()
+
+    def _worker_step(self) -> int:
+        return self._step  # each worker takes about one batch a round
+
+    def _run(self, iterator: Any, steps: int, seat: Assignment) -> Done:
+        *totals, waited, done, spoilt = self._call(iterator, constant(steps), constant(seat.worker), constant(seat.first)).numpy()
+        first = None if spoilt < 0 else round(float(spoilt)) + 1
+        return Done(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited), spoilt=first)
+
+    def _make_call(self) -> Any:
+        state, servers, replica = self._state, self._servers, self._replica
+
+        @tf.function(autograph=False)
+        def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+            def greet() -> tf.Tensor:
+                for server in servers:
+                    server.hello(worker)
+                return tf.constant(0)
+
+            tf.cond(first, greet, lambda: tf.constant(0))
+            queues = [server.replies_to(worker) for server in servers]
+
+            def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor, spoilt: tf.Tensor) -> tuple[tf.Tensor, ...]:
+                with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way
+                    began = clock.now()
+                received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
+                with tf.control_dependencies([tensors[0] for _, tensors in received]):
+                    waited = clock.since(began)
+                ended = tf.reduce_any([step < 0 for step, _ in received])
+                averages = received[0][1][len(state.groups[0].packs) :]
+                values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
+                # After the end this computes once more, in vain: cheaper than a condition around every step.
+                measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, received[0][0])
+                changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
+                joined = state.packed(gradients)
+                for server, (step, _), packs, extra in zip(servers, received, joined, changes, strict=True):
+                    server.send(worker, tf.where(ended, LAST, step), [*packs, *extra])
+                with tf.control_dependencies([pack for packs in joined for pack in packs]):
+                    # Not times 0: what is computed after the end may be no number.
+                    added = tf.where(ended, 0.0, tf.concat([measured, [waited]], 0))
+                spoilt = tf.where((spoilt < 0) & ~ended & ~tf.math.is_finite(measured[0]), received[0][0], spoilt)
+                return done + tf.cast(~ended, tf.int32), ended, totals + added, spoilt
+
+            start = (tf.constant(0), tf.constant(False), tf.zeros([replica.width + 1]), tf.constant(-1))
+            done, _, totals, spoilt = tf.while_loop(lambda done, ended, *_: (done < steps) & ~ended, body, start)
+            return tf.concat([totals, [tf.cast(number, tf.float32) for number in (done, spoilt)]], 0)
+
+        return call
+
+
+def _counts(run: Any, count: int) -> tuple[int, int]:
+    # Not under the server's device, though all of it runs there: as an operation of the server's it would hold up whatever
+    # else the chief asks of it, the functions that workers are about to call among it.
+    done, dropped = run(tf.constant(count)).numpy()
+    return int(done), int(dropped)
+
+
+def _late(answering: Any) -> int:
+    return int(answering().numpy())

@@ -1,0 +1,378 @@
+"""The workers of parameter_server as the chief sees them: it schedules calls of some steps, they tell what they did."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from trainer.engine import model_ops
+from trainer.engine.manual.watchdog import unreachable
+from trainer.engine.parameter_server.servers import let_go_on
+from trainer.engine.session import NotFinite, PeerLostError, WorkerProgress, cause
+from trainer.socket_filter import closed_to_others
+from trainer.tf_config import TaskConfig
+
+CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
+_SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone, or it was asked to stop
+_ANSWER = 1.0  # seconds for a server to take a connection
+_PATIENCE = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
+
+# What TensorFlow says of a call on a worker that came back and is not connected again yet, or does not have what the one before had.
+_NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant tensor remote_handle")
+
+# Of Python numbers, as tf.constant has them.
+_NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
+
+# A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+# What the coordinator logs of each worker's error, several times over: the error itself is raised, or told as a notice.
+_REPEATED = (
+    "Remote function on worker",
+    "encountered the following error when processing closure",
+    "Start cancelling closures due to error",
+)
+
+
+class _Repeated(logging.Filter):
+    """Drops what is told elsewhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not any(part in record.getMessage() for part in _REPEATED)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The chief's connection to every server of a cluster; there is one in a process."""
+
+    coordinator: Any
+    servers: int
+    workers: int
+
+
+def connect(task: TaskConfig) -> Connection:
+    """Connect the chief to all ps and workers; returns when every one of them answers.
+
+    Raises:
+        PeerLostError: one of them went away meanwhile.
+    """
+    tf.get_logger().addFilter(_Repeated())
+    cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
+    with watching(), closed_to_others(task.address):
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    servers = task.cluster["ps"]
+    _recognise_lost_workers(coordinator, servers)
+    return Connection(coordinator, len(servers), len(task.cluster["worker"]))
+
+
+def constant(value: Any, dtype: Any = None) -> tf.Tensor:
+    """Return a tensor on the chief, for a call on a worker.
+
+    Made under the worker's device it would be sent there at once, while no other Python runs: a worker that hangs would stop the chief.
+    And of a Python number TensorFlow keeps one tensor for good, with the error of a copy that a worker's death has cut off: no call with
+    that number could run on the process that comes in its place. So it is made of an array, each time.
+    """
+    kind = _NUMBERS.get(type(value)) if dtype is None else tf.as_dtype(dtype).as_numpy_dtype
+    with tf.device(CHIEF):
+        return tf.constant(np.asarray(value, kind))
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Turn TensorFlow's errors about lost servers into PeerLostError."""
+    try:
+        yield
+    except _LOST as error:
+        raise PeerLostError(cause(error)) from error
+
+
+def tells_of_lost_worker(error: Exception, servers: Sequence[str]) -> bool:
+    """Return whether a call on a worker, or connecting to it again, failed because the worker is lost, where the error does not name it.
+
+    gRPC reports some connections that break when a process dies without the task at the other end. That is a worker where each of
+    `servers`, their addresses, takes a connection.
+    """
+    message = str(error)
+    if isinstance(error, tf.errors.UnavailableError) and "/job:" not in message:
+        return not any(unreachable(address, _ANSWER) for address in servers)
+    return any(words in message for words in _NOT_CONNECTED) and "/job:ps" not in message
+
+
+def _recognise_lost_workers(coordinator: Any, servers: Sequence[str]) -> None:
+    """Have the coordinator take a worker for lost, and wait for it, also after errors in which it does not find the worker's name."""
+    cluster = coordinator._cluster  # noqa: SLF001 - the coordinator has no public say in this
+    by_name = cluster.failure_handler._validate_preemption_failure  # noqa: SLF001
+
+    def validate(error: Exception) -> None:
+        ending = cluster.closure_queue._cancellation_mgr.is_cancelled  # noqa: SLF001
+        if ending or not tells_of_lost_worker(error, servers):
+            by_name(error)
+
+    cluster.failure_handler._validate_preemption_failure = validate  # noqa: SLF001
+
+
+class Measures(Protocol):
+    """What a worker tells of a step: a vector of `width` numbers, the loss, the `metrics`, the seconds it waited for input."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the names of the metrics."""
+
+    @property
+    def width(self) -> int:
+        """Return how many numbers there are."""
+
+    @property
+    def examples(self) -> int:
+        """Return the examples of a step."""
+
+
+@dataclass
+class _Call:
+    """Steps for a worker. Once `over`, whoever is given it does nothing: it was lost with its worker, or is not wanted any more."""
+
+    steps: int
+    begun: bool = False
+    over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a call returned: `totals`, float32 [Measures.width], are sums over its `steps`.
+
+    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells; `spoilt` the
+    first global step whose loss was not finite, `inherited` whether weights that were not finite made each such loss, `brought` whatever
+    else it has for the chief.
+    """
+
+    totals: np.ndarray[Any, np.dtype[np.float32]]
+    steps: int
+    global_step: int = 0
+    waited: float | None = None
+    spoilt: int | None = None
+    inherited: bool = False
+    brought: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Done):
+    """What a worker did in a call of so many seconds."""
+
+    worker: int
+    seconds: float
+
+
+def not_finite(results: Iterable[Result]) -> NotFinite | None:
+    """Return the first loss that was not finite, by the global step, of those from finite weights if there are some; None where all were."""
+    found = [(result.inherited, NotFinite(result.spoilt, f"worker-{result.worker}")) for result in results if result.spoilt is not None]
+    return min(found)[1] if found else None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where a call runs: the worker, and whether it is the first call there, or the first since `start_over`."""
+
+    worker: int
+    first: bool
+
+
+# Makes a worker's iterator, under its device.
+MakeIterator = Callable[[int], Any]
+# Runs so many steps there.
+Run = Callable[[Any, int, Assignment], Done]
+
+
+class Workers:
+    """Schedules calls on workers and collects their results, those of lost workers included.
+
+    `stopped` tells whether this task was asked to stop: then nobody waits for workers, of which there may be none, without end.
+    Every method raises PeerLostError when a server is gone.
+    """
+
+    def __init__(
+        self, connection: Connection, make_iterator: MakeIterator, run: Run, measures: Measures, stopped: Callable[[], bool]
+    ) -> None:
+        self._coordinator, self.count = connection.coordinator, connection.workers
+        self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
+        self._nothing_done = Done(totals=np.zeros(measures.width, np.float32), steps=0)
+        self._iterators: dict[int, Any] = {}
+        # What lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
+        # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
+        self._of_lost_workers: list[Any] = []
+        self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
+        self._calls: dict[int, _Call] = {}  # that have not ended
+        self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
+        self._greeted: set[int] = set()
+        self._lost: set[int] = set()
+        self.local_steps = [0] * self.count
+        self.in_flight = 0
+        self._loss: float | None = None  # as last known
+        self._metrics: dict[str, float] = {}
+
+    def schedule(self, steps: int) -> None:
+        """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
+        call = _Call(steps)
+        self._calls[id(call)] = call
+        self.in_flight += 1
+        with watching():
+            # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
+            self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
+
+    def take(self) -> Result | None:
+        """Wait for a call to end and return what it did, no steps when its worker was lost; None once this task is asked to stop."""
+        while not self._stopped():
+            if result := self._take_or_look():
+                return result
+        return None
+
+    def take_within(self, seconds: float) -> Result | None:
+        """Do the same for so long, or until `wake`; None when no call has ended."""
+        try:
+            result = self._results.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if result is not None:
+            self.in_flight -= 1
+            self.local_steps[result.worker] += result.steps
+        return result
+
+    def wake(self) -> None:
+        """Let who waits in `take_within` go on; from any thread."""
+        self._results.put(None)
+
+    def take_there(self) -> list[Result]:
+        """Return every result that is there."""
+        results: list[Result] = []
+        while not self._results.empty():
+            result = self.take_within(0)
+            results += [result] if result else []
+        return results
+
+    def take_all(self) -> list[Result]:
+        """Wait for all calls that were scheduled and return their results.
+
+        Once this task is asked to stop, calls that no worker has begun do nothing, and those of workers that do not end them within
+        some seconds count as ended: what they have done, the servers alone know.
+        """
+        results: list[Result] = []
+        while self.in_flight and (result := self.take()):
+            results.append(result)
+        self.drop_waiting()
+        until = time.monotonic() + _PATIENCE
+        while self.in_flight and time.monotonic() < until:
+            result = self._take_or_look()
+            results += [result] if result else []
+        if self.in_flight:
+            let_go_on()  # saving has operations of its own
+            self._drop(begun=True)
+        return results + self.take_there()
+
+    def drop_waiting(self) -> None:
+        """Let calls that no worker has begun do nothing, and count as ended: there may be no worker left to take them."""
+        self._drop(begun=False)
+
+    @property
+    def alive(self) -> int:
+        """Return how many workers are not known to be lost; one that comes back is known by a call that it ends."""
+        return self.count - len(self._lost)
+
+    def start_over(self) -> None:
+        """Let the next call of every worker be its first."""
+        self._greeted.clear()
+
+    def look_for_errors(self) -> None:
+        """Raise what went wrong for good, if anything did."""
+        with watching():
+            self._coordinator.done()
+
+    def close(self) -> None:
+        """Let calls that no worker has begun do nothing, and give the others some seconds to end: no result is wanted any more."""
+        self.drop_waiting()
+        with watching():
+            # The public `join` has no deadline, and what nobody is there to take stays in the queue.
+            self._coordinator._cluster.closure_queue.wait(timeout=_PATIENCE)  # noqa: SLF001
+
+    def summarise(self, results: list[Result]) -> tuple[float | None, dict[str, float], list[WorkerProgress]]:
+        """Return loss and metrics, means over the steps of `results`, and each worker's progress.
+
+        Where there are none, the last known ones; before any call has ended no loss and no metrics.
+        """
+        results = [r for r in results if r.steps]  # without those that were lost
+        if results:
+            loss, *metrics, _ = np.sum([r.totals for r in results], axis=0) / sum(r.steps for r in results)
+            self._loss, self._metrics = float(loss), model_ops.named(self._measures.metrics, metrics)
+        return self._loss, self._metrics, [self._progress(r) for r in {r.worker: r for r in results}.values()]
+
+    def _progress(self, result: Result) -> WorkerProgress:
+        loss, *metrics, waited = result.totals
+        return WorkerProgress(
+            task=f"worker-{result.worker}",
+            local_step=self.local_steps[result.worker],
+            loss=float(loss / result.steps),
+            metrics=model_ops.named(self._measures.metrics, [total / result.steps for total in metrics]),
+            examples_per_second=result.steps * self._measures.examples / result.seconds,
+            seconds_per_step=result.seconds / result.steps,
+            input_wait=float(waited / result.seconds),
+            peer_wait=None if result.waited is None else result.waited / result.seconds,
+        )
+
+    def _work(self, call: _Call) -> None:
+        """Run one call on a worker; the coordinator's thread of that worker executes this, under its device."""
+        with self._lock:
+            if call.over:
+                return
+            call.begun = True
+        worker = tf.DeviceSpec.from_string(context.context().device_name).task
+        began = time.perf_counter()
+        try:
+            if worker not in self._iterators:
+                self._iterators[worker] = self._make_iterator(worker)
+            self._lost.discard(worker)
+            done = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done
+        except tf.errors.OpError as error:
+            self._of_lost_workers.append((error, self._iterators.pop(worker, None)))
+            self._greeted.discard(worker)
+            self._lost.add(worker)
+            with self._lock:
+                self._end(call, self._nothing(worker))
+            raise
+        with self._lock:
+            self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))
+
+    def _take_or_look(self) -> Result | None:
+        """Wait a moment for a call to end; where none does, look whether something is wrong for good."""
+        result = self.take_within(_SILENCE)
+        if result is None:
+            self.look_for_errors()
+        return result
+
+    def _drop(self, *, begun: bool) -> None:
+        """Let calls count as ended, and do nothing if they can still be kept from it."""
+        with self._lock:
+            for call in [one for one in self._calls.values() if begun or not one.begun]:
+                self._end(call, self._nothing(0))
+
+    def _seat(self, worker: int) -> Assignment:
+        first = worker not in self._greeted
+        self._greeted.add(worker)
+        return Assignment(worker, first)
+
+    def _end(self, call: _Call, result: Result) -> None:
+        """Tell of a call, once; under the lock."""
+        call.over = True
+        if self._calls.pop(id(call), None) is not None:
+            self._results.put(result)
+
+    def _nothing(self, worker: int) -> Result:
+        return Result(**vars(self._nothing_done), worker=worker, seconds=0.0)

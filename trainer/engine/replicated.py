@@ -1,0 +1,173 @@
+"""Training by one process, or by several in step with an all-reduce: strategies single and multi_worker_mirrored."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine import clock, data_length, model_ops, schedules
+from trainer.engine.changes import Snapshot
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.job import Job
+from trainer.engine.parameter_server import fused_updates
+from trainer.engine.replica import Replica, timed_next
+from trainer.engine.session import NotFinite, PeerLostError, Progress
+from trainer.workloads.protocol import Shard, Workload
+
+# Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
+# stays as long again.
+_LINGER = 0.3
+# Numbers that tasks tell each other between steps: vectors of TensorFlow's collective of one kind are of one size.
+_TOLD = 3
+
+
+class LocalSession:
+    """One replica in this process; with a ring of several tasks, one replica in each of them."""
+
+    follows_weights = True
+
+    def __init__(self, workload: Workload, job: Job, ring: AllReduce) -> None:
+        self._workload, self._job, self._ring = workload, job, ring
+        built = model_ops.build(workload, job, ring.size)
+        self.model: keras.Model = built.model
+        self.optimizer: keras.optimizers.Optimizer = built.optimizer
+        self.is_chief = ring.index == 0
+        self._replica = Replica(workload, self.model, self.optimizer, job)
+        self._step = 0
+        self._iterator: Any = None
+        self._call = self._make_call()
+
+    @property
+    def step(self) -> int:
+        """Return the global step as of the last call."""
+        return self._step
+
+    def push(self, step: int) -> None:
+        """See Session.push. Each task's random layers have a seed of their own, so that replicas drop different units."""
+        self._step = self._share(step)
+        first = self._step * self._job.train.gradients.accumulate
+        shard = Shard(self._job.batch_size, self._job.seed, index=self._ring.index, count=self._ring.size, start=first)
+        self._iterator = iter(data_length.checked(self._workload.train_data(shard), self._job, self._step))
+
+    def _share(self, step: int) -> int:
+        """Give every task the first one's model, optimizer and step; return that."""
+        where = tf.Variable(step, dtype=tf.int64)
+        variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
+        self._ring.share_from_first([where, *variables])
+        for seed in model_ops.seeds(self.model):
+            # A seed generator's state is [seed, how often it was drawn from]: the first stays apart, the second in step.
+            own = np.zeros(seed.shape, seed.dtype.as_numpy_dtype)
+            own.flat[0] = self._ring.index
+            seed.assign_add(own)
+        return int(where.numpy())
+
+    def settle(self) -> None:
+        """Do nothing: no call outlasts `run`."""
+
+    def hold(self, step: int) -> None:
+        """Do nothing: `run` begins no step that it was not asked for."""
+
+    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.from_chief."""
+        told = [float(flag and self.is_chief) for flag in flags]
+        agreed = self._ring.agree([*told, *[0.0] * (_TOLD - len(told))])
+        return [bool(number) for number in agreed[: len(told)]]
+
+    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between."""
+        del current  # it always is
+        if self._ring.size == 1:
+            return hooks()
+        told = [0.0] * _TOLD
+        if self.is_chief:
+            before = Snapshot(self.model.weights)
+            stop = hooks()
+            told = [float(stop), float(before.changed()), schedules.constant(self.optimizer) or 0.0]
+        stops, changes, rate = self._ring.agree(told)
+        if schedules.constant(self.optimizer) is not None:
+            schedules.set_rate(self.optimizer, rate)
+        if changes:
+            self._share(self._step)
+        return bool(stops)
+
+    def pull(self) -> None:
+        """Do nothing: model and optimizer are where the training happens."""
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        """See Session.run."""
+        began = time.perf_counter()
+        from_chief = [float(finish), next_steps] if self.is_chief else [0.0, 0.0]
+        control = np.array([float(stop), *from_chief], np.float32)
+        with self._ring.watching():
+            totals, told, waits = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
+        seconds = time.perf_counter() - began
+        self._step += steps
+        loss, *metrics = totals[:-1] / (steps * self._ring.size)
+        input_wait, peer_wait = (clock.part(waited, seconds) for waited in waits)
+        return Progress(
+            step=self._step,
+            steps=steps,
+            loss=float(loss),
+            metrics=model_ops.named(self._replica.metrics, metrics),
+            examples=steps * self._replica.examples * self._ring.size,
+            seconds=seconds,
+            stop=bool(told[0] > 0),
+            finish=bool(told[1] > 0),
+            next_steps=int(told[2]) or None,
+            input_wait=input_wait,
+            peer_wait=peer_wait if self._ring.size > 1 else None,
+            not_finite=self._not_finite(told[3:]),
+        )
+
+    def _not_finite(self, spoilt: Any) -> NotFinite | None:
+        """Tell of the task whose loss was the first not to be finite, of the numbers of steps since then."""
+        first = int(np.argmax(spoilt))
+        return NotFinite(self._step - int(spoilt[first]) + 1, self._ring.names[first]) if spoilt[first] else None
+
+    def close(self) -> None:
+        """See Session.close."""
+        if self._ring.size == 1:
+            return
+        self._ring.barrier()  # the chief has saved
+        # Who has passed a barrier may leave while another still reads from it. After the first one that would be a peer
+        # lost in the middle of its work; nobody leaves before the second, and whom that one loses is done.
+        with suppress(PeerLostError):
+            self._ring.barrier()
+        time.sleep(2 * _LINGER if self.is_chief else _LINGER)
+        self._ring.close()
+
+    def _make_call(self) -> Any:
+        model, ring, optimizer, replica = self.model, self._ring, self.optimizer, self._replica
+        width = replica.width
+
+        @tf.function(autograph=False)
+        def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            def own_step(_: tf.Tensor) -> tf.Tensor:
+                waits = [tf.constant(0.0)]
+
+                def exchange(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+                    together, waited = ring.mean_gradients(gradients)
+                    waits.append(waited)
+                    return together
+
+                batch, waited = timed_next(iterator)
+                measured = replica.own_step(batch, waited, exchange if ring.size > 1 else None, ring.index)
+                return tf.concat([measured, waits[-1:]], 0)
+
+            def step(_: tf.Tensor) -> tf.Tensor:
+                measured, gradients = replica.step(iterator)
+                together, waited = ring.mean_gradients(gradients)
+                fused_updates.apply(optimizer, together, model.trainable_variables)
+                return tf.concat([measured, [waited]], 0)
+
+            totals = model_ops.repeat(steps, own_step if replica.has_own_step else step, width + 1)
+            *_, finite = tf.unstack(totals)
+            spoilt = tf.one_hot(ring.index, ring.size) * (tf.cast(steps, tf.float32) - finite)  # steps of this task, the last ones
+            together = ring.total(tf.concat([totals[:width], control, spoilt], 0))
+            return together[:width], together[width:], totals[width - 1 : width + 1]
+
+        return call

@@ -1,0 +1,92 @@
+"""Starting the training process in a group of its own, noticing its end, and clearing away what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import parent_death
+
+# Before Python 3.11 there is no other way that leaves the program in its session, where it may read from the terminal.
+_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+
+
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    bound: bool,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    pass_fds: tuple[int, ...] = (),
+) -> int:
+    """Start `command` as the leader of a new process group and return its pid; it dies when this process does.
+
+    `bound`: the command calls lifeline.die_with_parent itself; other programs are wrapped for it.
+    Standard input is this process's own, and output and error where None is given for them.
+    """
+    pipe = _parent_pipe() if parent_death.needs_pipe() else None
+    process = subprocess.Popen(
+        command if bound else parent_death.wrapped(list(command)),
+        env={**environment, **parent_death.child_environment(pipe)},
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds if pipe is None else (*pass_fds, pipe),
+        **_OWN_GROUP,
+    )
+    if pipe is not None:
+        os.close(pipe)
+    # `reap` alone waits for children: the object must not, nor complain that nobody did.
+    process.returncode = 0
+    return process.pid
+
+
+def _parent_pipe() -> int:
+    reading, writing = os.pipe()  # `writing` stays open, and is nobody else's, for as long as this process lives
+    os.set_inheritable(writing, False)
+    return reading
+
+
+def reap(child: int | None) -> int | None:
+    """Take every child of this process that has ended from the process table; return how `child` ended, if it did.
+
+    Process 1 of a container has others than its own. A negative number is a signal, as in `subprocess`. What is
+    left of the child's process group is killed.
+    """
+    code = None
+    while True:
+        try:
+            if hasattr(os, "waitid"):
+                # Look first: while the dead leader is in the table, its group's number cannot be another's.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is not None and ended.si_pid == child:
+                    kill_group(ended.si_pid)
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == child:
+            kill_group(pid)
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def kill_group(child: int) -> None:
+    """Kill whatever runs in the child's process group. Harmless when nothing does."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no permission for the dead
+        os.killpg(child, signal.SIGKILL)
+
+
+def missing_program(command: Sequence[str]) -> str | None:
+    """Return why `command` cannot be run, None when its program is there and executable."""
+    if shutil.which(command[0]):
+        return None
+    what = "is not executable" if Path(command[0]).is_file() else "was not found"
+    return f"the program {command[0]!r} {what}; give a path, or a name that is in a directory of PATH"

@@ -1,0 +1,76 @@
+"""Calls the functions of a user's module with what they accept: `params`, `data`, `seed`, and each parameter by its name."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.workloads.errors import WorkloadError
+
+_WHOLE = ("params", "data", "seed")
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """What a spec's `train` section gives to a user's code."""
+
+    workload: str  # as the spec names it, for messages
+    params: Mapping[str, Any]
+    data: str
+    seed: int
+
+
+def call(function: Callable[..., Any], given: CallArguments) -> Any:
+    """Call `function` with those of `params`, `data`, `seed` and of the parameters by name that it takes.
+
+    Raises:
+        WorkloadError: it takes an argument that nothing is given for.
+    """
+    values = {**given.params, "params": dict(given.params), "data": given.data, "seed": given.seed}
+    arguments: dict[str, Any] = {}
+    for parameter in _parameters(function):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= {name: value for name, value in given.params.items() if name not in arguments}
+        elif parameter.name in values:
+            arguments[parameter.name] = values[parameter.name]
+        elif parameter.default is parameter.empty:
+            raise WorkloadError(
+                f"train.workload {given.workload}: {where(function)} takes {parameter.name!r}, and nothing gives it. "
+                f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_WHOLE)}."
+            )
+    return function(**arguments)
+
+
+def check_params(functions: Iterable[Any], given: CallArguments) -> None:
+    """Raise WorkloadError when there is a parameter that none of `functions` takes: it would silently do nothing."""
+    taken: set[str] = set()
+    for function in functions:
+        for parameter in _parameters(function) if callable(function) else ():
+            if parameter.name == "params" or parameter.kind is parameter.VAR_KEYWORD:
+                return
+            taken.add(parameter.name)
+    known = sorted(taken - set(_WHOLE))
+    for name in given.params:
+        if name not in taken:
+            near = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(known) or 'none'}, or a function that takes `params`"
+            raise WorkloadError(f"train.params.{name}: no function of {given.workload} takes an argument {name!r}; {remedy}")
+
+
+def where(function: Callable[..., Any]) -> str:
+    """Return a function's name and place, for messages."""
+    function = function.func if isinstance(function, functools.partial) else function
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return ()
