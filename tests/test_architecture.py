@@ -125,16 +125,31 @@ def test_what_the_map_of_behaviours_names_is_there() -> None:
     assert missing == []
 
 
-def test_no_backend_imports_another() -> None:
+BACKENDS = ("local", "docker", "kubernetes")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_outside_a_backend_imports_it(backend: str) -> None:
+    """The registry names it; so no backend imports another, and the command line none."""
+    package = f"launcher.backend.{backend}"
     found = [
         f"{module} imports {name}"
-        for backend in ("local", "docker", "kubernetes")
-        for module, tree in modules(f"launcher/backend/{backend}")
+        for module, tree in modules("launcher")
         for name in imports(tree)
-        if within(name, "launcher.backend")
-        and not within(f"launcher.backend.{backend}", name)
-        and not within(name, f"launcher.backend.{backend}")
-        and not within(name, "launcher.backend.model")
+        if within(name, package) and not within(module, package)
+    ]
+    assert found == []
+
+
+def test_the_command_line_compares_no_backends_name() -> None:
+    """What sets a backend apart is a field of its entry in the registry."""
+    found = [
+        f"{module}: {ast.unparse(node)}"
+        for module, tree in modules("launcher/cli")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.Constant) and side.value in BACKENDS
     ]
     assert found == []
 

@@ -82,3 +82,10 @@ class Backend(Protocol):
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board | None:
         """Have TensorBoard serve the run's logs and say where; None where the logs are in a directory of this machine."""
+
+
+class ComparesObjects(Protocol):
+    """What a backend offers beside that whose runs are objects of an API: to compare them with what a start would make of a spec."""
+
+    def differences(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+        """Yield the lines of a unified diff, from what is there to what `start` would apply; none where nothing differs."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from launcher.backend.model import Backend, Where
+from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters
 from launcher.cli.options import placed
 from launcher.cli.run_lookup import beside, find_run, home, homes, looks_like_file, run_names, run_names_here
 from launcher.errors import LauncherError, UsageError, did_you_mean
@@ -14,15 +15,6 @@ from launcher.plan.models import Target
 from launcher.runs import orphans
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import ENDED, RunStatus, State
-
-# Each is called as the target of its plans.
-BACKENDS: dict[Target, str] = {
-    "local": "launcher.backend.local.backend:LocalBackend",
-    "docker": "launcher.backend.docker.backend:DockerBackend",
-    "kubernetes": "launcher.backend.kubernetes.backend:KubernetesBackend",
-}
-# Of which there are several places to run: these take the place too.
-_PLACED = frozenset({"kubernetes"})
 
 
 def check_backend(name: str) -> Target:
@@ -51,7 +43,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     Raises UsageError where it is not known which is meant, and what the backends raise.
     """
     if on is None and (where.context or where.namespace):
-        on = "kubernetes"
+        on = of_clusters()
     if on is not None:
         backend = open_backend(on, runs, where)
         return backend, find_run(name, backend, runs, on)
@@ -60,8 +52,8 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend("local", runs), runs)
     there = homes(runs, run)
-    if there and "local" not in there and orphans.strays(RunPaths(runs.absolute() / run)):
-        there.insert(0, "local")  # its directory was removed while it ran
+    if there and DEFAULT not in there and orphans.strays(RunPaths(runs.absolute() / run)):
+        there.insert(0, DEFAULT)  # its directory was removed while it ran
     if not there and name and looks_like_file(name) and (found := beside(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(found))}")
     if len(there) < 2:
@@ -106,9 +98,9 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
 
     Raises UsageError for a name that is none, and for a cluster where there is none.
     """
-    module, _, attribute = BACKENDS[check_backend(name)].partition(":")
+    module, _, attribute = BACKENDS[check_backend(name)].target.partition(":")
     make = getattr(importlib.import_module(module), attribute)
-    if name in _PLACED:
+    if in_namespaces(name):
         where = where or Where()
         context, namespace = placed(name, where.context, where.namespace)
         return cast("Backend", make(runs, Where(context, namespace)))

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from launcher.backend.model import Where
+from launcher.backend.model import ComparesObjects, Where
+from launcher.backend.registry import in_namespaces, of_clusters
 from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, placed
 from launcher.cli.run_lookup import DEFAULT_RUNS, homes
 from launcher.plan.models import Target
@@ -42,9 +43,9 @@ def diff(
     """Show what `up` would change."""
     from launcher.cli.backends import check_backend
 
-    target = check_backend(on or ("kubernetes" if context or namespace else _where(file, overrides or [], runs)))
-    if target == "kubernetes":
-        context, namespace = placed("kubernetes", context, namespace)
+    target = check_backend(on or (of_clusters() if context or namespace else _where(file, overrides or [], runs)))
+    if in_namespaces(target):
+        context, namespace = placed(target, context, namespace)
         lines = _of_objects(file, overrides or [], runs, Where(context, namespace))
         told: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
     else:
@@ -58,16 +59,18 @@ def _where(file: Path, overrides: Sequence[str], runs: Path) -> str:
     from launcher.spec.loader import load
 
     there = homes(runs, load(file, overrides).name)
-    return "kubernetes" if "kubernetes" in there or not there else there[0]
+    return next((on for on in there if in_namespaces(on)), there[0] if there else of_clusters())
 
 
 def _of_objects(file: Path, overrides: Sequence[str], runs: Path, where: Where) -> list[str]:
-    from launcher.backend.kubernetes.backend import KubernetesBackend
+    from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import planned_there
     from launcher.spec.loader import dump
 
-    spec, plan, where = planned_there(file, overrides, "kubernetes", runs, where)
-    return list(KubernetesBackend(runs, where).differences(plan, dump(spec)))
+    on = of_clusters()
+    spec, plan, where = planned_there(file, overrides, check_backend(on), runs, where)
+    backend = cast("ComparesObjects", open_backend(on, runs, where))
+    return list(backend.differences(plan, dump(spec)))
 
 
 def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[dict[str, Any], list[str]]:

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from launcher.backend.model import Where
+from launcher.backend.registry import BACKENDS
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
 from launcher.cli.run_lookup import DEFAULT_RUNS
 
 if TYPE_CHECKING:
-    from launcher.doctor.findings import Check, CheckRequest, Finding
+    from launcher.backend.findings import Check, CheckRequest, Finding
 
 EXAMPLES = (
     ("launcher doctor", "whether this machine can run clusters"),
     ("launcher doctor --on docker", "whether the Docker engine can"),
     ("launcher doctor cluster.yaml --on kubernetes", "whether the cluster can, and whether this spec fits it"),
 )
-# Backend -> the module that examines it.
-_EXAMINERS = {"local": "launcher.doctor.local", "docker": "launcher.doctor.docker", "kubernetes": "launcher.doctor.kubernetes"}
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 NOT_WELL = 1
 
@@ -38,8 +37,8 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Examine whether a place can run clusters; with a spec, whether it fits."""
+    from launcher.backend.findings import CheckRequest
     from launcher.cli.backends import check_backend
-    from launcher.doctor.findings import CheckRequest
     from launcher.spec.loader import load
 
     target = check_backend(on)
@@ -48,7 +47,7 @@ def doctor(
     context, namespace = placed(on, context, namespace)
     question = CheckRequest(spec, Where(context, namespace or own), str(runs))
     found = []
-    for finding in _examine(_EXAMINERS[target], question):
+    for finding in _examine(BACKENDS[target].examiner, question):
         found.append(finding)
         if not as_json:
             _print(finding)
@@ -59,7 +58,7 @@ def doctor(
 
 
 def _examine(module: str, question: "CheckRequest") -> "Iterator[Finding]":
-    from launcher.doctor.findings import of_error
+    from launcher.backend.findings import of_error
     from launcher.errors import LauncherError
 
     check = cast("Check", importlib.import_module(module).examine)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.backend.model import Backend, Where
+from launcher.backend.registry import in_directories, in_namespaces, of_clusters
 from launcher.cli import owners
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
@@ -75,7 +76,7 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
     from launcher.cli.backends import known_runs, open_backend
     from launcher.cli.formats import seconds_of
 
-    on = "kubernetes" if on is None and (where.context or where.namespace) else on
+    on = of_clusters() if on is None and (where.context or where.namespace) else on
     before = time.time() - seconds_of(older, "--older") if older else None
     found = [
         one
@@ -88,7 +89,7 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
     told: list[dict[str, Any]] = []
     failed: list[LauncherError] = []
     for one in found:
-        backend = open_backend(one.backend, runs, where if one.backend == "kubernetes" else None)
+        backend = open_backend(one.backend, runs, where if in_namespaces(one.backend) else None)
         try:
             if backend.status(one.name).state not in ENDED:  # started again meanwhile
                 continue
@@ -112,7 +113,7 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
 
 def _is_finished(one: RunStatus, *, delete_data: bool) -> bool:
     """Return whether a run has ended for good, and is the user's own as far as a cluster tells: what others have applied there has no user."""
-    own = one.mine and (one.backend != "kubernetes" or bool(one.user))
+    own = one.mine and (not in_namespaces(one.backend) or bool(one.user))
     return own and one.ended is not None and one.state in (ENDED if not delete_data else {State.SUCCEEDED, State.FAILED})
 
 
@@ -141,7 +142,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
         how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"
         what = ", ".join(count(number, kind) for kind, number in removed.items())
         did = f"{'ended' if 'process' in removed else 'removed'} {what}" if what else "there was nothing to remove"
-        is_there = status.run_dir and (status.backend != "local" or Path(status.run_dir).is_dir())
+        is_there = status.run_dir and (not in_directories(status.backend) or Path(status.run_dir).is_dir())
         stays = f"; its data stays in {near(status.run_dir)}" if keeps and is_there and not status.data_lost else ""
         say(f"{run} {how} and does not run; {did}{stays}")
         after = status

@@ -5,8 +5,9 @@ import sys
 from dataclasses import asdict
 
 from launcher.backend.model import Where
+from launcher.backend.registry import in_namespaces, of_clusters
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
-from launcher.cli.run_lookup import DEFAULT_RUNS, command, place
+from launcher.cli.run_lookup import DEFAULT_RUNS, command, home, place
 from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
 
@@ -30,13 +31,13 @@ def ls(
     """List the runs."""
     from launcher.cli.backends import known_runs
 
-    on = "kubernetes" if on is None and (context or namespace) else on
+    on = of_clusters() if on is None and (context or namespace) else on
     known = known_runs(on, runs, Where(context, namespace))
     if as_json:
         print(json.dumps(finite([asdict(status) for status in known])))
         return
     if not known:
-        elsewhere = "" if on == "kubernetes" else "; --runs names another directory"
+        elsewhere = "" if in_namespaces(on) else "; --runs names another directory"
         print(f"there are no runs {place(runs, on)}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or 'local')}`")
         return
     from rich.console import Console
@@ -46,8 +47,8 @@ def ls(
     console = Console(highlight=False)
     rows = [_row(status, marked=console.is_terminal) for status in known]
     show(console, _HEADERS, rows, right=("TASKS", "STEP"), whole=("NAME", "STATE"), spare=_SPARE)
-    if on is None and any((runs / ".kubernetes").glob("*/*/*/place.json")):
-        print(f"`{command(runs, 'ls', on='kubernetes')}` lists runs on clusters", file=sys.stderr)
+    if on is None and any(home(runs, of_clusters()).glob("*/*/*/place.json")):
+        print(f"`{command(runs, 'ls', on=of_clusters())}` lists runs on clusters", file=sys.stderr)
 
 
 def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...]:

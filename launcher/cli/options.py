@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from launcher.backend.registry import in_namespaces
 from launcher.cli.run_lookup import DEFAULT_RUNS, run_names, stored
 from launcher.plan.models import Target
 
@@ -69,7 +70,7 @@ def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_backend(incomplete: str) -> list[str]:
     """Offer the backends."""
-    from launcher.cli.backends import BACKENDS
+    from launcher.backend.registry import BACKENDS
 
     return _matching(BACKENDS, incomplete)
 
@@ -116,6 +117,6 @@ Set = Annotated[
 
 def placed(on: str, context: str | None, namespace: str | None) -> tuple[str | None, str | None]:
     """Return the context and the namespace that were given, or else, for a cluster, those that the environment names."""
-    if on != "kubernetes":
+    if not in_namespaces(on):
         return context, namespace
     return context or os.environ.get("LAUNCHER_CONTEXT"), namespace or os.environ.get("LAUNCHER_NAMESPACE")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.model import Where
+from launcher.backend.registry import in_namespaces
 from launcher.plan import code, paths, planner
 from launcher.plan.models import Plan, Target
 from launcher.spec.loader import digest, load_as_written
@@ -26,13 +27,13 @@ def planned_there(file: Path, overrides: Sequence[str], target: Target, runs: Pa
 
     Where neither names one, a namespace that was named when the run was started last holds on: it is the same run.
     """
-    if target != "kubernetes":
+    if not in_namespaces(target):
         return *planned(file, overrides, target, runs), where
-    from launcher.backend.kubernetes import local_cache
+    from launcher.runs import cluster_cache
 
     spec, plan = planned(file, _in_namespace(overrides, where.namespace), target, runs)
     if spec.kubernetes.namespace is None:
-        before = local_cache.last(runs, spec.name, where.context, None)
+        before = cluster_cache.last(runs, spec.name, where.context, None)
         if before.said:
             spec, plan = planned(file, _in_namespace(overrides, before.namespace), target, runs)
     return spec, plan, Where(where.context, spec.kubernetes.namespace)

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from launcher.backend.model import Backend
+from launcher.backend.registry import in_directories
 from launcher.cli import formats, measures
 from launcher.cli.event_lines import LAUNCHER_NOTE, event_in
 from launcher.cli.run_lookup import command, near
@@ -109,7 +110,7 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
     if status.checkpoint is not None:
         steps.append(("checkpoint", near(status.checkpoint)))
     if status.model is not None:
-        taken = "" if status.backend == "local" else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
+        taken = "" if in_directories(status.backend) else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
         steps.append(("model", near(status.model) + taken))
     if status.state is not State.SUCCEEDED and started_by:
         steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from launcher.backend.model import Backend
+from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli import owners
 from launcher.cli.run_lookup import beside, command, homes, near, stored
 from launcher.errors import UsageError
@@ -69,7 +70,7 @@ def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool
     the first step. Raises UsageError where it would, unless `fresh` asks for that. `started_by` are the words after `up`, the spec's file first.
     """
     found = beside(Path(started_by[0]), runs, name)
-    if found is None or "local" not in homes(found, name):
+    if found is None or DEFAULT not in homes(found, name):
         return ""
     other = command(found, "up", *started_by)
     if is_there(runs, name):
@@ -106,7 +107,7 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
     if known is None:
         return None
     old, new = redumped(known), dump(spec)
-    if plan.target == "local":  # which has directories
+    if BACKENDS[plan.target].in_directories:
         old.pop("storage", None)
         new.pop("storage", None)
     for one in (old, new):  # a claim that is there keeps its own
@@ -115,7 +116,7 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
     old, new = _volumes_from(old, plan.target, directory), _volumes_from(new, plan.target, plan.spec_dir)
     old, new = _as_mounted(old), _as_mounted(new)
     paths = set(_PATHS)
-    if plan.target == "kubernetes" and spec.train is not None and container_rules.is_mounted(volumes_of(spec), spec.train.data):
+    if in_namespaces(plan.target) and spec.train is not None and container_rules.is_mounted(volumes_of(spec), spec.train.data):
         paths.remove("train.data")  # of a volume, not of the project
     return [change for change in changes(old, new) if change[0] not in paths or not _moved(change, directory, plan.spec_dir)]
 
@@ -125,7 +126,7 @@ def _volumes_from(dumped: dict[str, Any], target: Target, directory: str) -> dic
     volumes = [dict(volume) for volume in dumped.get("volumes") or ()]
     for volume in volumes:
         if volume.get("path"):
-            volume["path"] = None if target == "kubernetes" else os.path.relpath(volume["path"], directory or "/")
+            volume["path"] = None if in_namespaces(target) else os.path.relpath(volume["path"], directory or "/")
     return {**dumped, "volumes": volumes}
 
 

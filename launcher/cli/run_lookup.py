@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.model import Backend
+from launcher.backend.registry import BACKENDS, DEFAULT, entry, in_namespaces, of_clusters
 from launcher.errors import UsageError
 
 DEFAULT_RUNS = Path("runs")
@@ -22,13 +23,15 @@ def looks_like_file(name: str) -> bool:
 
 def home(runs: Path, on: str) -> Path:
     """Return the directory that holds what this machine keeps of a backend's runs, one directory a run."""
-    return runs / ".docker" if on == "docker" else runs
+    found = entry(on)
+    return runs / found.home if found else runs
 
 
 def homes(runs: Path, name: str) -> list[str]:
     """Return the backends on which a run of that name was started from here, without asking any."""
-    found = [on for on in ("local", "docker") if (home(runs, on) / name / "launcher").is_dir()]
-    return found + ["kubernetes"] * any((runs / ".kubernetes").glob(f"*/*/{name}/place.json"))
+    # Of a cluster's runs it is in a directory a cluster and namespace.
+    where = {on: f"*/*/{name}/place.json" if found.in_namespaces else f"{name}/launcher" for on, found in BACKENDS.items()}
+    return [on for on, pattern in where.items() if any(home(runs, on).glob(pattern))]
 
 
 def beside(file: Path, runs: Path, name: str) -> Path | None:
@@ -39,7 +42,7 @@ def beside(file: Path, runs: Path, name: str) -> Path | None:
 
 def place(runs: Path, on: str | None) -> str:
     """Return in words where the runs of a backend are listed."""
-    return "in the namespace" if on == "kubernetes" else f"under {runs}"
+    return "in the namespace" if in_namespaces(on) else f"under {runs}"
 
 
 def find_run(name: str | None, backend: Backend, runs: Path, on: str | None = None) -> str:
@@ -60,7 +63,7 @@ def find_run(name: str | None, backend: Backend, runs: Path, on: str | None = No
     if len(known) == 1:
         return known[0].name
     if not known:
-        elsewhere = "say --namespace" if on == "kubernetes" else "name their directory with --runs"
+        elsewhere = "say --namespace" if in_namespaces(on) else "name their directory with --runs"
         raise UsageError(f"there are no runs {place(runs, on)}", f"start one with `launcher up FILE`, or {elsewhere}")
     names = ", ".join(run.name for run in known)
     raise UsageError(f"there are {len(known)} runs {place(runs, on)}", f"say which one: {names}")
@@ -77,7 +80,7 @@ def near(path: str) -> str:
 def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
     """Return the command line a user types next, with --on and --runs where the run is not where a verb looks by itself."""
     words = ["launcher", verb, *rest]
-    if on != "local" or any(len(homes(runs, word)) > 1 for word in rest if _RUN_NAME.match(word)):
+    if on != DEFAULT or any(len(homes(runs, word)) > 1 for word in rest if _RUN_NAME.match(word)):
         words += ["--on", on]
     if runs != Path(os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS):
         words += ["--runs", str(runs)]
@@ -101,7 +104,7 @@ def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[
 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, without asking a backend: completion must be quick."""
-    placed = [path.parent.name for path in (runs / ".kubernetes").glob("*/*/*/place.json")]
+    placed = [path.parent.name for path in home(runs, of_clusters()).glob("*/*/*/place.json")]
     return sorted({*run_names_here(runs), *(name for name in placed if "." not in name)})
 
 

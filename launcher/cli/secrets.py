@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from launcher.backend.registry import BACKENDS
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
@@ -29,7 +30,7 @@ def supply(plan: Plan, spec: ClusterSpec) -> None:
     for task in plan.tasks:
         for name, value in task.secrets.items():
             meant.setdefault(name, set()).add(f"{value.key} of {value.secret}")
-    if plan.target == "docker":
+    if not BACKENDS[plan.target].in_directories:
         for name, secret in secrets_beside(spec):
             meant.setdefault(name, set()).add(f"{secret.key} of {secret.secret}")
     env_file = spec.env_file

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.backend.model import Backend, Where
+from launcher.backend.registry import BACKENDS, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, home
@@ -60,22 +61,22 @@ def up(
     say = _sayer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
     is_named = source is not None and source.name != "DEFAULT"  # as `--runs runs`, too
-    if on == "local" and not is_named and (place := check_place(started_by, runs, spec.name, fresh=fresh)):
+    if BACKENDS[plan.target].in_directories and not is_named and (place := check_place(started_by, runs, spec.name, fresh=fresh)):
         say(f"notice: {place}")
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
         starting.enter_context(alone(runs, spec.name))
         old = before(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
-        elsewhere = on == "docker" and not is_there(home(runs, on), spec.name)
+        elsewhere = BACKENDS[plan.target].by_labels and not is_there(home(runs, on), spec.name)
         changes, asked = changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt, yes)
         decision = decide(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
             say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
-        if on != "kubernetes":
+        if not in_namespaces(on):
             supply(plan, spec)
-        if decision == "fresh" and (old is not None or (on != "kubernetes" and is_there(home(runs, on), spec.name))):
+        if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(backend.reserve(plan, dump(spec)))
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
@@ -83,7 +84,7 @@ def up(
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
         for notice in (*plan.notices, *backend.prepare(plan, dump(spec))):
             say(f"notice: {notice}")
-        if detach and on == "kubernetes" and spec.kubernetes.ttl is not None:
+        if detach and in_namespaces(on) and spec.kubernetes.ttl is not None:
             say(
                 f"notice: kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end: where `{command(runs, 'wait', spec.name, on=on)}` "
                 "has not watched that, the run counts as stopped, also when it has succeeded"

@@ -10,11 +10,11 @@ import os
 import shutil
 import time
 
+from launcher.errors import LauncherError, UsageError
 from launcher.runs import locks, process_identity, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, RunStatus, State
-from launcher.errors import LauncherError, UsageError
 
 _STEP = 0.1
 # A verb that only looks whether somebody keeps the run holds its lock for a moment.

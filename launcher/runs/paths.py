@@ -5,6 +5,9 @@ from pathlib import Path
 
 from launcher.errors import LauncherError
 
+# Below the runs directory, where this machine stores what it knows of runs in containers and on clusters: no run has such a name.
+OF_CONTAINERS, OF_CLUSTERS = ".docker", ".kubernetes"
+
 
 @dataclass(frozen=True)
 class RunPaths:

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launcher.runs import locks
 from launcher.errors import LauncherError
+from launcher.runs import locks
 
 # Below both the IANA dynamic range (49152 and up: macOS) and Linux's (32768 and up).
 _QUIET_RANGE = range(20_000, 32_000)

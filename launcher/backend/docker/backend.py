@@ -31,7 +31,7 @@ from launcher.plan.models import Plan
 from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.os_errors import explain
-from launcher.runs.paths import RunPaths
+from launcher.runs.paths import OF_CONTAINERS, RunPaths
 from launcher.runs.status import ENDED, LogLine, RunStatus, State
 from launcher.runs.stored import Part, Stored, nothing
 from launcher.runs.supervised_runs import SupervisedRuns
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
 
 BACKEND = "docker"
-ROOT = ".docker"  # below the runs directory; a local run of the same name is another one
 _KEEPER = "launcher.backend.docker"
 _START_SLACK = 300.0  # beyond what Compose may take: an earlier run stops and is removed first, on a slow engine
 _LOCK_WAIT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
@@ -52,7 +51,7 @@ class DockerBackend:
     """Runs plans as containers; what it knows of them is below `runs`/.docker/<name>. See launcher.backend.model.Backend."""
 
     def __init__(self, runs: Path) -> None:
-        self._kept = SupervisedRuns(runs / ROOT, BACKEND)
+        self._kept = SupervisedRuns(runs / OF_CONTAINERS, BACKEND)
 
     @cached_property
     def _engine(self) -> Engine:

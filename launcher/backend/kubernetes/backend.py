@@ -19,7 +19,6 @@ from launcher.backend.kubernetes import (
     ended_status,
     helper_pod,
     inventory,
-    local_cache,
     log_lines,
     reconcile,
     run_objects,
@@ -41,6 +40,7 @@ from launcher.plan.models import Plan
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
+from launcher.runs import cluster_cache
 from launcher.runs.status import ENDED, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Part, Stored
 from launcher.spec.models import ClusterSpec
@@ -106,7 +106,7 @@ class KubernetesBackend:
         self._ended.pop(name, None)
         # Before anything is made: whatever becomes of this process, the other verbs find it.
         said = run.options.namespace is not None
-        put_back = local_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
+        put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
             mark = self._marks.pop(name, None) or submit.reserve(cluster, run, wanted)
@@ -294,7 +294,7 @@ class KubernetesBackend:
                 run_objects.delete_claim(cluster, name)
         cluster.delete("ConfigMap", run_record.name_of(name))
         self._forget(name)
-        local_cache.forget(self._runs, _place(cluster), name)
+        cluster_cache.forget(self._runs, _place(cluster), name)
 
     def set_aside(self, name: str, aside: str) -> str:
         """Rename the run's directory on its volume, and what is kept of it here."""
@@ -314,7 +314,7 @@ class KubernetesBackend:
             helper_pod.move_aside(cluster, run, aside)
         if mark is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
             self._marks[name] = run_record.empty(cluster, mark)
-        local_cache.rename(self._runs, _place(cluster), name, aside)
+        cluster_cache.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
         gone = "gone with its claim" if run.storage else "gone, as it had no volume"
         return status_source.claim_words(run.claim, cluster, aside) if stays else gone
@@ -357,12 +357,12 @@ class KubernetesBackend:
     def _cluster(self, name: str) -> Cluster:
         """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
         if name not in self._placed:  # found once: what is kept of it may be moved or deleted meanwhile
-            place = local_cache.last(self._runs, name, self._where.context, self._where.namespace)
+            place = cluster_cache.last(self._runs, name, self._where.context, self._where.namespace)
             self._placed[name] = Cluster(place.context, place.namespace)
         return self._placed[name]
 
     def _kept(self, cluster: Cluster, name: str) -> Path:
-        return local_cache.logs(self._runs, _place(cluster), name)
+        return cluster_cache.logs(self._runs, _place(cluster), name)
 
 
 def _records(cluster: Cluster) -> list[Object]:
@@ -374,8 +374,8 @@ def _sweep(cluster: Cluster) -> None:
         boards.sweep(cluster)
 
 
-def _place(cluster: Cluster) -> local_cache.Place:
-    return local_cache.Place(cluster.context, cluster.namespace)
+def _place(cluster: Cluster) -> cluster_cache.Place:
+    return cluster_cache.Place(cluster.context, cluster.namespace)
 
 
 def _spec(dumped: dict[str, Any]) -> ClusterSpec:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs import archive
 from launcher.backend.kubernetes import download
+from launcher.runs import archive
 from launcher.runs.stored import PLACES
 
 TOKEN = "who knows it may read"  # noqa: S105 - of this test

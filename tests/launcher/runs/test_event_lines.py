@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.runs.event_lines import log_line
 from launcher.cli.event_lines import event_in, raw, shown
+from launcher.runs.event_lines import log_line
 from trainer.events import escaped
 
 EVENT = b'{"event":"restarting","time":1,"task":"chief","attempt":2,"restarts":1,"exit_code":1,"cause":"x","detail":"","delay":0}'

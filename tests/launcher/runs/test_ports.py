@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import LauncherError
 from launcher.runs import ports
 from launcher.runs.ports import PortReservation
-from launcher.errors import LauncherError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="BSD sockets refuse two binds of one port")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs import process_identity, spawn
-from launcher.runs.paths import RunPaths
 from launcher.errors import LauncherError
 from launcher.plan.models import Plan
+from launcher.runs import process_identity, spawn
+from launcher.runs.paths import RunPaths
 
 # As a keeper waits for Docker Compose, a process of its own session.
 WAITS = """

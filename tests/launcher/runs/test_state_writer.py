@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from launcher.runs import state_file
-from launcher.runs.state_writer import Record
 from launcher.runs.state_file import Snapshot
+from launcher.runs.state_writer import Record
 from launcher.runs.status import RunStatus, State
 
 

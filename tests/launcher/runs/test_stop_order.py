@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from launcher.runs import stop_order
 from launcher.plan import rules
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
+from launcher.runs import stop_order
 
 NAMES: dict[str, RoleName] = {"chief": "chief", "worker-0": "worker", "ps-0": "ps", "evaluator": "evaluator"}
 

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.backend.findings import Finding, ok, problem, warning
 from launcher.backend.kubernetes import room
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.room import amount
-from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import yaml
 
-from launcher.doctor.kubernetes import RULES
+from launcher.backend.kubernetes.doctor import RULES
 
-ROLE = Path(__file__).parents[3] / "docs" / "kubernetes-role.yaml"
+ROLE = Path(__file__).parents[4] / "docs" / "kubernetes-role.yaml"
 
 
 def test_doctor_asks_for_the_rights_of_the_documented_role() -> None:

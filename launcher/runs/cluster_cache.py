@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 from launcher.runs import state_file
 from launcher.runs.os_errors import explain
+from launcher.runs.paths import OF_CLUSTERS
 
-_ROOT = ".kubernetes"  # no run of another backend has that name
+_ROOT = OF_CLUSTERS
 _PLACE = "place.json"
 _IN_CLUSTER = "@"  # in a pod, where no kubeconfig names the cluster; what is quoted has none of these
 

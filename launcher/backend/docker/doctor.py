@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from launcher import docker_cli, images
 from launcher.backend.docker.engine import check_compose, endpoint
 from launcher.backend.docker.image_prep import check_directories
+from launcher.backend.findings import CheckRequest, Finding, of_error, ok, problem, warning
 from launcher.cli.formats import decimal
-from launcher.doctor.findings import CheckRequest, Finding, of_error, ok, problem, warning
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.programs import roles_of

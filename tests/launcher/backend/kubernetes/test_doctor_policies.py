@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.doctor.policies import Held, held
+from launcher.backend.kubernetes.doctor_policies import Held, held
 from launcher.images import image_for
 from launcher.plan import planner
 from launcher.render.kubernetes.network import policies

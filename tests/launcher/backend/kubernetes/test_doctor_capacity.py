@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from launcher.backend.kubernetes.doctor_capacity import Node, node, take, unplaced
 from launcher.backend.kubernetes.room import amount
-from launcher.doctor.capacity import Node, node, take, unplaced
 from launcher.spec.models import ClusterSpec
 
 

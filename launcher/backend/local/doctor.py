@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.backend.findings import CheckRequest, Finding, ok, problem, warning
 from launcher.cli.formats import decimal, memory
-from launcher.doctor.findings import CheckRequest, Finding, ok, problem, warning
 from launcher.plan.machine import detect
 from launcher.spec.programs import roles_of
 

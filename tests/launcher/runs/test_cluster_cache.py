@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes import local_cache
-from launcher.backend.kubernetes.local_cache import Place
 from launcher.backend.kubernetes.pod_logs import kept_lines
+from launcher.runs import cluster_cache
+from launcher.runs.cluster_cache import Place
 
 HERE = Place("kind", "default")
 TEAM = Place("kind", "team-a", said=True)
@@ -17,7 +17,7 @@ PLACES = (HERE, TEAM, FAR, Place("../kind", "default"), Place(".", "default"), P
 
 
 def test_each_place_has_a_directory_of_its_own_below_the_runs(tmp_path: Path) -> None:
-    directories = [local_cache.directory(tmp_path, place, "mnist") for place in PLACES]
+    directories = [cluster_cache.directory(tmp_path, place, "mnist") for place in PLACES]
     for directory in directories:
         directory.mkdir(parents=True)
     assert len(set(directories)) == len(PLACES)
@@ -40,44 +40,44 @@ def test_a_run_is_where_it_was_started_last_unless_the_user_says_otherwise(
     context: str | None, namespace: str | None, found: Place, tmp_path: Path
 ) -> None:
     for place in (HERE, TEAM, FAR):
-        local_cache.remember(tmp_path, place, "mnist")
-    assert local_cache.last(tmp_path, "mnist", context, namespace) == found
-    assert local_cache.last(tmp_path, "other", context, namespace) == Place(context, namespace)
+        cluster_cache.remember(tmp_path, place, "mnist")
+    assert cluster_cache.last(tmp_path, "mnist", context, namespace) == found
+    assert cluster_cache.last(tmp_path, "other", context, namespace) == Place(context, namespace)
 
 
 def test_what_is_forgotten_is_no_place_of_the_run_any_more(tmp_path: Path) -> None:
     for place in (HERE, TEAM):
-        local_cache.remember(tmp_path, place, "mnist")
-    local_cache.forget(tmp_path, TEAM, "mnist")
-    assert local_cache.last(tmp_path, "mnist", None, None) == HERE
-    local_cache.forget(tmp_path, HERE, "mnist")
-    local_cache.forget(tmp_path, HERE, "mnist")
-    assert local_cache.last(tmp_path, "mnist", None, None) == Place(None, None)
+        cluster_cache.remember(tmp_path, place, "mnist")
+    cluster_cache.forget(tmp_path, TEAM, "mnist")
+    assert cluster_cache.last(tmp_path, "mnist", None, None) == HERE
+    cluster_cache.forget(tmp_path, HERE, "mnist")
+    cluster_cache.forget(tmp_path, HERE, "mnist")
+    assert cluster_cache.last(tmp_path, "mnist", None, None) == Place(None, None)
 
 
 def test_what_is_set_aside_takes_its_output_along_and_leaves_the_run_where_it_was(tmp_path: Path) -> None:
     for place in (HERE, TEAM):
-        local_cache.remember(tmp_path, place, "mnist")
-    log = local_cache.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
+        cluster_cache.remember(tmp_path, place, "mnist")
+    log = cluster_cache.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01T00:00:00Z first words\n")
-    local_cache.rename(tmp_path, TEAM, "mnist", "mnist.old")
-    assert local_cache.last(tmp_path, "mnist", None, None) == TEAM
-    assert not local_cache.logs(tmp_path, TEAM, "mnist").exists()
-    moved = local_cache.logs(tmp_path, TEAM, "mnist.old") / "chief" / log.name
+    cluster_cache.rename(tmp_path, TEAM, "mnist", "mnist.old")
+    assert cluster_cache.last(tmp_path, "mnist", None, None) == TEAM
+    assert not cluster_cache.logs(tmp_path, TEAM, "mnist").exists()
+    moved = cluster_cache.logs(tmp_path, TEAM, "mnist.old") / "chief" / log.name
     assert moved.read_text() == "2026-01-01T00:00:00Z first words\n"
-    local_cache.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which nothing was kept
-    assert local_cache.last(tmp_path, "mnist", None, None) == TEAM
+    cluster_cache.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which nothing was kept
+    assert cluster_cache.last(tmp_path, "mnist", None, None) == TEAM
 
 
 def test_a_start_that_came_to_nothing_leaves_the_run_where_it_was_started_before(tmp_path: Path) -> None:
-    local_cache.remember(tmp_path, HERE, "mnist")()
-    assert local_cache.last(tmp_path, "mnist", None, None) == Place(None, None)
-    local_cache.remember(tmp_path, HERE, "mnist")
-    local_cache.remember(tmp_path, TEAM, "mnist")
-    local_cache.remember(tmp_path, HERE, "mnist")()
-    assert local_cache.last(tmp_path, "mnist", None, None) == TEAM
-    assert local_cache.last(tmp_path, "mnist", None, "default") == HERE
+    cluster_cache.remember(tmp_path, HERE, "mnist")()
+    assert cluster_cache.last(tmp_path, "mnist", None, None) == Place(None, None)
+    cluster_cache.remember(tmp_path, HERE, "mnist")
+    cluster_cache.remember(tmp_path, TEAM, "mnist")
+    cluster_cache.remember(tmp_path, HERE, "mnist")()
+    assert cluster_cache.last(tmp_path, "mnist", None, None) == TEAM
+    assert cluster_cache.last(tmp_path, "mnist", None, "default") == HERE
 
 
 def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -> None:
@@ -87,22 +87,22 @@ def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -
         (old / "logs" / name).parent.mkdir(parents=True)
         (old / "logs" / name).write_text("2026-01-01T00:00:00Z first words\n")
     (old / "place.json").write_text('{"context": "kind", "namespace": "team-a"}')
-    assert local_cache.last(tmp_path, "other", None, None) == Place(None, None)
+    assert cluster_cache.last(tmp_path, "other", None, None) == Place(None, None)
     for _ in range(2):
-        assert local_cache.last(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, said=False)
-        assert [line.task for line in kept_lines(local_cache.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
+        assert cluster_cache.last(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, said=False)
+        assert [line.task for line in kept_lines(cluster_cache.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
     assert not old.exists()
 
 
 def test_a_context_of_the_runs_name_is_not_taken_for_what_was_kept_then(tmp_path: Path) -> None:
     place = Place("mnist", "logs", said=True)
-    local_cache.remember(tmp_path, place, "mnist")
-    log = local_cache.logs(tmp_path, place, "mnist") / "chief" / "mnist-chief-0-abcde.log"
+    cluster_cache.remember(tmp_path, place, "mnist")
+    log = cluster_cache.logs(tmp_path, place, "mnist") / "chief" / "mnist-chief-0-abcde.log"
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01T00:00:00Z first words\n")
     earlier = tmp_path / ".kubernetes" / "mnist" / "place.json"
     earlier.write_text('{"context": "kind", "namespace": "team-a"}')
     os.utime(earlier, (0, 0))
-    assert local_cache.last(tmp_path, "mnist", None, None) == place
-    assert local_cache.last(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, said=False)
+    assert cluster_cache.last(tmp_path, "mnist", None, None) == place
+    assert cluster_cache.last(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, said=False)
     assert log.is_file()

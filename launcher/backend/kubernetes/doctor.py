@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher import images
-from launcher.backend.kubernetes import admission, helper_pod, run_objects, storage_classes
+from launcher.backend.findings import CheckRequest, Finding, of_error, ok, problem, warning
+from launcher.backend.kubernetes import admission, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, numbers
 from launcher.backend.kubernetes.errors import strange
 from launcher.backend.kubernetes.room import amount
-from launcher.doctor import capacity, policies
-from launcher.doctor.findings import CheckRequest, Finding, of_error, ok, problem, warning
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
 from launcher.plan.paths import CONTAINER_RUNS
@@ -84,7 +83,7 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
     if storage_of(spec):
         wanted = f"ask for a storage class that offers {access_of(spec)}"
         yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, _run(spec)))
-    yield from capacity.examine(cluster, question.spec, _tied(cluster, spec))
+    yield from doctor_capacity.examine(cluster, question.spec, _tied(cluster, spec))
     yield from _image_and_names(cluster, spec)
 
 
@@ -149,7 +148,7 @@ def _or_unseen(what: str, lost: str, look: Callable[[], Iterator[Finding]]) -> I
 def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     run = _run(spec)
     own = network.policies(run) if run.options.egress == "tasks" else []
-    held = policies.held([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
+    held = doctor_policies.held([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
     names = ", ".join(held.by)
     if held.lacking:
         yield problem(

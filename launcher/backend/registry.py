@@ -1,0 +1,60 @@
+"""The backends: where each one is, and what sets it apart for the command line. A new backend is a package and an entry here."""
+
+from dataclasses import dataclass
+
+from launcher.plan.models import Target
+from launcher.runs.paths import OF_CLUSTERS, OF_CONTAINERS
+
+DEFAULT: Target = "local"  # where a verb looks by itself
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A backend: `target` is its class as module:name, `examiner` the module of its checks for `launcher doctor`.
+
+    `home`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
+    namespaces of clusters, and a place to run names one. `in_directories`: what a run stores is in a directory of this machine.
+    `by_labels`: runs that other machines have started are seen there, and known by their labels: of their spec the digest alone.
+    """
+
+    target: str
+    examiner: str
+    home: str = ""
+    in_namespaces: bool = False
+    in_directories: bool = False
+    by_labels: bool = False
+
+
+# Each is called as the target of its plans.
+BACKENDS: dict[Target, Entry] = {
+    "local": Entry("launcher.backend.local.backend:LocalBackend", "launcher.backend.local.doctor", in_directories=True),
+    "docker": Entry("launcher.backend.docker.backend:DockerBackend", "launcher.backend.docker.doctor", home=OF_CONTAINERS, by_labels=True),
+    "kubernetes": Entry(
+        "launcher.backend.kubernetes.backend:KubernetesBackend",
+        "launcher.backend.kubernetes.doctor",
+        home=OF_CLUSTERS,
+        in_namespaces=True,
+    ),
+}
+
+
+def entry(name: str | None) -> Entry | None:
+    """Return the entry of the backend called `name`, None for none."""
+    return next((found for known, found in BACKENDS.items() if known == name), None)
+
+
+def in_namespaces(name: str | None) -> bool:
+    """Return whether the runs of the backend called `name` are in namespaces of clusters."""
+    found = entry(name)
+    return found is not None and found.in_namespaces
+
+
+def in_directories(name: str | None) -> bool:
+    """Return whether what runs of the backend called `name` store is in directories of this machine."""
+    found = entry(name)
+    return found is not None and found.in_directories
+
+
+def of_clusters() -> str:
+    """Return the backend that --context and --namespace mean where --on is left out."""
+    return next(name for name, found in BACKENDS.items() if found.in_namespaces)
