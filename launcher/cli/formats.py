@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
+from launcher import timestamps
 from launcher.errors import UsageError
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -85,10 +85,10 @@ def moment(text: str, now: float | None = None) -> float:
         return (time.time() if now is None else now) - parse_duration(text)
     except ValueError:
         pass
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise UsageError(f"{text!r} is no time", "write how long ago, such as 10m, or a time, such as 2026-01-31T12:00:00Z") from None
+    found = timestamps.seconds(text)
+    if found is None:
+        raise UsageError(f"{text!r} is no time", "write how long ago, such as 10m, or a time, such as 2026-01-31T12:00:00Z")
+    return found
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -99,8 +99,3 @@ def seconds_of(text: str, option: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}", "write a duration with its unit, such as 90s or 10m") from None
-
-
-def clock(moment: float) -> str:
-    """Write a time in RFC 3339, UTC, with milliseconds, as log files have it."""
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

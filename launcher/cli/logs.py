@@ -180,8 +180,8 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
     from rich.console import Console
 
     from launcher.cli import event_lines
-    from launcher.cli.formats import clock
     from launcher.cli.prefixes import Prefixes
+    from launcher.timestamps import rfc3339
     from trainer.events import render
 
     console = Console(highlight=False)
@@ -191,7 +191,7 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
         event = None if raw else event_lines.event_in(line.text)
         # The chief speaks for the workers of parameter_server: the line belongs to whom it tells of.
         task = event["task"] if event else line.task
-        time = f"{clock(line.time)} " if timestamps else ""
+        time = f"{rfc3339(line.time)} " if timestamps else ""
         if raw:
             # Whatever bytes they are: text that is none would not pass through stdout's encoding.
             sys.stdout.flush()

@@ -8,21 +8,15 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.runs.event_lines import LONGEST_LINE, log_line
 from launcher.runs.status import LogLine
+from launcher.timestamps import rfc3339, seconds
 from trainer.events import escaped
 
 _STAMP_LENGTH = len("2026-01-31T00:00:00.000Z")
 _BLOCK = 64 * 1024
-
-
-def stamp(seconds: float) -> str:
-    """Return seconds since the epoch as RFC 3339 in UTC with milliseconds."""
-    milliseconds = int(seconds * 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000)) + f".{milliseconds % 1000:03d}Z"
 
 
 class LogWriter:
@@ -67,7 +61,7 @@ class LogWriter:
         if not lines:
             return
         self._latest = max(self._latest, time.time())
-        prefix = stamp(self._latest).encode() + b" "
+        prefix = rfc3339(self._latest).encode() + b" "
         body = b"".join(prefix + line + b"\n" for line in lines)
         if self._lost:
             body = prefix + f"--- launcher: {self._lost} lines could not be written here\n".encode() + body
@@ -102,10 +96,9 @@ def _last_time(path: Path) -> float:
 
 def parse(line: bytes, task: str, earlier: float) -> LogLine:
     """Return a line of a log file. A damaged one has the time of the line before it, `earlier`."""
-    with contextlib.suppress(ValueError):
-        moment = datetime.fromisoformat(line[:_STAMP_LENGTH].decode("ascii"))
-        if moment.tzinfo is UTC and line[_STAMP_LENGTH : _STAMP_LENGTH + 1] == b" ":
-            return log_line(moment.timestamp(), task, line[_STAMP_LENGTH + 1 :].removesuffix(b"\n"))
+    stamp, rest = line[:_STAMP_LENGTH], line[_STAMP_LENGTH:]
+    if stamp.endswith(b"Z") and rest.startswith(b" ") and (moment := seconds(stamp.decode("ascii", "replace"))) is not None:
+        return log_line(moment, task, rest[1:].removesuffix(b"\n"))
     return log_line(earlier, task, line.removesuffix(b"\n"))
 
 
@@ -128,7 +121,7 @@ def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
 
 def since_offset(path: Path, since: float) -> int:
     """Return the offset of the first line at or after `since` (seconds since the epoch), by bisection."""
-    wanted = stamp(since).encode()
+    wanted = rfc3339(since).encode()
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         low, high = 0, file.seek(0, os.SEEK_END)
         while low < high:

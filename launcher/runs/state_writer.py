@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.runs import state_file
-from launcher.runs.log_files import stamp
 from launcher.runs.state_file import Snapshot
+from launcher.timestamps import rfc3339
 
 # Seconds between two writes: a state that changed is written at once, progress alone a few times a second.
 _CHANGE = 0.02
@@ -76,4 +76,4 @@ class Record:
 def say(text: str) -> None:
     """Write a line to the supervisor's own log; a full disk loses it."""
     with contextlib.suppress(OSError):
-        print(f"{stamp(time.time())} {text}", flush=True)
+        print(f"{rfc3339(time.time())} {text}", flush=True)

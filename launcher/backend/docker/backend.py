@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from docker.models.containers import Container
 
-from launcher import files
+from launcher import files, timestamps
 from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_WAIT, Engine, asking, compose, endpoint
 from launcher.backend.docker.stop import stop_running
 from launcher.backend.docker.supervisor import COMPOSE_FILE
-from launcher.backend.docker.task_state import moment
 from launcher.backend.model import Board, always
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.document import from_document
@@ -341,7 +340,7 @@ def _is_told(status: RunStatus, containers: list[Container]) -> bool:
 
 def _newer(containers: list[Container], ended: float | None) -> bool:
     """Tell whether a task was started after the run of which it is known how it ended."""
-    starts = [moment(container.attrs["State"].get("StartedAt")) for container in container_status.members(containers).values()]
+    starts = [timestamps.seconds(container.attrs["State"].get("StartedAt")) for container in container_status.members(containers).values()]
     return any(start is not None and ended is not None and start > ended for start in starts)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from docker.errors import NotFound
 from docker.models.containers import Container
 
-from launcher import images
+from launcher import images, timestamps
 from launcher.backend.docker import log_stream
 from launcher.backend.docker.engine import Engine
-from launcher.backend.docker.task_state import TaskView, moment
+from launcher.backend.docker.task_state import TaskView
 from launcher.plan import rules
 from launcher.render import labels
 from launcher.runs.progress import Progress
@@ -75,7 +75,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     begun = progress.ready or any(view.state()[0] is State.RUNNING for view in views.values() if not view.has_trainer)
     state, reason = verdict(told, decisive, ready=begun)
     ended = state not in _UNDERWAY
-    started = [seconds for container in tasks.values() if (seconds := moment(container.attrs.get("Created"))) is not None]
+    started = [seconds for container in tasks.values() if (seconds := timestamps.seconds(container.attrs.get("Created"))) is not None]
     ends = [task.ended for task in told if task.ended is not None]
     common = next(iter(containers)).labels
     return RunStatus(
@@ -179,14 +179,5 @@ def of_volume(volume: Any, name: str) -> RunStatus:
         run_dir=f"volume {volume.name}",
         spec_digest=common.get(labels.DIGEST, ""),
         strategy=common.get(labels.STRATEGY, ""),
-        started=_created(volume.attrs.get("CreatedAt")),
+        started=timestamps.seconds(volume.attrs.get("CreatedAt")),
     )
-
-
-def _created(stamp: str | None) -> float | None:
-    from datetime import datetime
-
-    try:
-        return datetime.fromisoformat(stamp).timestamp() if stamp else None
-    except ValueError:
-        return None

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from docker.models.containers import Container
 
+from launcher import timestamps
 from launcher.backend.docker.engine import ERRORS
 from launcher.backend.docker.stop import stop
-from launcher.backend.docker.task_state import moment
 from launcher.render import labels
 from launcher.runs.state_writer import say
 
@@ -38,9 +38,9 @@ class Sidecars:
 
     def join_again(self, task: Container) -> None:
         """Have those that run since before their task was started last started again: they are on a network that is gone."""
-        since = moment(task.attrs["State"].get("StartedAt"))
+        since = timestamps.seconds(task.attrs["State"].get("StartedAt"))
         for container in self._of.get(task.labels.get(labels.TASK, ""), []):
-            started = moment(container.attrs["State"].get("StartedAt"))
+            started = timestamps.seconds(container.attrs["State"].get("StartedAt"))
             if since is not None and started is not None and started < since:
                 self._begin(container, functools.partial(container.restart, timeout=self._grace))
 

@@ -2,9 +2,9 @@
 
 import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
+from launcher import timestamps
 from launcher.plan import rules
 from launcher.runs.progress import Pace, number, whole
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, Start, meets_restriction, out_of_memory, said_with, waiting, was_killed
@@ -12,20 +12,10 @@ from launcher.runs.status import Restart, State, TaskStatus
 from trainer.events import Event, parse
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
-_GONE = "0001-01-01"  # how the engine writes that something has not happened
-
 _NO_SUCH_PROGRAM = 127  # the exit code of an engine's `init` that cannot start the program, as a shell's
 
 # What the engine calls the states in which nothing of a container runs, nor will by itself.
 OVER = frozenset({"exited", "dead"})
-
-
-def moment(stamp: str | None) -> float | None:
-    """Return seconds since the epoch from the engine's RFC 3339 with nanoseconds; None for a time that was not."""
-    if not stamp or stamp.startswith(_GONE):
-        return None
-    head, _, fraction = stamp.removesuffix("Z").partition(".")
-    return datetime.fromisoformat(f"{head}+00:00").timestamp() + float(f"0.{fraction or 0}")
 
 
 def is_final(code: int) -> bool:
@@ -76,12 +66,12 @@ class TaskView:
     def look(self, state: dict[str, Any], restarts: int = 0) -> bool:
         """Take in the engine's `State` of the container and how often it restarted it; True when something changed."""
         changed = state != self.container
-        if state.get("Status") in {"restarting", *OVER} and moment(state.get("FinishedAt")) is not None:
+        if state.get("Status") in {"restarting", *OVER} and timestamps.seconds(state.get("FinishedAt")) is not None:
             self._code = int(state.get("ExitCode", 0))
         self.container = state
         if not self.has_trainer:
             for _ in range(restarts - self._engine_restarts):
-                self._restarted(moment(state.get("StartedAt")) or 0.0)
+                self._restarted(timestamps.seconds(state.get("StartedAt")) or 0.0)
             self._engine_restarts = restarts
         return changed
 
@@ -107,7 +97,7 @@ class TaskView:
     @property
     def ran_for(self) -> float:
         """Seconds that the container ran the last time, 0 where it never ended."""
-        began, ended = (moment(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
+        began, ended = (timestamps.seconds(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
         return 0.0 if began is None or ended is None else max(0.0, ended - began)
 
     def ended_with(self, code: int) -> None:
@@ -215,8 +205,8 @@ class TaskView:
             restarts=tuple(self.restarts),
             restarts_left=self._left if self._left is not None or self.limit is None else max(0, self.limit - self.counted),
             exit_code=self.code if over else None,
-            started=moment(self.container.get("StartedAt")),
-            ended=moment(self.container.get("FinishedAt")) if over else None,
+            started=timestamps.seconds(self.container.get("StartedAt")),
+            ended=timestamps.seconds(self.container.get("FinishedAt")) if over else None,
             **vars(self._pace),
         )
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from launcher.backend.kubernetes import diagnosis
-from launcher.backend.kubernetes.pod_status import DELETED, Object, condition, restart, role_of, seconds, task_of
+from launcher.backend.kubernetes.pod_status import DELETED, Object, condition, restart, role_of, task_of
 from launcher.plan import rules
 from launcher.runs.status import Restart
+from launcher.timestamps import seconds
 
 _MADE = re.compile(r"Created pod: (\S+)")
 # What an event about a pod says of its end -> in words. `Killing` only says that it ends.

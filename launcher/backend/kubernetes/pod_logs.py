@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 
+from launcher import timestamps
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.diagnosis import is_silent
 from launcher.backend.kubernetes.errors import UnreachableError
@@ -271,7 +271,5 @@ def _gap(task: str, after: str) -> tuple[str, bytes]:
 
 
 def _line(task: str, piece: tuple[str, bytes]) -> LogLine | None:
-    try:
-        return log_line(datetime.fromisoformat(piece[0]).timestamp(), task, piece[1])
-    except ValueError:
-        return None
+    time = timestamps.seconds(piece[0])
+    return None if time is None else log_line(time, task, piece[1])

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from launcher.backend.kubernetes import diagnosis, tied
@@ -17,6 +16,7 @@ from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.plan import rules
 from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS
 from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
 
 Object = Mapping[str, Any]
@@ -380,10 +380,3 @@ def _ended(job: Object) -> float | None:
     last = job.get("status", {}).get("completionTime")
     failed = condition(job, "Failed")
     return seconds(last or (failed or {}).get("lastTransitionTime"))
-
-
-def seconds(time: object) -> float | None:
-    """Return seconds since the epoch from a time of the API's; None for what is no such time."""
-    if not isinstance(time, str):
-        return None
-    return datetime.fromisoformat(time).timestamp()

@@ -4,7 +4,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime
 
 from launcher.backend.kubernetes import diagnosis, pod_status
 from launcher.backend.kubernetes.client import Cluster
@@ -12,6 +11,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object, node_of, task_of
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
 from launcher.runs.status import RunStatus, State
+from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
 
 # The task, for how long, and the first words of what is wrong.
@@ -49,7 +49,7 @@ def given_up(pod: Object) -> float | None:
     if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
         return None
     # By then it should be gone: a node that answers kills it at the end of its grace period.
-    due = datetime.fromisoformat(head["deletionTimestamp"]).timestamp()
+    due = seconds(head["deletionTimestamp"]) or 0.0
     if diagnosis.is_silent(pod):
         return due - float(head.get("deletionGracePeriodSeconds") or 0)
     # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
@@ -78,7 +78,7 @@ def too_late(status: RunStatus, seen: ClusterSnapshot, now: float, start_timeout
 
     Time counts from when a Job was let go by its queue. A pod that came later than the first ones replaces one that ran.
     """
-    started = [time for job in seen.jobs if (time := pod_status.seconds(job.get("status", {}).get("startTime"))) is not None]
+    started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
         return ""
     waiting = [pod for pod in seen.pods if pod.get("status", {}).get("phase") == "Pending"]
@@ -110,7 +110,7 @@ def _ignores_stops(job: Object) -> bool:
 
 
 def _is_first(pod: Object, started: float) -> bool:
-    created = pod_status.seconds(pod["metadata"].get("creationTimestamp"))
+    created = seconds(pod["metadata"].get("creationTimestamp"))
     return created is None or created - started < _FIRST_WITHIN
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from launcher.cli import formats
 from launcher.errors import UsageError
+from launcher.timestamps import rfc3339
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,8 @@ def test_timeout_that_is_no_duration_says_what_is() -> None:
 
 
 def test_clock_reads_back() -> None:
-    assert formats.clock(60.5) == "1970-01-01T00:01:00.500Z"
-    assert formats.moment(formats.clock(60.5)) == 60.5
+    assert rfc3339(60.5) == "1970-01-01T00:01:00.500Z"
+    assert formats.moment(rfc3339(60.5)) == 60.5
 
 
 def test_a_metric_that_was_not_finite_is_nan() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.runs import log_files
 from launcher.runs.log_files import LogWriter
 from launcher.runs.status import LogLine
+from launcher.timestamps import rfc3339
 
 
 def every(path: Path, offset: int = 0) -> list[LogLine]:
@@ -25,7 +26,7 @@ def texts(path: Path, offset: int = 0) -> list[str]:
 
 
 def written(path: Path, seconds: list[float]) -> None:
-    path.write_text("".join(f"{log_files.stamp(second)} line {number}\n" for number, second in enumerate(seconds)))
+    path.write_text("".join(f"{rfc3339(second)} line {number}\n" for number, second in enumerate(seconds)))
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def test_a_line_too_long_is_cut_and_its_parts_are_no_events(tmp_path: Path, monk
 
 def test_a_line_that_its_writer_did_not_end_stays_apart_from_the_next(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    path.write_text(f"{log_files.stamp(5)} whole\n{log_files.stamp(6)} torn")
+    path.write_text(f"{rfc3339(5)} whole\n{rfc3339(6)} torn")
     log = LogWriter(path)
     log.feed(b"next\n")
     log.close()
@@ -120,7 +121,7 @@ def test_since_and_tail_find_what_reading_it_all_would(
     path = tmp_path_factory.mktemp("log") / "a.log"
     written(path, seconds)
     lines = every(path)
-    after = [line for line in lines if log_files.stamp(line.time + 1e-4) >= log_files.stamp(since)]
+    after = [line for line in lines if rfc3339(line.time + 1e-4) >= rfc3339(since)]
     assert every(path, log_files.since_offset(path, since)) == after
     assert every(path, log_files.tail_offset(path, tail)) == lines[len(lines) - min(tail, len(lines)) :]
 
@@ -141,5 +142,5 @@ def test_no_file_is_no_lines(tmp_path: Path) -> None:
 
 def test_a_damaged_line_has_the_time_of_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    path.write_text(f"{log_files.stamp(5)} good\nnonsense\n2026-99-99T00:00:00.000Z worse\n")
+    path.write_text(f"{rfc3339(5)} good\nnonsense\n2026-99-99T00:00:00.000Z worse\n")
     assert [(line.time, line.text) for line in every(path)] == [(5, "good"), (5, "nonsense"), (5, "2026-99-99T00:00:00.000Z worse")]

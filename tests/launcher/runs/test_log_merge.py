@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from launcher.runs.log_files import stamp
 from launcher.runs.log_merge import merged
+from launcher.timestamps import rfc3339
 
 
 def files(directory: Path, **lines: list[float]) -> dict[str, Path]:
     found = {}
     for task, seconds in lines.items():
         found[task] = directory / f"{task}.log"
-        found[task].write_text("".join(f"{stamp(second)} {second:g}\n" for second in seconds))
+        found[task].write_text("".join(f"{rfc3339(second)} {second:g}\n" for second in seconds))
     return found
 
 
@@ -37,7 +37,7 @@ def test_following_reads_what_was_written_before_the_end_was_told(tmp_path: Path
     def ended() -> bool:
         over = next(told)
         if over:
-            later.write_text(f"{stamp(9)} 9\n")
+            later.write_text(f"{rfc3339(9)} 9\n")
         return over
 
     assert [line.text for line in merged(logs, follow=True, ended=ended)] == ["1", "9"]

@@ -7,8 +7,9 @@ import pytest
 
 from launcher.backend.docker.container_status import verdict
 from launcher.backend.docker.log_stream import lines
-from launcher.backend.docker.task_state import TaskView, is_final, moment
+from launcher.backend.docker.task_state import TaskView, is_final
 from launcher.runs.status import LogLine, State, TaskStatus
+from launcher.timestamps import seconds
 
 
 def container(status: str, code: int = 0, **more: Any) -> dict[str, Any]:
@@ -151,10 +152,10 @@ def test_which_ends_are_final_when_the_trainer_gave_up(code: int, final: bool) -
 
 
 def test_the_engine_s_times_have_nine_digits_or_none() -> None:
-    assert moment("2026-01-31T10:00:00.123456789Z") == pytest.approx(1769853600.123456789)
-    assert moment("2026-01-31T10:00:00Z") == 1769853600
-    assert moment("0001-01-01T00:00:00Z") is None
-    assert moment(None) is None
+    assert seconds("2026-01-31T10:00:00.123456789Z") == pytest.approx(1769853600.123456789)
+    assert seconds("2026-01-31T10:00:00Z") == 1769853600
+    assert seconds("0001-01-01T00:00:00Z") is None
+    assert seconds(None) is None
 
 
 def test_output_is_read_by_lines_also_where_one_comes_in_parts() -> None:
