@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from trainer import __version__
 from trainer.exit_codes import MEANING, ExitCode
+from trainer.strategies import STRATEGIES, likely
 
 if typing.TYPE_CHECKING:
     from typing import Union
@@ -29,7 +30,6 @@ if typing.TYPE_CHECKING:
     from trainer.job import Job
     from trainer.restarts import Policy
     from trainer.settings import TrainerSettings
-    from trainer.strategies import Strategy
     from trainer.supervise import Report
     from trainer.tf_config import TaskConfig
 
@@ -304,12 +304,12 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir  # callbacks of the user's own write there
         # What was left out stays left out: the workload's defaults fill it in.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
-    strategy = settings.strategy if settings else _likely_strategy(task)
+    strategy = settings.strategy if settings else likely(len(task.tasks()), has_ps="ps" in task.cluster)
     return Job(
         command=tuple(command or TRAINING),
         role=task.role,
         built_in=not command,
-        makes_steps=not command and strategy != "manual",
+        makes_steps=not command and STRATEGIES[strategy].trains,
         environment=environment,
         awaited=awaited(task, strategy),
         watched_chief=None if command else watched_chief(task, strategy),
@@ -341,15 +341,8 @@ def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | No
 
     own: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}
     policy = Policy(**{"max_restarts": settings.max_restarts, **dict(own)}) if settings else Policy()
-    tells = not command and settings is not None and settings.strategy != "manual" and (task.is_chief or task.role == "evaluator")
+    tells = not command and settings is not None and STRATEGIES[settings.strategy].trains and (task.is_chief or task.role == "evaluator")
     return replace(policy, recovers_after=math.inf) if tells else policy
-
-
-def _likely_strategy(task: TaskConfig) -> Strategy:
-    """Guess from the cluster how a user's program works, when no settings say it."""
-    if "ps" in task.cluster:
-        return "parameter_server"
-    return "multi_worker_mirrored" if len(task.tasks()) > 1 else "single"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from trainer.command_settings import VARIABLE, ConfigurationError, document_in, document_of
 from trainer.settings import Settings, TrainerSettings
 from trainer.settings_rules import misfits
-from trainer.strategies import TRAINING, Strategy
+from trainer.strategies import STRATEGIES, Strategy
 from trainer.tf_config import TaskConfig
 from trainer.workloads.catalog import CATALOG
 
@@ -31,10 +31,10 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
         return []
     counts = {role: len(task.cluster.get(role, ())) for role in ("chief", "worker", "ps")}
     problems = [message for wrong, message in _misfits(settings.strategy, counts) if wrong]
-    if settings.strategy == "manual" and task.role == "evaluator":
+    if not STRATEGIES[settings.strategy].trains and task.role == "evaluator":
         problems.append("strategy manual saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out")
     sync = settings.train.sync
-    if sync is not None and settings.strategy in TRAINING and settings.strategy != "parameter_server":
+    if sync is not None and STRATEGIES[settings.strategy].trains and not STRATEGIES[settings.strategy].served:
         problems.append(f"train.sync is for parameter_server; the strategy is {settings.strategy}; remove train.sync")
     elif sync is not None and 0 < counts["worker"] < sync.replicas_to_aggregate:
         problems.append(
@@ -47,15 +47,15 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
     return problems
 
 
-def _misfits(strategy: str, counts: dict[str, int]) -> list[tuple[bool, str]]:
+def _misfits(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str]]:
     """Return, for one strategy, what a cluster may not be."""
     total = sum(counts.values())
-    if strategy == "parameter_server":
+    if STRATEGIES[strategy].on_servers:
         return [
             (not counts[role], f"strategy parameter_server needs {what} in TF_CONFIG.cluster; there is none; add its address")
             for role, what in (("chief", "a chief"), ("worker", "at least one worker"), ("ps", "at least one ps"))
         ]
-    if strategy == "manual":
+    if STRATEGIES[strategy].served:
         return [
             (not counts["chief"], "strategy manual needs a chief in TF_CONFIG.cluster; there is none; add its address"),
             (
@@ -63,7 +63,7 @@ def _misfits(strategy: str, counts: dict[str, int]) -> list[tuple[bool, str]]:
                 "strategy manual needs at least one worker or ps in TF_CONFIG.cluster; there is none; add its address",
             ),
         ]
-    if strategy == "multi_worker_mirrored":
+    if STRATEGIES[strategy].in_step:
         return [(counts["ps"] > 0, f"strategy multi_worker_mirrored has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them")]
     return [(total > 1, f"strategy {strategy} is one task; TF_CONFIG.cluster has {total}; use multi_worker_mirrored or parameter_server")]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.strategies import STRATEGIES
 from trainer.tf_config import TfConfigError, parse, split_address
 
 _PROC = Path("/proc")
@@ -22,7 +23,7 @@ _CONNECT_TIMEOUT = 2.0
 _DEAD = frozenset("ZXx")
 _STOPPED = frozenset("Tt")
 # The strategies whose tasks serve others at their address; the others have an address and no server.
-_SERVING = frozenset({"parameter_server", "manual", "multi_worker_mirrored"})
+_SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.served or kind.in_step)
 
 
 @dataclass(frozen=True)

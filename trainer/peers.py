@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Optional
 
 from trainer.reactor import Reactor, Timer
-from trainer.strategies import SERVED, Strategy
+from trainer.strategies import SERVED, STRATEGIES, Strategy
 from trainer.tf_config import TaskConfig, split_address
 
 Answer = Optional[str]  # why an address gave no connection; None: it gave one
@@ -47,11 +47,9 @@ def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
 
     All-reduce needs everyone. Servers, those of parameter_server and manual, serve whoever comes; only the chief needs them.
     """
-    if task.role == "evaluator" or strategy in {"single", "mirrored"}:
-        return {}
-    if strategy in SERVED and not task.is_chief:
-        return {}
-    return task.peers()
+    kind = STRATEGIES[strategy]
+    needs = kind.in_step or (kind.served and task.is_chief)
+    return task.peers() if needs and task.role != "evaluator" else {}
 
 
 def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:

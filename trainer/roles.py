@@ -18,6 +18,7 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.socket_filter import closed_to_others
+from trainer.strategies import STRATEGIES
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Agent, Workload
 
@@ -148,7 +149,7 @@ def _train(context: Context) -> ExitCode:
 
     # All sessions but one configure TensorFlow's devices, so they are prepared before anything that starts it up.
     workload = _workload(context)
-    if context.job.strategy != "single":
+    if not STRATEGIES[context.job.strategy].alone:
         _check_not_started(context)
     strategy = context.job.strategy
     if not peer_wait.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
@@ -160,13 +161,13 @@ def _train(context: Context) -> ExitCode:
     context.report("ready", seconds=time.time() - context.began)
     outcome = loop.run(session, workload, job, context.report, context.stopped)
     if not outcome.finished:
-        if context.job.strategy == "multi_worker_mirrored":
+        if STRATEGIES[strategy].in_step:
             # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.
             with suppress(PeerLostError):
                 session.close()
         return ExitCode.STOPPED
     session.close()
-    if context.job.strategy == "parameter_server":
+    if STRATEGIES[strategy].served:
         _dismiss(context)
     _done(context, outcome.step, outcome.metrics, outcome.ended_early)
     return ExitCode.DONE

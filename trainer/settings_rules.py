@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainer.settings import LearningRate, Train, direction
-from trainer.strategies import TRAINING, Strategy
+from trainer.strategies import STRATEGIES, TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG
 
 # schedule -> the fields that belong to it, and those of them that it cannot do without.
@@ -84,20 +84,20 @@ def _one_clip(train: Train, _: Strategy) -> Iterator[Misfit]:
 
 
 def _wire(train: Train, strategy: Strategy) -> Iterator[Misfit]:
-    if train.gradients.wire != "float32" and strategy not in ("multi_worker_mirrored", "parameter_server"):
+    if train.gradients.wire != "float32" and not (STRATEGIES[strategy].in_step or STRATEGIES[strategy].on_servers):
         message = f"gradients do not travel between tasks with strategy {strategy}"
         remedy = "remove `wire`"
         yield Misfit(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)
 
 
 def _loss_scale(train: Train, strategy: Strategy) -> Iterator[Misfit]:
-    if train.precision == "mixed_float16" and strategy == "parameter_server":
+    if train.precision == "mixed_float16" and STRATEGIES[strategy].on_servers:
         message = "mixed_float16 scales the loss step by step, which parameter servers do not do"
         yield Misfit(("precision",), message, "float32 or mixed_bfloat16", "write mixed_bfloat16, which needs no scaling")
 
 
 def _determinism(train: Train, strategy: Strategy) -> Iterator[Misfit]:
-    if train.deterministic and strategy == "parameter_server":
+    if train.deterministic and STRATEGIES[strategy].on_servers:
         message = "on parameter_server gradients come in whatever order workers send them, so no two runs are alike"
         yield Misfit(("deterministic",), message, "another strategy", "remove `deterministic`, or change `strategy`")
 
@@ -110,7 +110,7 @@ def _better(train: Train, _: Strategy) -> Iterator[Misfit]:
 
 
 def _unrolled(train: Train, strategy: Strategy) -> Iterator[Misfit]:
-    if strategy == "mirrored" and train.gradients.accumulate > _MOST_MIRRORED:
+    if STRATEGIES[strategy].on_devices and train.gradients.accumulate > _MOST_MIRRORED:
         message = f"{train.gradients.accumulate} batches a step: with mirrored each is a part of the graph of its own"
         remedy = "use larger batches, or another strategy"
         yield Misfit(("gradients", "accumulate"), message, f"at most {_MOST_MIRRORED} with mirrored", remedy)

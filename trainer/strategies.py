@@ -1,12 +1,63 @@
-"""The strategies by name, and what sets them apart. Imports nothing: whoever watches tasks needs it, too."""
+"""The strategies, a row each: what sets them apart. Imports nothing else: the parent of a user's program needs it, too."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Dict, Literal, Mapping, NamedTuple, Tuple
 
 Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
+# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers notice, exit 75
+# and every one restores from the last checkpoint.
+Scope = Literal["alone", "all"]
 
-# The strategies that train a model; `manual` runs a program that says itself what runs where.
-TRAINING: tuple[Strategy, ...] = ("single", "mirrored", "multi_worker_mirrored", "parameter_server")
-# The strategies whose ps and workers are TensorFlow servers: they run what the chief sends them, until it tells them to stop.
-SERVED: frozenset[Strategy] = frozenset({"parameter_server", "manual"})
+
+class Kind(NamedTuple):
+    """What sets a strategy apart.
+
+    `required` and `optional`: its roles. `restarts`: role -> who starts again with a task of it, "alone" or "all".
+    `threads`: between operations, at the least: with fewer, a task's data pipeline and the loop that reads it can wait for each other.
+    `trains`: a model; else it runs a program that says itself what runs where. `served`: its ps and workers are TensorFlow servers, which
+    run what the chief sends them until it tells them to stop. `in_step`: its tasks exchange gradients with each other in every step.
+    `on_devices`: its replicas are devices of one task.
+    """
+
+    required: Tuple[str, ...]  # noqa: UP006
+    optional: Tuple[str, ...]  # noqa: UP006
+    restarts: Mapping[str, Scope]
+    threads: int
+    trains: bool = True
+    served: bool = False
+    in_step: bool = False
+    on_devices: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether one replica trains, in one task."""
+        return self.trains and not (self.served or self.in_step or self.on_devices)
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether the variables of the model it trains are on parameter servers."""
+        return self.trains and self.served
+
+
+# Roles: https://www.tensorflow.org/guide/distributed_training; in multi_worker_mirrored worker-0 is the chief where none is named.
+STRATEGIES: Dict[Strategy, Kind] = {  # noqa: UP006
+    "single": Kind(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 1),
+    "mirrored": Kind(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 2, on_devices=True),
+    "multi_worker_mirrored": Kind(
+        ("worker",), ("chief", "evaluator"), {"chief": "all", "worker": "all", "evaluator": "alone"}, 1, in_step=True
+    ),
+    "parameter_server": Kind(
+        ("chief", "worker", "ps"), ("evaluator",), {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"}, 4, served=True
+    ),
+    "manual": Kind(("chief", "worker"), ("ps",), {"chief": "alone", "worker": "all", "ps": "all"}, 4, trains=False, served=True),
+}
+TRAINING: Tuple[Strategy, ...] = tuple(name for name, kind in STRATEGIES.items() if kind.trains)  # noqa: UP006
+SERVED = frozenset(name for name, kind in STRATEGIES.items() if kind.served)
+
+
+def likely(tasks: int, *, has_ps: bool) -> Strategy:
+    """Guess from a cluster how a user's program works, when no settings say it: from the number of its tasks, and whether there is a ps."""
+    if has_ps:
+        return "parameter_server"
+    return "multi_worker_mirrored" if tasks > 1 else "single"

@@ -4,13 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.exit_codes import RestartWhen
+from trainer.strategies import Scope
 
 RoleName = Literal["chief", "worker", "ps", "evaluator"]
 Target = Literal["local", "docker", "kubernetes"]
-
-# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers notice, exit 75
-# and every one restores from the last checkpoint. Source: docs/architecture.md, "Who restarts what".
-Scope = Literal["alone", "all"]
 
 
 @dataclass(frozen=True)

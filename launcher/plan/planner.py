@@ -25,12 +25,9 @@ from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.programs import Program
 from launcher.spec.quantities import parse_duration, parse_memory
 from trainer.settings import Ending, Restarts, Train, TrainerSettings
+from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import with_defaults
 
-# Threads between operations of a task that trains, at the least: the trainer's own loop is fastest with one a core, but on
-# parameter servers a data pipeline and the loop that reads it wait for each other for ever with fewer than four.
-# (trainer/task.py sees to the same four for tasks that were started by something else.)
-LEAST_INTER_OP_THREADS = {"single": 1, "mirrored": 2, "multi_worker_mirrored": 1, "parameter_server": 4, "manual": 4}
 # What a user's program does is not known; with a single one much of TensorFlow can wait for ever.
 LEAST_INTER_OP_THREADS_OF_A_COMMAND = 2
 
@@ -73,7 +70,7 @@ def plan(
     common = _Common(spec, target, str(run_dir), settings, Path(spec_dir or os.curdir).absolute())
     notices: tuple[str, ...] = ()
     extra: dict[str, dict[str, str]] = {}
-    least = LEAST_INTER_OP_THREADS[spec.strategy] if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
+    least = STRATEGIES[spec.strategy].threads if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
     if target == "local":
         _check_local(spec)
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
@@ -135,7 +132,7 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         scratch_dir=f"{run_dir}/launcher/scratch" if target == "local" else CONTAINER_SCRATCH,
         spec_digest=digest,
         # Without GPUs, `mirrored` shows itself on two logical CPU devices.
-        local_replicas=((chief.gpus if chief else 0) or 2) if spec.strategy == "mirrored" else 1,
+        local_replicas=((chief.gpus if chief else 0) or 2) if STRATEGIES[spec.strategy].on_devices else 1,
         has_evaluator=spec.roles.evaluator is not None,
         max_restarts=limits.max_restarts,
         restarts=_restarts(spec) or None,
@@ -320,7 +317,7 @@ def _threads(count: int, least: int) -> dict[str, str]:
 
 def _alike(spec: ClusterSpec, members: list[_Member]) -> list[str]:
     """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's Ring."""
-    together = spec.train is not None and spec.strategy == "multi_worker_mirrored"
+    together = spec.train is not None and STRATEGIES[spec.strategy].in_step
     return [member.name for member in members if together and member.role != "evaluator"]
 
 

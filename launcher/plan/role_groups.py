@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from launcher.plan.models import Plan, RoleName, Scope, Task
+from launcher.plan.models import Plan, RoleName, Task
+from trainer.strategies import Scope
 
 
 @dataclass(frozen=True)

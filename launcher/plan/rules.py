@@ -6,23 +6,15 @@ Source: docs/architecture.md, "Who restarts what", and the storage contract: onl
 import posixpath
 from collections.abc import Iterable, Sequence
 
-from launcher.plan.models import Plan, RoleName, Scope, Target, Task
+from launcher.plan.models import Plan, RoleName, Target, Task
 from launcher.plan.paths import CONTAINER_PARENT
-from trainer.strategies import SERVED
+from trainer.strategies import SERVED, STRATEGIES, Scope
 
 # The order in which tasks are listed, numbered and given their share of scarce things.
 ROLE_ORDER: tuple[RoleName, ...] = ("chief", "worker", "ps", "evaluator")
 
 # Roles of which there is one, whose task goes without an index.
 SINGULAR: frozenset[RoleName] = frozenset({"chief", "evaluator"})
-
-RESTART_SCOPE: dict[str, dict[RoleName, Scope]] = {
-    "single": {"chief": "alone", "evaluator": "alone"},
-    "mirrored": {"chief": "alone", "evaluator": "alone"},
-    "multi_worker_mirrored": {"chief": "all", "worker": "all", "evaluator": "alone"},
-    "parameter_server": {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"},
-    "manual": {"chief": "alone", "worker": "all", "ps": "all"},
-}
 
 # How the trainer is started inside our image.
 TRAINER = ("python", "-P", "-m", "trainer")
@@ -80,7 +72,7 @@ def task_name(role: RoleName, index: int) -> str:
 
 def restart_scope(strategy: str, role: RoleName) -> Scope:
     """Return who is started again when a task of `role` ends early; `alone` where the table has no row."""
-    return RESTART_SCOPE.get(strategy, {}).get(role, "alone")
+    return next((kind.restarts.get(role, "alone") for name, kind in STRATEGIES.items() if name == strategy), "alone")
 
 
 def leader(names: Iterable[str]) -> str:

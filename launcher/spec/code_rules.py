@@ -16,6 +16,7 @@ from pathlib import Path as FilePath
 from launcher.spec.problems import Finding, Path, all_of, nearest, shown
 from launcher.spec.programs import images_of, roles_of
 from launcher.spec.rule_context import RuleContext, resolved
+from trainer.strategies import STRATEGIES
 
 # What may make names of a module in ways that are not to be seen.
 _HIDES = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__"})
@@ -131,7 +132,7 @@ def _name_is_there(subject: RuleContext, path: FilePath, file: FilePath, workloa
         return
     if name not in module.names:
         yield _no_such_name(module, dotted, name, file)
-    elif subject.spec.strategy != "manual":
+    elif STRATEGIES[subject.spec.strategy].trains:
         yield from _data_is_there(module, name, file)
 
 

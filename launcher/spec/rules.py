@@ -17,7 +17,7 @@ from launcher.spec.programs import roles_of, volumes_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import misfits
-from trainer.strategies import TRAINING
+from trainer.strategies import STRATEGIES, TRAINING
 from trainer.workloads import catalog
 
 # Plain words, so that the JSON Schema can say it too.
@@ -39,14 +39,7 @@ class Shape:
     optional: tuple[str, ...]
 
 
-# Source: https://www.tensorflow.org/guide/distributed_training; in multi_worker_mirrored worker-0 is the chief where none is named.
-SHAPES: dict[str, Shape] = {
-    "single": Shape(("chief",), ("evaluator",)),
-    "mirrored": Shape(("chief",), ("evaluator",)),
-    "multi_worker_mirrored": Shape(("worker",), ("chief", "evaluator")),
-    "parameter_server": Shape(("chief", "worker", "ps"), ("evaluator",)),
-    "manual": Shape(("chief", "worker"), ("ps",)),
-}
+SHAPES: dict[str, Shape] = {name: Shape(kind.required, kind.optional) for name, kind in STRATEGIES.items()}
 # A program may have its first worker lead, as those of TensorFlow 1 do.
 SHAPES_OF_A_COMMAND = {**SHAPES, "parameter_server": Shape(("worker", "ps"), ("chief", "evaluator"))}
 _ONLY_ONE = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
@@ -90,7 +83,7 @@ def gpu_type_with_gpus(subject: RuleContext) -> Iterator[Finding]:
 def gpus_for_all_that_exchange_gradients(subject: RuleContext) -> Iterator[Finding]:
     """Tasks in step all train on GPUs, or all on CPUs: gradients travel in one way. See trainer/engine/collectives/all_reduce.py."""
     spec = subject.spec
-    if spec.strategy != "multi_worker_mirrored" or spec.train is None or not (spec.roles.chief and spec.roles.worker):
+    if not STRATEGIES[spec.strategy].in_step or spec.train is None or not (spec.roles.chief and spec.roles.worker):
         return
     having = {"chief": spec.roles.chief.gpus, "worker": spec.roles.worker.gpus}
     for role, other in (("chief", "worker"), ("worker", "chief")):
@@ -157,7 +150,7 @@ def workload_fits_strategy(subject: RuleContext) -> Iterator[Finding]:
 def sync_is_possible(subject: RuleContext) -> Iterator[Finding]:
     """Synchronous updates are an option of parameter servers."""
     train, strategy = subject.spec.train, subject.spec.strategy
-    if train and train.sync and strategy != "parameter_server" and strategy in TRAINING:
+    if train and train.sync and STRATEGIES[strategy].trains and not STRATEGIES[strategy].served:
         message = f"`sync` belongs to parameter_server; strategy {strategy} is always synchronous"
         yield Finding(("train", "sync"), message, "strategy parameter_server", "remove `sync`", on="key")
 

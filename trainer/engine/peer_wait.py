@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from trainer.engine.manual.watchdog import unreachable
 from trainer.engine.session import PeerLostError
 from trainer.port_holder import PortHolder
-from trainer.strategies import SERVED, Strategy
+from trainer.strategies import SERVED, STRATEGIES, Strategy
 from trainer.tf_config import TaskConfig
 
 _ANSWER = 1.0  # seconds to connect
@@ -52,7 +52,7 @@ def _first(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return name -> address: the chief of servers connects to all of them, a worker among its like to the chief, which waits for nobody."""
     if strategy in SERVED and task.is_chief:
         return task.peers()
-    return {task.chief_name: task.tasks()[task.chief_name]} if strategy == "multi_worker_mirrored" and not task.is_chief else {}
+    return {task.chief_name: task.tasks()[task.chief_name]} if STRATEGIES[strategy].in_step and not task.is_chief else {}
 
 
 def _lacking(peers: Mapping[str, str]) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
 from launcher.plan.role_groups import groups
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, Object, Run, selector
+from trainer.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _needs(run: Run) -> tuple[Need, ...]:
     """Return what the tasks have to reach; one task has nobody to talk to."""
     if sum(bool(task.address) for task in run.plan.tasks) < 2:
         return (_DNS,)
-    return (_DNS, _PORT, _EXCHANGE) if run.spec.strategy == "multi_worker_mirrored" else (_DNS, _PORT)
+    return (_DNS, _PORT, _EXCHANGE) if STRATEGIES[run.spec.strategy].in_step else (_DNS, _PORT)
 
 
 def _allows(rule: Object, need: Need, tasks: Iterable[Mapping[str, str]]) -> bool:

@@ -3,6 +3,7 @@
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
 from launcher.render import tensorboard_command
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
+from trainer.strategies import STRATEGIES
 
 
 def headless(run: Run) -> Object:
@@ -21,7 +22,7 @@ def policies(run: Run) -> list[Object]:
     tasks = {"matchLabels": _tasks(run)}
     ports: Object = {}
     if not _uses_other_ports(run):
-        numbers = [PORT, EXCHANGE_PORT] if run.spec.strategy == "multi_worker_mirrored" else [PORT]
+        numbers = [PORT, EXCHANGE_PORT] if STRATEGIES[run.spec.strategy].in_step else [PORT]
         ports = {"ports": [{"protocol": "TCP", "port": port} for port in numbers]}
     own = _policy(run, run.name, tasks, {"from": [{"podSelector": tasks}], **ports}, None)
     if run.options.egress == "tasks":

@@ -3,11 +3,13 @@
 from typing import get_args
 
 from launcher.plan import rules
-from trainer.strategies import Strategy
+from trainer.strategies import STRATEGIES, Strategy
 
 
-def test_every_strategy_has_its_restart_rules() -> None:
-    assert set(rules.RESTART_SCOPE) == set(get_args(Strategy))
+def test_every_strategy_has_a_row_and_a_restart_rule_for_each_of_its_roles() -> None:
+    assert set(STRATEGIES) == set(get_args(Strategy))
+    for name, kind in STRATEGIES.items():
+        assert set(kind.restarts) == {*kind.required, *kind.optional}, name
 
 
 def test_names() -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.local.backend import LocalBackend
-from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Scope, Task
+from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
 from launcher.runs import process_identity, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import ENDED, RunStatus
+from trainer.strategies import Scope
 
 FOREVER = "print('up'); time.sleep(60)"
 # Ends as the trainer does: saves when asked, says when, and exits 143.
