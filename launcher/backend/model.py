@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from launcher.plan.models import Plan
 from launcher.runs.status import LogLine, RunStatus
@@ -34,15 +34,6 @@ def always() -> bool:
 class Backend(Protocol):
     """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
 
-    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
-        """Do what a start needs first and may take long, building an image say; yield what a person should know, as it comes."""
-
-    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
-        """Keep other machines from starting the run for a `with` block, until `start` in it has; nothing where the runs are of this machine.
-
-        Raises UsageError when one starts it, or it is at work.
-        """
-
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
         """Start the run and return as soon as it is on its way; detached, it outlives this process.
 
@@ -54,9 +45,6 @@ class Backend(Protocol):
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec, as dumped, that the run was started with last; None where that is not known."""
-
-    def tend(self, name: str) -> list[str]:
-        """Do for a run what is left to whoever watches it, called again and again while it is watched; tell people what was done."""
 
     def runs(self) -> list[RunStatus]:
         """Tell of every run that is known, newest first."""
@@ -80,10 +68,46 @@ class Backend(Protocol):
     def fetch(self, name: str, part: Part) -> AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
 
-    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board | None:
-        """Have TensorBoard serve the run's logs and say where; None where the logs are in a directory of this machine."""
+
+# What some backends offer beside these calls: ask with isinstance.
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A backend whose starts need something that may take long, such as an image."""
+
+    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+        """Make what a start needs first; yield what a person should know, as it comes."""
+
+
+@runtime_checkable
+class Reserves(Protocol):
+    """A backend whose runs other machines may start, too."""
+
+    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
+        """Keep other machines from starting the run for a `with` block, until `start` in it has.
+
+        Raises UsageError when one starts it, or it is at work.
+        """
+
+
+@runtime_checkable
+class Tends(Protocol):
+    """A backend that leaves work to the launcher that watches a run."""
+
+    def tend(self, name: str) -> list[str]:
+        """Do that work for a run, called repeatedly while it is watched; return what people should know of it."""
+
+
+@runtime_checkable
+class ServesTensorBoard(Protocol):
+    """A backend whose logs are not in a directory of this machine."""
+
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
+        """Have TensorBoard serve the run's logs and say where."""
+
+
+@runtime_checkable
 class ComparesObjects(Protocol):
     """What a backend offers beside that whose runs are objects of an API: to compare them with what a start would make of a spec."""
 

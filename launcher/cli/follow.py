@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Protocol
 
-from launcher.backend.model import Backend
+from launcher.backend.model import Backend, Tends
 from launcher.cli.event_lines import event_in
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.log_reader import LogPump
@@ -64,7 +64,7 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: L
         stopping = stopper.busy()
         status = backend.status(name)
         view.status(status)
-        for note in () if stopping else backend.tend(name):
+        for note in backend.tend(name) if isinstance(backend, Tends) and not stopping else ():
             view.event({"event": "notice", "time": round(time.time(), 3), "task": "launcher", "message": note})
         if status.state not in ENDED or stopping or stopper.busy():
             over_since = 0.0

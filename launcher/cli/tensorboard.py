@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import Where
+from launcher.backend.model import ServesTensorBoard, Where
 from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, stored
 from launcher.errors import LauncherError, UsageError
@@ -39,7 +39,8 @@ def tensorboard(
     from launcher.cli.backends import open_run
 
     backend, run = open_run(name, on, runs, Where(context, namespace))
-    if (served := backend.tensorboard(run, host=host, port=port)) is not None:
+    if isinstance(backend, ServesTensorBoard):
+        served = backend.tensorboard(run, host=host, port=port)
         print(served.url, flush=True)
         if served.serve is not None:
             served.serve()

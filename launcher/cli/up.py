@@ -4,14 +4,14 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, Where
+from launcher.backend.model import Backend, Prepares, Reserves, Where
 from launcher.backend.registry import BACKENDS, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
@@ -78,11 +78,11 @@ def up(
             supply(plan, spec)
         if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
-            starting.enter_context(backend.reserve(plan, dump(spec)))
+            starting.enter_context(_reserved(backend, plan, dump(spec)))
             say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
-        for notice in (*plan.notices, *backend.prepare(plan, dump(spec))):
+        for notice in (*plan.notices, *_prepared(backend, plan, dump(spec))):
             say(f"notice: {notice}")
         if detach and in_namespaces(on) and spec.kubernetes.ttl is not None:
             say(
@@ -93,6 +93,14 @@ def up(
             backend.start(plan, dump(spec), detach=True)
             return _detached(plan, runs, as_json=as_json)
         return _foreground(backend, plan, dump(spec), runs, started_by, as_json=as_json, started=starting.close)
+
+
+def _reserved(backend: Backend, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
+    return backend.reserve(plan, spec) if isinstance(backend, Reserves) else nullcontext()
+
+
+def _prepared(backend: Backend, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+    return backend.prepare(plan, spec) if isinstance(backend, Prepares) else iter(())
 
 
 def _sayer(*, as_json: bool) -> Any:

@@ -11,7 +11,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,11 +61,6 @@ class DockerBackend:
 
         del plan
         return image_prep.prepare(_spec(spec), self._engine.place)
-
-    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
-        """Do nothing: whoever starts a run from this directory is alone with it."""
-        del plan, spec
-        return contextlib.nullcontext()
 
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
@@ -133,11 +127,6 @@ class DockerBackend:
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, or None."""
         return self._kept.spec(name)
-
-    def tend(self, name: str) -> list[str]:
-        """Do nothing: the run's keeper does it."""
-        del name
-        return []
 
     def runs(self) -> list[RunStatus]:
         """Tell of every run that this directory or the engine knows, newest first."""

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,6 @@ class LocalBackend(SupervisedRuns):
     def __init__(self, runs: Path) -> None:
         super().__init__(runs, BACKEND)
 
-    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
-        """Yield nothing: processes need nothing made first."""
-        del plan, spec
-        return iter(())
-
-    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
-        """Do nothing: whoever starts a run from this directory is alone with it."""
-        del plan, spec
-        return contextlib.nullcontext()
-
     def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
         del wanted  # it waits for nothing that was there before
@@ -57,11 +46,6 @@ class LocalBackend(SupervisedRuns):
         except OSError as error:
             raise explain(error, f"starting the run {plan.name}") from error
         self.hold(plan.name, lifeline)
-
-    def tend(self, name: str) -> list[str]:
-        """Do nothing: the run's supervisor does it."""
-        del name
-        return []
 
     def delete(self, name: str) -> None:
         """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""
@@ -94,10 +78,6 @@ class LocalBackend(SupervisedRuns):
             raise explain(error, f"reading the {part} of {name}") from error
         with contextlib.closing(tree):
             yield Stored(str(layout.run_dir / there[part]), tree.stream(), tree.size)
-
-    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> None:
-        """Serve nothing: the logs are in a directory of this machine."""
-        del name, host, port
 
     def _status(self, layout: RunPaths) -> RunStatus:
         """Return how a run is, with places as they are now: its directory may have been moved aside or copied since."""
