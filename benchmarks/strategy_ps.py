@@ -13,7 +13,7 @@ from benchmarks import task
 from benchmarks.processes import free_addresses, started
 
 IN_FLIGHT = 2 * task.WORKERS  # closures: none of the workers waits for the coordinator
-# With one inter-op thread a server's data pipeline and the loop that reads it wait for each other for ever.
+# With one inter-op thread a server's data pipeline and the loop that reads it wait for each other forever.
 ENVIRONMENT = {"TF_NUM_INTEROP_THREADS": "4", "GRPC_FAIL_FAST": "use_caller"}
 
 

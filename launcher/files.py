@@ -15,7 +15,7 @@ def write(path: Path, text: str, *, private: bool) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Tell whether there is a file that nobody but its owner may read."""
+    """Return whether there is a file that nobody but its owner may read."""
     try:
         return not path.stat().st_mode & 0o077
     except OSError:

@@ -70,7 +70,7 @@ def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether `launcher image build` makes an image of that name by default."""
+    """Return whether `launcher image build` makes an image of that name by default."""
     return name in {DEFAULT_IMAGE, GPU_IMAGE}
 
 

@@ -88,7 +88,7 @@ def _fork_exec(*arguments: Any) -> int:
     try:
         _detach(keep, fds, new_session=new_session, group=group)
         become(words, given, Path(cwd or "."))
-        os.close(fds[-1])  # whoever started us knows that we run
+        os.close(fds[-1])  # anyone who started us knows that we run
         run(words)
     except BaseException:  # noqa: BLE001 - whatever it is: nothing of the process we come from may go on in this one
         traceback.print_exc()

@@ -83,7 +83,7 @@ def _outlast(code: int, told: dict[str, tuple[float, str]], stop_seconds: float)
 def _last_words(code: int, told: float) -> None:
     """Stay until a moment after `told` where the same would only happen again, as the program of a container, unless asked to stop.
 
-    Its engine would start it anew at once, unless whoever reads why it failed is faster and tells the engine not to.
+    Its engine would start it again at once, unless anyone who reads why it failed is faster and tells the engine not to.
     """
     of_a_container = 1 in {os.getpid(), os.getppid()}  # with `init` the engine's own is process 1
     if not of_a_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:

@@ -51,7 +51,7 @@ def describe(code: int) -> str:
 
 
 def final(code: int) -> int:
-    """Return the exit code of a task that has failed with `code` and is to be started no more, by whoever runs its container.
+    """Return the exit code of a task that has failed with `code` and is to be started no more, by anyone who runs its container.
 
     It is the same, but where that asks to be started again (75), or may as well be of a container that was killed as a whole or could
     not be started (128 and above), which is worth another attempt: these become a plain failure.

@@ -91,7 +91,7 @@ def _processes(proc: Path) -> Iterator[_Process]:
 
 
 def _serves(environment: dict[str, str]) -> bool:
-    """Tell whether the trainer's own code runs there as a part of a cluster, and so has a server at the task's address."""
+    """Return whether the trainer's own code runs there as a part of a cluster, and so has a server at the task's address."""
     try:
         settings = json.loads(environment.get("TRAINER_SETTINGS") or "{}")
     except ValueError:

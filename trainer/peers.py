@@ -45,7 +45,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: no TIME_WAIT left 
 def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return the peers that a task needs before it can train: name -> address.
 
-    All-reduce needs everyone. Servers, those of parameter_server and manual, serve whoever comes; only the chief needs them.
+    All-reduce needs everyone. Servers, those of parameter_server and manual, serve anyone who comes; only the chief needs them.
     """
     kind = STRATEGIES[strategy]
     needs = kind.in_step or (kind.served and task.is_chief)

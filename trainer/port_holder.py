@@ -1,4 +1,4 @@
-"""A task's port before it is TensorFlow's: it answers, so that whoever watches the task sees that it is there."""
+"""A task's port before it is TensorFlow's: it answers, so that anyone who watches the task sees that it is there."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _LOOK_EVERY = 0.1  # seconds between looks whether it is closed: not everywhere 
 class PortHolder:
     """Takes connections at an address and closes them, in a thread, from `open` to `close`. Both may be called more than once.
 
-    It does so for some `seconds` at most: a task that hangs before TensorFlow serves is not there for ever.
+    It does so for some `seconds` at most: a task that hangs before TensorFlow serves is not there forever.
     """
 
     def __init__(self, address: str | None, seconds: float) -> None:

@@ -17,7 +17,7 @@ class Policy:
     max_restarts: int = 10
     first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0
-    healthy_after: float = 60.0  # after an attempt that lived this long the delays begin anew
+    healthy_after: float = 60.0  # after an attempt that lived this long the delays begin again
     recovers_after: float = 600.0  # an attempt that has run for so long has restarts before count no more; infinite where checkpoints tell
 
 

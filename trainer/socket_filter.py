@@ -54,7 +54,7 @@ class _Program(ctypes.Structure):
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether a task's address, host:port, is one of this machine's loopback."""
+    """Return whether a task's address, host:port, is one of this machine's loopback."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -53,7 +53,7 @@ def supervise(job: Job, report: Report, output: Output) -> int:
 
 def _unbreakable(report: Report) -> Report:
     def safely(*arguments: Any, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # whoever read our output is gone; the training process must still be stopped well
+        with contextlib.suppress(OSError):  # the reader of our output is gone; the training process must still be stopped well
             report(*arguments, **fields)
 
     return safely

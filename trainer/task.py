@@ -43,7 +43,7 @@ class Stop:
             signal.signal(number, self._handle)
 
     def __call__(self) -> bool:
-        """Tell whether it was."""
+        """Return whether it was."""
         with suppress(BlockingIOError):  # there is nothing
             # Numbers of other signals are there, too, where the user's program handles some.
             if not set(_STOPS).isdisjoint(os.read(self._numbers, _PIPE)):
@@ -69,12 +69,12 @@ ENVIRONMENT = {
     "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",
 }
 
-# With one inter-op thread, a server's data pipeline and the loop that reads it wait for each other for ever.
+# With one inter-op thread, a server's data pipeline and the loop that reads it wait for each other forever.
 _FEWEST_INTEROP_THREADS = 4
 
 
 def main() -> NoReturn:
-    """Run the task and leave by os._exit: TensorFlow's threads may wait for peers that are gone for ever."""
+    """Run the task and leave by os._exit: TensorFlow's threads may wait for peers that are gone forever."""
     parent_death.die_with_parent()
     began = time.time()
     stop = Stop()

@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _reads_by_itself() -> bool:
-    """Tell whether TensorBoard has its own program that reads event files here; else TensorFlow is the faster one to read them."""
+    """Return whether TensorBoard has its own program that reads event files here; else TensorFlow is the faster one to read them."""
     try:
         from tensorboard_data_server import server_binary
     except ImportError:
@@ -31,7 +31,7 @@ def _reads_by_itself() -> bool:
 
 
 def _others_plugins() -> bool:
-    """Tell whether plug-ins are installed that are not TensorBoard's own: they may need TensorFlow."""
+    """Return whether plug-ins are installed that are not TensorBoard's own: they may need TensorFlow."""
     return any(plugin.dist is None or plugin.dist.name != "tensorboard" for plugin in entry_points(group="tensorboard_plugins"))
 
 

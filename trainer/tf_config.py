@@ -142,7 +142,7 @@ def _load(text: str) -> dict[str, Any]:
         message = f"TF_CONFIG is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}, near {near!r}; {remedy}"
         raise TfConfigError([message]) from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
-        raise TfConfigError([f"TF_CONFIG is not usable JSON: {error}; write it anew"]) from None
+        raise TfConfigError([f"TF_CONFIG is not usable JSON: {error}; write it again"]) from None
     if not isinstance(document, dict):
         raise TfConfigError([f"TF_CONFIG is {_kind(document)}; expected an object with the keys cluster and task"])
     if repeated:

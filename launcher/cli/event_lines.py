@@ -45,5 +45,5 @@ _CHATTER = re.compile(
 
 
 def is_chatter(text: str) -> bool:
-    """Tell whether a line of output tells nobody anything while a run is watched; `logs` shows it."""
+    """Return whether a line of output tells nobody anything while a run is watched; `logs` shows it."""
     return _CHATTER.match(text) is not None

@@ -112,7 +112,7 @@ class Stopper:
         thread.start()
 
     def busy(self) -> bool:
-        """Tell whether something of the run may still be there."""
+        """Return whether something of the run may still be there."""
         return any(thread.is_alive() for thread in self._threads)
 
     def _stop(self, *, now: bool) -> None:

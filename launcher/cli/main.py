@@ -103,5 +103,5 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _discard_stdout() -> None:
-    # Whoever read our output has left; what is still buffered would raise again when the interpreter exits.
+    # The reader of our output has left; what is still buffered would raise again when the interpreter exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What `up` does when a run of that name is there already: go on, ask, refuse, or start anew with the old one moved aside."""
+"""What `up` does when a run of that name is there already: go on, ask, refuse, or start from the first step with the old one moved aside."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ class Asked:
 
 @contextlib.contextmanager
 def alone(runs: Path, name: str) -> Iterator[None]:
-    """Keep every other `up` of that name out for a `with` block: two that start anew would share one directory.
+    """Keep every other `up` of that name out for a `with` block: two that start afresh would share one directory.
 
     Raises UsageError when another is at it, and LauncherError when `runs` cannot be written.
     """
@@ -182,7 +182,7 @@ def decide(
     if old.data_lost and not (changes == [] and old.state is State.SUCCEEDED):
         return _ask_about_data(old.data_lost, asked)
     if changes is None:
-        if not elsewhere:  # it has never been on its way
+        if not elsewhere:  # it was never started
             return "start"
         if not asked.resume and code.without_code(old.spec_digest) != code.without_code(digest):
             return _ask(f"the run {old.name} was started elsewhere, {_other_spec(old)}", asked)
@@ -224,17 +224,17 @@ def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
 
 
 def _ask_about_data(loss: Loss, asked: Asked) -> Decision:
-    anew: _Choices = {"fresh": "start from the first step on a new claim"}
+    only_fresh: _Choices = {"fresh": "start from the first step on a new claim"}
     if loss.code != "replaced":
-        return _ask(loss.message, asked, anew)
+        return _ask(loss.message, asked, only_fresh)
     if asked.resume:
         return "resume"
-    return _ask(loss.message, asked, {"resume": "go on from what is on that one", "fresh": "start anew"})
+    return _ask(loss.message, asked, {"resume": "go on from what is on that one", "fresh": "start from the first step"})
 
 
 def _ask(why: str, asked: Asked, choices: _Choices | None = None) -> Decision:
     """Return what the user chooses. Raises UsageError where nobody can be asked, or nothing is chosen."""
-    choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start anew (the old run is kept aside)"}
+    choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start from the first step (the old run is moved aside)"}
     remedy = "say " + ", or ".join(f"--{choice} to {what}" for choice, what in choices.items())
     if not asked.may_prompt:
         raise UsageError(why, remedy)
@@ -278,7 +278,7 @@ def last_checkpoint(status: RunStatus) -> int | None:
 
 
 def is_there(runs: Path, name: str) -> bool:
-    """Tell whether there is anything where the run of that name keeps its data, whether or not it can be read as a run."""
+    """Return whether there is anything where the run of that name keeps its data, whether or not it can be read as a run."""
     place = runs / name
     if place.is_dir() and not place.is_symlink():
         return any(place.iterdir())

@@ -17,7 +17,7 @@ _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 
 
 def looks_like_file(name: str) -> bool:
-    """Tell whether a NAME is the path of a spec; a run's name has neither a slash nor a suffix."""
+    """Return whether a NAME is the path of a spec; a run's name has neither a slash nor a suffix."""
     return name.endswith(SPEC_FILES) or os.sep in name
 
 

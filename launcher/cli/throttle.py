@@ -19,7 +19,7 @@ class Pace:
         self._workers: set[str] = set()
 
     def admits(self, event: Event) -> bool:
-        """Tell whether an event is to be shown now."""
+        """Return whether an event is to be shown now."""
         kind, task = event["event"], event["task"]
         interval = self._interval(kind, event)
         if interval == 0:

@@ -35,7 +35,7 @@ def up(
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running in the background.")] = False,
     overrides: Set = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what the run stored is moved aside.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from the first step; what the run stored is moved aside.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over what another user has started without asking.")] = False,
     on: On = "local",
@@ -72,14 +72,16 @@ def up(
         changes, asked = changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt, yes)
         decision = decide(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
-            say(f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it anew")
+            say(
+                f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it again from the first step"
+            )
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         if not in_namespaces(on):
             supply(plan, spec)
         if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(_reserved(backend, plan, dump(spec)))
-            say(f"{spec.name} starts anew; the old run is now {move_aside(backend, spec.name, old)}")
+            say(f"{spec.name} starts from the first step; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
         for notice in (*plan.notices, *_prepared(backend, plan, dump(spec))):

@@ -23,7 +23,7 @@ _ROOT = _SHIPPED if _SHIPPED.is_dir() else _PACKAGES
 
 
 def archive() -> bytes:
-    """Return the context as a tar archive: the same bytes for the same files, whoever owns them and whenever they were written."""
+    """Return the context as a tar archive: the same bytes for the same files, anyone who owns them and whenever they were written."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for name, path in _files():

@@ -54,5 +54,5 @@ def is_other(old: str, new: str) -> bool:
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # whoever needs it says so
+    except OSError:  # anyone who needs it says so
         return b""

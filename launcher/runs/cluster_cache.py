@@ -82,7 +82,7 @@ def forget(runs: Path, place: Place, run: str) -> None:
 
 
 def rename(runs: Path, place: Place, run: str, aside: str) -> None:
-    """Keep the output that is kept of a run under another name; where the run is stays known, as it starts anew there."""
+    """Rename a run's stored output; where the run is stays known, as it starts from the first step there."""
     there = logs(runs, place, run)
     if there.exists():
         target = logs(runs, place, aside)

@@ -78,7 +78,7 @@ class Hold:
 
 
 def held(path: Path) -> bool:
-    """Tell whether a process holds the lock now. A file that is not there or cannot be read is not locked."""
+    """Return whether a process holds the lock now. A file that is not there or cannot be read is not locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -106,7 +106,7 @@ def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
     """Yield the complete lines from `offset` on, each with the offset after it. Nothing when there is no file."""
     earlier = 0.0
     with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size <= offset:  # nothing new: whoever follows a log asks five times a second
+        if path.stat().st_size <= offset:  # nothing new: anyone who follows a log asks five times a second
             return
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(offset)

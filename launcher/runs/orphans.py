@@ -70,7 +70,7 @@ def clear(layout: RunPaths, *, now: bool) -> int:
         for name in left:
             process_identity.kill_session(snapshot.processes[name].pid)
         if left and (stayed := find(layout, snapshot)):
-            # The state stays as it is, so that whoever comes next tries again.
+            # The state stays as it is, so that anyone who comes next tries again.
             who = ", ".join(f"{name} (pid {members[0]})" for name, members in stayed.items())
             raise LauncherError(
                 f"what is left of the run {layout.name} cannot be ended: {who}", "end these processes yourself, then try again"

@@ -139,6 +139,6 @@ def _is_free(port: int) -> bool:
 
 def _too_few(count: int, error: OSError) -> LauncherError:
     return LauncherError(
-        f"{count} free ports could not be had: {error.strerror}",
+        f"{count} free ports could not be reserved: {error.strerror}",
         "ask for fewer tasks, end other programs that hold ports, or raise the limit of open files (ulimit -n)",
     )

@@ -66,7 +66,7 @@ def space() -> str:
 
 
 def alive(identity: Identity) -> bool:
-    """Tell whether this very process still runs."""
+    """Return whether this very process still runs."""
     return identify(identity.pid) == identity
 
 
@@ -76,7 +76,7 @@ def session(leader: int) -> list[int]:
 
 
 def belongs(pid: int, *, run_dir: str) -> bool:
-    """Tell whether a process was started for the run in `run_dir`, by its environment; True where that cannot be read."""
+    """Return whether a process was started for the run in `run_dir`, by its environment; True where that cannot be read."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -15,7 +15,7 @@ NOTHING_TO_SAVE = 5.0
 
 
 def trains(task: Task) -> bool:
-    """Tell whether the task runs the built-in trainer, which says when it is ready; a user's own command does not."""
+    """Return whether the task runs the built-in trainer, which says when it is ready; a user's own command does not."""
     try:
         settings = json.loads(task.env.get("TRAINER_SETTINGS", "{}"))
     except ValueError:

@@ -114,7 +114,7 @@ class SupervisedRuns:
                 return 0
             where = snapshot.host if snapshot else "another machine"
             raise LauncherError(
-                f"the run {name} is kept by a process that is not to be seen from here (on {where}; this is {socket.gethostname()})",
+                f"the run {name} is supervised by a process on {where}; this is {socket.gethostname()}",
                 f"run `launcher down {name}` there",
             )
         process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)

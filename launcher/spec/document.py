@@ -207,7 +207,7 @@ class Reader:
 
 
 def unwritable(text: str) -> bool:
-    """Tell whether a text cannot be handed on: NUL ends a string in C, lone surrogates are no UTF-8."""
+    """Return whether a text cannot be handed on: NUL ends a string in C, lone surrogates are no UTF-8."""
     return "\0" in text or any("\ud800" <= character <= "\udfff" for character in text)
 
 

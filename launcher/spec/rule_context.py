@@ -19,7 +19,7 @@ class RuleContext:
     directory: Callable[[Path], FilePath]
 
     def known(self, path: Path) -> bool:
-        """Tell whether nothing is wrong at the path, around it, or directly inside it."""
+        """Return whether nothing is wrong at the path, around it, or directly inside it."""
         return not any(path[: len(gone)] == gone or gone[:-1] == path for gone in self.broken)
 
     def is_empty(self, path: Path) -> bool:

@@ -236,7 +236,7 @@ def data_exists(subject: RuleContext) -> Iterator[Finding]:
 
 
 def is_directory_name(train: Train) -> bool:
-    """Tell whether `data` names a directory of this machine: it may also be a word, or a URL that a workload reads."""
+    """Return whether `data` names a directory of this machine: it may also be a word, or a URL that a workload reads."""
     return train.data not in DATA_WORDS and "://" not in train.data
 
 

@@ -1,4 +1,4 @@
-"""Users' own code in whole runs: importable in every task, and an error in it is shown and not tried for ever."""
+"""Users' own code in whole runs: importable in every task, and an error in it is shown and not tried forever."""
 
 import re
 from pathlib import Path

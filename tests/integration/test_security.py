@@ -22,7 +22,7 @@ TRAIN = {"workload": "mnist_mlp", "steps": 100, "evaluate": {"every_steps": 0}}
 
 
 def _listens_everywhere(port: int) -> bool:
-    """Tell whether a socket listens at `port` on every address: Linux, Documentation/networking/proc_net_tcp.rst; 0A is TCP_LISTEN."""
+    """Return whether a socket listens at `port` on every address: Linux, Documentation/networking/proc_net_tcp.rst; 0A is TCP_LISTEN."""
     tables = [path for family in ("tcp", "tcp6") if (path := Path(f"/proc/net/{family}")).exists()]
     rows = [line.split() for path in tables for line in path.read_text(encoding="utf-8").splitlines()]
     return any(set(own.partition(":")[0]) == {"0"} and own.endswith(f":{port:04X}") and state == "0A" for _, own, _, state, *_ in rows)

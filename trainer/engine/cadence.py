@@ -32,7 +32,7 @@ class Interval:
         self._last_step, self._last_time = step, time.monotonic()
 
     def __call__(self, step: int) -> bool:
-        """Tell whether it is due at `step`; if so, count anew from here."""
+        """Return whether it is due at `step`; if so, count again from here."""
         by_steps = bool(self._steps) and self._steps is not None and step // self._steps > self._last_step // self._steps
         by_time = self._seconds is not None and time.monotonic() - self._last_time >= self._seconds
         if by_steps or by_time:
@@ -62,7 +62,7 @@ class Rate:
         self._steps += steps
 
     def take(self) -> tuple[float, float]:
-        """Return examples a second and seconds a step since the start; starts anew."""
+        """Return examples a second and seconds a step since the start; starts again."""
         seconds = time.monotonic() - self._since
         rates = self._examples / seconds, seconds / max(1, self._steps)
         self.start()

@@ -167,7 +167,7 @@ def _copy_all_but_rate(source: keras.optimizers.Optimizer, target: keras.optimiz
 
 
 def _recover(directory: Path) -> str:
-    """Write the `checkpoint` file anew, which names the checkpoints, where it is gone or damaged; say so, or nothing."""
+    """Write the `checkpoint` file again, which names the checkpoints, where it is gone or damaged; say so, or nothing."""
     try:
         if tf.train.get_checkpoint_state(str(directory)):
             return ""

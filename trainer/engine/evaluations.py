@@ -1,4 +1,4 @@
-"""The run's evaluations: `evaluations.json` in the run directory, newest last. Written by whoever evaluates, read by anybody.
+"""The run's evaluations: `evaluations.json` in the run directory, newest last. Written by anyone who evaluates, read by anybody.
 
 The evaluator task writes it where there is one, else the chief: never both at a time.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from trainer.engine.run_record import write_atomically
 from trainer.events import finite
 
-KEPT = 1000  # the newest that stay: the file is written anew each time
+KEPT = 1000  # the newest that stay: the file is written again each time
 
 
 @dataclass(frozen=True)

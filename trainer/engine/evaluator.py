@@ -91,7 +91,7 @@ class _Chief:
         return over
 
     def has_come(self, paths: list[str], report: Reporter) -> bool:
-        """Tell whether the last checkpoint is among `paths`, or is no longer waited for."""
+        """Return whether the last checkpoint is among `paths`, or is no longer waited for."""
         if paths and step_of(paths[-1]) >= self._step:
             return True
         if self._over_since is None or time.monotonic() - self._over_since < _LAST_COMES:
@@ -104,7 +104,7 @@ class _Seen:
     """Which checkpoints need no more looking at."""
 
     def __init__(self, run_dir: Path) -> None:
-        # By step, and when its file was written: training that went back to an earlier checkpoint saves steps anew.
+        # By step, and when its file was written: training that went back to an earlier checkpoint saves steps again.
         self._done: dict[int, float | None] = {one.step: None for one in evaluations.read(run_dir)}
         self._passed_over: set[tuple[str, float | None]] = set()
         self._failures: Counter[tuple[str, float | None]] = Counter()

@@ -23,7 +23,7 @@ from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 
 _EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
-_RECORD_EVERY = 10.0  # seconds after which run.json says anew that the run is alive
+_RECORD_EVERY = 10.0  # seconds after which run.json says again that the run is alive
 
 
 @dataclass(frozen=True)

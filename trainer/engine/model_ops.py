@@ -46,7 +46,7 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
 
 
 def is_seed(variable: keras.Variable) -> bool:
-    """Tell whether a variable is the state of a random layer; other integers (Normalization's count) are data."""
+    """Return whether a variable is the state of a random layer; other integers (Normalization's count) are data."""
     return str(variable.name).startswith("seed_generator_state")
 
 

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 
 def are_kept(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tell whether the optimizer keeps averages; one that scales the loss leaves that to the one inside."""
+    """Return whether the optimizer keeps averages; one that scales the loss leaves that to the one inside."""
     return bool(getattr(optimizer, "inner_optimizer", optimizer).use_ema)
 
 
 def kept(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tell whether the optimizer keeps averages, and has taken a step, before which they say nothing."""
+    """Return whether the optimizer keeps averages, and has taken a step, before which they say nothing."""
     return are_kept(optimizer) and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
 
 

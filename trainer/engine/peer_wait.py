@@ -32,7 +32,7 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
     pause = max(_PAUSE, len(task.tasks()) / _ASKING)
     deadline = time.monotonic() + within
     try:
-        if peers and stopped():  # while it was starting; whoever is there goes with the run
+        if peers and stopped():  # while it was starting; anyone who is there goes with the run
             return False
         while lacking := _lacking(peers):
             name, reason = lacking

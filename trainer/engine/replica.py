@@ -199,7 +199,7 @@ def _stateless(
 def _seeds(count: int, own: tf.Tensor) -> list[tf.Tensor]:
     """Return the states of so many of Keras's seed generators, [2] each, of the run's seed, the worker and the number of its batch.
 
-    An operation that keeps a state would draw the same on every worker, and again in each that starts anew.
+    An operation that keeps a state would draw the same on every worker, and again in each that starts again.
     """
     if not count:
         return []

@@ -20,7 +20,7 @@ from trainer.programs.devices import Device
 from trainer.programs.tables import table
 
 HEADERS = ("OPERATION", "NAME", "TIMES", "TASK", "DEVICE", "ASKED FOR")
-_MOST_ROWS = 500  # different ones; a program that names each operation anew does not fill the memory
+_MOST_ROWS = 500  # different ones; a program that names each operation again does not fill the memory
 _FUNCTION = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+")
 # Of the log itself and of TensorBoard's files: nothing that a program computes.
 _HOUSEKEEPING = re.compile(r"Write\w*Summary|\w*SummaryWriter|SummaryWriter\w*")

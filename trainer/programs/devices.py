@@ -36,7 +36,7 @@ class Device:
         return "/".join(part for part in (self.task, self.own) if part)
 
     def covers(self, other: "Device") -> bool:
-        """Tell whether `other` is one of the devices that this name may mean."""
+        """Return whether `other` is one of the devices that this name may mean."""
         pairs = ((self.task, other.task), (self.kind, other.kind), (self.number, other.number))
         return all(mine is None or mine == theirs for mine, theirs in pairs)
 

@@ -3,7 +3,7 @@
 What each step needs to know of the examples is looked at once, on a dataset made outside any graph (`look_at`). The
 batches themselves may be made inside a graph, for workers of parameter_server, which run no Python.
 
-Training examples go on for ever, epoch by epoch; each epoch has an order of its own, drawn from (seed, epoch). Reader i
+Training examples go on forever, epoch by epoch; each epoch has an order of its own, drawn from (seed, epoch). Reader i
 of n takes every n-th example. Where the number of examples is known, a reader that starts at batch `start` sees what it
 would have seen from there: whole epochs are passed over for nothing, the rest by reading. Where it is not known, what
 came before `start` is not known either: the reader starts with an epoch of an order that was not there before.
@@ -18,13 +18,13 @@ import tensorflow as tf
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
-# Examples that are kept in memory once they were read; a set of more is read anew each epoch.
+# Examples that are kept in memory once they were read; a set of more is read again each epoch.
 CACHE_BYTES = 2**30
 # Among how many examples the next one is drawn, where they are not all in memory.
 SHUFFLED = 10_000
 SHUFFLE_BYTES = 2**28
 # Threads of a pipeline's own: with those of TensorFlow's operations, of which a task may have one, a pipeline and the
-# loop that reads it can wait for each other for ever.
+# loop that reads it can wait for each other forever.
 THREADS = 4
 
 ENDLESS = 2**62
@@ -61,7 +61,7 @@ class Facts:
     endless: bool
     example_bytes: int | None
     python: bool  # runs Python functions: no other process can make it
-    random: bool  # draws anew each time it is read
+    random: bool  # draws again each time it is read
 
     @property
     def fits_in_memory(self) -> bool:

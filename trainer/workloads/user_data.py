@@ -131,7 +131,7 @@ class UserData:
         return array.astype(np.float32) if array.dtype == np.float64 else array
 
     def _examples(self, facts: pipeline.Facts) -> tf.data.Dataset:
-        if tf.inside_function():  # of parameter_server: the dataset is made anew in a graph that workers run
+        if tf.inside_function():  # of parameter_server: the dataset is made again in a graph that workers run
             if facts.python:
                 raise WorkloadError(
                     "the Dataset runs Python functions (from_generator, py_function, numpy_function), but the workers of parameter_server "

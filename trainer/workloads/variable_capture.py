@@ -2,7 +2,7 @@
 
 A function that builds a model makes its variables in its body: with Keras layers, tf.Variable or tf.compat.v1.get_variable.
 It is called again for each graph (training, evaluation, every replica), and must then find the variables that are
-there. As in TensorFlow 1, names decide: those that Keras and variable scopes give, counted anew in each call. On parameter
+there. As in TensorFlow 1, names decide: those that Keras and variable scopes give, counted again in each call. On parameter
 servers the values come from the servers, so a later call may be given others to compute with.
 """
 
@@ -95,7 +95,7 @@ class OwnVariables:
         if all_of_them and len(met) < len(self.made):
             raise WorkloadError(
                 f"{self._name} made {_listed(self.made)} in its first call, and {_listed(set(self.made) - met)} not again. "
-                "Make layers and variables anew in each call; they find their values by their names."
+                "Make layers and variables again in each call; they find their values by their names."
             )
         return result
 

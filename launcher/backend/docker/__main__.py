@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         keeper.run()
     except BaseException:
-        # The containers go on: whoever asks next looks at them.
+        # The containers go on: anyone who asks next looks at them.
         traceback.print_exc()
         raise
     return 0

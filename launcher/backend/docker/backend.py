@@ -239,7 +239,7 @@ class DockerBackend:
         if spec is not None and not spec.get("storage"):
             raise UsageError(f"the run {name} has no volume, and so no TensorBoard", "write `storage: {}` in its spec, and start it again")
         if spec is None or not has_logs:
-            raise UsageError(f"the run {name} has no logs: it has never been on its way", "start it with `launcher up --on docker`")
+            raise UsageError(f"the run {name} has no logs: it was never started", "start it with `launcher up --on docker`")
         if host is not None or port is not None:
             spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
         else:
@@ -306,7 +306,7 @@ def _alone(layout: RunPaths) -> Iterator[bool]:
 
 
 def _is_kept(layout: RunPaths) -> bool:
-    """Tell whether a keeper that lives holds the run's lock."""
+    """Return whether a keeper that lives holds the run's lock."""
     snapshot = state_file.read(layout.state) if locks.held(layout.lock) else None
     return snapshot is not None and snapshot.supervisor is not None and process_identity.alive(snapshot.supervisor)
 
@@ -320,7 +320,7 @@ def _removed(layout: RunPaths, status: RunStatus) -> RunStatus:
 
 
 def _is_told(status: RunStatus, containers: list[Container]) -> bool:
-    """Tell whether what its keeper wrote is how the run is: it has seen the end, and no task has been started since."""
+    """Return whether what its keeper wrote is how the run is: it has seen the end, and no task has been started since."""
     if status.state not in ENDED or _newer(containers, status.ended):
         return False
     # A keeper that the engine did not answer any more does not know how it went on.
@@ -328,7 +328,7 @@ def _is_told(status: RunStatus, containers: list[Container]) -> bool:
 
 
 def _newer(containers: list[Container], ended: float | None) -> bool:
-    """Tell whether a task was started after the run of which it is known how it ended."""
+    """Return whether a task was started after the run of which it is known how it ended."""
     starts = [timestamps.seconds(container.attrs["State"].get("StartedAt")) for container in container_status.members(containers).values()]
     return any(start is not None and ended is not None and start > ended for start in starts)
 

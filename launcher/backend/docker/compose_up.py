@@ -73,7 +73,7 @@ def _clear(engine: Engine, run: str) -> None:
 
 
 def _has_data(engine: Engine, run: str) -> bool:
-    """Tell whether the run's volume is there. Raises LauncherError where one of its name is not the run's: Compose would take it."""
+    """Return whether the run's volume is there. Raises LauncherError where one of its name is not the run's: Compose would take it."""
     name = volume_of(run)
     try:
         volume = engine.client.volumes.get(name)

@@ -15,8 +15,8 @@ from launcher.runs.status import LogLine
 
 _AGAIN = 0.3  # seconds before an engine, or a container that ended, is asked again
 _SELDOM = 2.0  # the same where nothing came the last times: the engine reads the whole log to find that
-# An answer that brings nothing for so long is asked for anew: the way to an engine elsewhere can be lost without a word, and
-# the client waits for ever then.
+# An answer that brings nothing for so long is asked for again: the way to an engine elsewhere can be lost without a word, and
+# the client waits forever then.
 _SILENT = 30.0
 _LOOK_EVERY = 2.0
 # What reading raises when the answer is closed meanwhile, besides what the client raises: the connection is taken apart under it.
@@ -69,7 +69,7 @@ class _Answers:
                 self._open[reader] = (self._open[reader][0], time.monotonic())
 
     def close(self, *, silent_for: float) -> None:
-        """Close those that have brought nothing for so many seconds: who reads them asks anew."""
+        """Close those that have brought nothing for so many seconds: who reads them asks again."""
         before = time.monotonic() - silent_for
         with self._lock:
             silent = {reader: answer for reader, (answer, last) in self._open.items() if last <= before}
@@ -97,7 +97,7 @@ class Watch:
             thread.start()
 
     def renew(self) -> None:
-        """Ask for everything anew: the engine was away."""
+        """Ask for everything again: the engine was away."""
         self._answers.close(silent_for=0.0)
 
     def close(self, within: float) -> None:

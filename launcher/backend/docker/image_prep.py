@@ -40,7 +40,7 @@ def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
         yield f"image {name} is not there yet: it is built now, as `{images.build_command(name)}` does"
         yield from _build(gpu=gpu)
     elif _is_stale(spec, found):
-        yield f"image {name} is there, of other sources than this launcher's: it is built anew, as `{images.build_command(name)}` does"
+        yield f"image {name} is there, of other sources than this launcher's: it is built again, as `{images.build_command(name)}` does"
         try:
             yield from _build(gpu=gpu, base_image=found.labels.get(images.BASE_NAME))
         except LauncherError as error:
@@ -52,7 +52,7 @@ def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
 
 
 def _is_stale(spec: ClusterSpec, found: Image) -> bool:
-    """Tell whether our image is known to be of other sources: a change of the trainer would not be in what runs."""
+    """Return whether our image is known to be of other sources: a change of the trainer would not be in what runs."""
     of = found.labels.get(images.SOURCES)
     return images.is_ours(found.name) and spec.image is None and of is not None and of != sources()
 

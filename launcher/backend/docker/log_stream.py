@@ -53,7 +53,7 @@ def read(
     chosen: dict[str, Any] = {"stdout": 1, "stderr": 1, "timestamps": 1, "tail": "all" if tail is None else tail}
     if after:
         chosen["since"] = (timestamps.seconds(after) or 0.0) - 0.001
-    # Not by the client's own `logs`: whole, it gives the frames of a long line, each with a stamp, as one; as a stream it waits for ever.
+    # Not by the client's own `logs`: whole, it gives the frames of a long line, each with a stamp, as one; as a stream it waits forever.
     api = client.api
     answer = api.get(f"{api.base_url}/v{api.api_version}/containers/{container}/logs", params=chosen, timeout=api.timeout)
     try:

@@ -317,7 +317,7 @@ class Keeper:
             return True
         if ending.waves or not all(kept.over for kept in self._tasks.values()):
             return False
-        # Whoever ended by itself is stopped too: else those that failed come back when the engine is next started.
+        # A task that ended by itself is stopped too: else those that failed come back when the engine is next started.
         awake = [kept for kept in self._tasks.values() if not kept.at_rest]
         for kept in awake:
             kept.ask(ending.grace)

@@ -19,7 +19,7 @@ OVER = frozenset({"exited", "dead"})
 
 
 def is_final(code: int) -> bool:
-    """Tell whether trying again is no use, when a trainer itself gave up with this exit code."""
+    """Return whether a retry cannot help after the trainer gave up with this exit code."""
     return code not in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}
 
 

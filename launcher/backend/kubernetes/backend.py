@@ -74,7 +74,7 @@ class KubernetesBackend:
         self._runs, self._where = runs.absolute(), where
         self._placed: dict[str, Cluster] = {}  # where each run is
         self._known: dict[str, _Known] = {}
-        self._marks: dict[str, run_record.StartLease] = {}  # of what this process is about to start anew
+        self._marks: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
         self._stopping: list[str] = []  # in this process; one that is asked for twice twice
 
@@ -248,7 +248,7 @@ class KubernetesBackend:
         )
 
     def _is_over(self, name: str) -> bool:
-        """Tell whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
+        """Return whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
         return name not in self._stopping and self.status(name).state in ENDED
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:

@@ -241,7 +241,7 @@ def _waits(pod: Object, waiting: Object, image: str) -> Diagnosis:
     node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
     run = str((pod.get("metadata", {}).get("labels") or {}).get("app.kubernetes.io/instance", ""))
     if run and re.search(_OWN_CONFIG.format(run=re.escape(run)), message):
-        return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"somebody has deleted it: {made_anew(run)}")
+        return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"somebody has deleted it: {made_again(run)}")
     if kind == "image":
         known = (what for cause, what in _IMAGE_CAUSES if re.search(cause, message, re.IGNORECASE))
         remedy = next(known, remedy).format(node=node or "its node")
@@ -249,9 +249,9 @@ def _waits(pod: Object, waiting: Object, image: str) -> Diagnosis:
     return Diagnosis(kind, f"{waiting['reason']}{where}{_because(message)}", remedy, final=final)
 
 
-def made_anew(run: str) -> str:
+def made_again(run: str) -> str:
     """Return what restores an object of a run's own that somebody has deleted."""
-    return f"`launcher down {run} --on kubernetes` and another `up` make all anew, and go on from the last checkpoint"
+    return f"`launcher down {run} --on kubernetes` and another `up` make all again, and go on from the last checkpoint"
 
 
 def _sidecars(pod: Object) -> set[str]:
@@ -317,7 +317,7 @@ def _of_node(pod: Object) -> Diagnosis | None:
 
 
 def is_silent(pod: Object) -> bool:
-    """Tell whether the cluster says of a running pod that its node does not answer.
+    """Return whether the cluster says of a running pod that its node does not answer.
 
     It then takes back the pod's readiness, and of its containers the node's last word stays. That a pod was deleted for a taint says
     nothing of its node: people taint nodes too, and the pod may still be saving.
@@ -329,7 +329,7 @@ def is_silent(pod: Object) -> bool:
 
 
 def is_moved_off(pod: Object) -> bool:
-    """Tell whether a pod was deleted because of its node: that is lost, or somebody wants nothing to run there."""
+    """Return whether a pod was deleted because of its node: that is lost, or somebody wants nothing to run there."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(one["type"] == "DisruptionTarget" and one.get("reason") == "DeletionByTaintManager" for one in conditions)
 

@@ -30,7 +30,7 @@ class Node:
     taints: Sequence[Object] = ()  # those that keep pods off
 
     def takes(self, wanted: "Wanted") -> bool:
-        """Tell whether a pod with these requests, this node selector and these tolerations fits."""
+        """Return whether a pod with these requests, this node selector and these tolerations fits."""
         fits = all(self.free.get(key, 0.0) >= value for key, value in wanted.amounts.items())
         return fits and wanted.labels.items() <= self.labels.items() and not self.repels(wanted)
 

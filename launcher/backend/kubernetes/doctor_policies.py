@@ -79,7 +79,7 @@ def _covers(port: Object, need: Need) -> bool:
 
 
 def _may_be(peer: Object, need: Need, labels: Mapping[str, str]) -> bool:
-    """Tell whether a rule's peer may be what is needed: without a namespace it is a pod of the run's own."""
+    """Return whether a rule's peer may be what is needed: without a namespace it is a pod of the run's own."""
     if "ipBlock" in peer:
         return True
     if need.of_tasks:

@@ -1,4 +1,4 @@
-"""How a run is that has no Jobs: they are not made yet, are being stopped, or somebody has deleted them."""
+"""Status of a run that has no Jobs: they are not made yet, are being stopped, or were deleted."""
 
 from collections.abc import Iterable
 from pathlib import Path

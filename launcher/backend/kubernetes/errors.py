@@ -27,7 +27,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-# A write of the API server's own that another one overtook: quotas count what is made, and are counted anew meanwhile.
+# A write of the API server's own that another one overtook: quotas count what is made, and are counted again meanwhile.
 _OVERTAKEN = "the object has been modified; please apply your changes to the latest version"
 
 
@@ -68,7 +68,7 @@ def explain(error: Exception, doing: str) -> LauncherError:
     if status == 409 and _OVERTAKEN in told:
         return UnreachableError(f"{doing}: the cluster has changed something at the same moment: {told}", "try again")
     if status == 401:
-        return CredentialsError(f"{doing}: the cluster does not know you: {told}", "log in to it again; `kubectl auth whoami` must answer")
+        return CredentialsError(f"{doing}: authentication failed: {told}", "log in to it again; `kubectl auth whoami` must answer")
     if status == 403 and (match := _FORBIDDEN.search(told)):
         return _forbidden(match, doing)
     for pattern, message, remedy in _KNOWN:
@@ -76,7 +76,7 @@ def explain(error: Exception, doing: str) -> LauncherError:
             found = [group or "" for group in match.groups()] or [""]
             kind = UsageError if status in {400, 422} else LauncherError
             return kind(f"{doing}: {message.format(*found)}: {told}", remedy.format(*found))
-    return LauncherError(f"{doing}: {told}", "the line above is the cluster's own")
+    return LauncherError(f"{doing}: {told}", "the message above comes from the API server")
 
 
 def strange(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:

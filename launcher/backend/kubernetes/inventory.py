@@ -138,7 +138,7 @@ def _words(run: str, found: Found, namespace: str) -> str:
     said = []
     if found.gone:
         names = ", ".join(map(str, found.gone))
-        said.append(f"{names} {'was' if len(found.gone) == 1 else 'were'} deleted: {diagnosis.made_anew(run)}")
+        said.append(f"{names} {'was' if len(found.gone) == 1 else 'were'} deleted: {diagnosis.made_again(run)}")
     for one in found.strays:
         labels = status_source.labels_of(run) | ({pod_status.COMPONENT: one.name.removeprefix(f"{run}-")} if one.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())

@@ -1,4 +1,4 @@
-"""Attempts whose pods are gone: deleted by somebody, by a drained node or by the scheduler, and made anew by their Job. Pure.
+"""Attempts whose pods are gone: deleted by somebody, by a drained node or by the scheduler, and made again by their Job. Pure.
 
 The events of a Job name every pod that it made; those of a pod, and its conditions as they were seen last, say why it went.
 """

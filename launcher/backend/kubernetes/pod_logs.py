@@ -21,10 +21,10 @@ from launcher.runs.status import LogLine
 from trainer.events import escaped
 
 _AT_ONCE = 8  # logs read at the same time
-_ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait for ever
+_ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait forever
 _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
 _TO_THE_END = 32  # logs followed at the same time
-_QUIET = 60.0  # seconds in which one that is followed may say nothing, while it saves say, and is not asked for anew
+_QUIET = 60.0  # seconds in which one that is followed may say nothing, while it saves say, and is not asked for again
 _AGAIN = 0.5  # seconds until one that could not be followed is followed again
 _MISSING = "lines may be missing here: it wrote faster than they were read, and its node keeps no more of a log (containerLogMaxSize of the kubelet)"
 _FIRST = "0"  # sorts before every stamp
@@ -76,7 +76,7 @@ class PodLogs:
     def to_the_end(self, pods: Iterable[Object]) -> Iterator[None]:
         """While this is entered, follow the first of pods that are being deleted to their last lines, which `news` returns then.
 
-        Who only looks again and again misses them: a pod is gone a moment after its container has ended.
+        Polling would miss these lines: a pod is deleted moments after its container has ended.
         """
         over = threading.Event()
         followed = [pod for pod in pods if _has_written(pod) and not is_silent(pod) and pod["metadata"]["uid"] not in self._done]
@@ -135,7 +135,7 @@ class PodLogs:
         return sorted(lines, key=lambda line: line.time)
 
     def unread(self, pod: Object) -> bool:
-        """Tell whether a pod's log could not be read when it was asked for last, or is not asked for."""
+        """Return whether a pod's log could not be read when it was asked for last, or is not asked for."""
         return pod["metadata"]["uid"] in self._muted or is_silent(pod)
 
     def _may_have_news(self, pod: Object) -> bool:

@@ -281,7 +281,7 @@ def restart(pod: Object, attempt: int = 0) -> Restart:
 
 
 def is_role(job: Object) -> bool:
-    """Tell whether a Job is that of a role, and none of another purpose."""
+    """Return whether a Job is that of a role, and none of another purpose."""
     return role_of(job) in rules.ROLE_ORDER
 
 

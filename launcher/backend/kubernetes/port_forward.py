@@ -98,7 +98,7 @@ class Forward:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
 
     def serve(self) -> None:
-        """Carry each connection by a thread of its own, for ever."""
+        """Carry each connection by a thread of its own, forever."""
         with self._server:
             while True:
                 connection, _ = self._server.accept()

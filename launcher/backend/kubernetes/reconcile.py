@@ -1,4 +1,4 @@
-"""What whoever watches a run does for it: pods on lost nodes are given up, a run that never starts or that failed lets its nodes go."""
+"""The work that a launcher does for a run on Kubernetes while it watches: it releases pods of lost nodes, and suspends runs that failed or never start."""
 
 import re
 import time
@@ -24,9 +24,8 @@ def lost(seen: ClusterSnapshot, now: float, patience: float) -> list[Object]:
     """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
-    Those of a silent node are lost together, though one was given up a second later than another: what replaces the one is put where others
-    of the volume are, as long as these count, and is looked at again only minutes later. So those that mount the volume come first, too,
-    and before the tasks among them what is none.
+    All pods of an unresponsive node expire together. Pods that mount the run's volume come first, non-task pods before tasks; otherwise the
+    scheduler would keep a replacement on the dead node.
     """
     answering = {
         node_of(pod) for pod in seen.pods if pod_status.condition(pod, "Ready")
@@ -177,7 +176,7 @@ class Reconciler:
             self._cluster.patch("Pod", name, GIVE_UP, subresource="status")
         except ForbiddenError:
             # Once: who may is told what to do, and who watches need not read it again every second.
-            return f"{task_of(pod)} waits for ever on the lost node {node}, and you may not give its pod up; who may: {command}"
+            return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to release its pod. Somebody who may change pods/status can run: {command}"
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was given up, and is replaced"
 
     def _let_go(self, seen: ClusterSnapshot) -> Iterator[str]:

@@ -108,7 +108,7 @@ def refuse_sidecars(version: tuple[int, int], where: str) -> None:
 
 
 def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) -> bool:
-    """Tell whether the run's claim is not there; one that is being deleted is waited for until it is not, calling `meanwhile`."""
+    """Return whether the run's claim is not there; one that is being deleted is waited for until it is not, calling `meanwhile`."""
     there = cluster.get("PersistentVolumeClaim", run.claim)
     if there is not None and there["metadata"].get("deletionTimestamp"):
 

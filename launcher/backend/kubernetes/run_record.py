@@ -124,7 +124,7 @@ def hold(cluster: Cluster, mark: StartLease) -> Object:
 
 
 def is_held(cluster: Cluster, mark: StartLease) -> bool:
-    """Tell whether the mark is on the record."""
+    """Return whether the mark is on the record."""
     try:
         hold(cluster, mark)
     except LeaseLostError:
@@ -133,7 +133,7 @@ def is_held(cluster: Cluster, mark: StartLease) -> bool:
 
 
 def is_others(cluster: Cluster, mark: StartLease) -> bool:
-    """Tell whether another launcher has started the run since, or is about to; not where it was merely stopped."""
+    """Return whether another launcher has started the run since, or is about to; not where it was merely stopped."""
     record = cluster.get("ConfigMap", name_of(mark.run))
     return (_mark(record).get("id") or _started_by(record)) not in {None, mark.id}
 
@@ -149,7 +149,7 @@ def release(cluster: Cluster, mark: StartLease) -> None:
 
 
 def free(cluster: Cluster, run: str) -> None:
-    """Take the mark of whoever starts the run away, as it is being stopped."""
+    """Revoke the lease of the launcher that starts the run, because the run is being stopped."""
     if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
         gone = {"metadata": {"annotations": {_STARTING: None}}, "data": {_START: None}}
         cluster.patch("ConfigMap", name_of(run), gone)
@@ -170,7 +170,7 @@ def undo(cluster: Cluster, mark: StartLease) -> None:
 
 
 def being_started(record: Object | None, now: float) -> str:
-    """Return who starts a run at `now` by the cluster's clock, as `started by ...`; empty where nobody does, or he must have died over it."""
+    """Return who starts a run at `now` by the cluster's clock, as `started by ...`; empty if no start is in progress, or its launcher is known to be dead."""
     mark = _mark(record)
     try:
         age = now - float(mark["since"])
@@ -219,7 +219,7 @@ def final(record: Object | None) -> RunStatus | None:
 
 
 def announced(record: Object | None) -> RunStatus | None:
-    """Return how a run that somebody set out to stop is to be remembered once nothing of it is left; what is left tells more."""
+    """Return the final status recorded when a stop was requested; use it only once all pods are gone."""
     return _status(record, _STOPPING)
 
 

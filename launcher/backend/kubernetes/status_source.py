@@ -174,7 +174,7 @@ class Watcher:
         }
         self._story.take(self.logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
         # A task that cannot be scheduled, say, or not pull its image: the run does not run, whatever the others do. Told by the cluster, which
-        # has no words for a task that is merely made anew.
+        # has no words for a task that is merely made again.
         hindered = any(task.state is State.PENDING and task.reason for task in status.tasks)
         status = self._story.onto(status, ended=status.state not in _UNDERWAY)
         if status.state is State.FAILED:  # with the attempts that its task has made inside its pod

@@ -1,4 +1,4 @@
-"""The start of a run in the cluster: by one launcher at a time, all of its objects or none, and nothing of anybody else's touched."""
+"""Starts a run in the cluster atomically: one launcher at a time, all objects or none, leaving other objects alone."""
 
 import functools
 import time
@@ -131,7 +131,7 @@ class Start:
 
         def make() -> Object:
             self._go_on()
-            # Before each: whoever stops the run takes the mark away first, and deletes what is there only then.
+            # Before each: anyone who stops the run takes the mark away first, and deletes what is there only then.
             run_record.hold(self._cluster, self._mark)
             try:
                 return self._cluster.create(one) if kind in WORKLOADS else self._cluster.apply(one)

@@ -63,7 +63,7 @@ class RunEvents:
         self.progress = Progress()
 
     def leads(self, task: str) -> bool:
-        """Tell whether the run is as far as this task says."""
+        """Return whether the run is as far as this task says."""
         return task == self._leader
 
     def done(self, task: str) -> bool:

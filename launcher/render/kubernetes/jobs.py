@@ -69,7 +69,7 @@ def _failure_rules(run: Run, group: Group, *, joined: bool, may_outgrow: bool) -
     if group.task.restart.when == "exit_code" and not rules.supervised(group.task):
         final = list(range(1, OF_SIGNALS))
     if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
-        # The trainer inside has waited: the run is over, and whoever waits for these nodes need not wait for more attempts.
+        # The trainer inside has waited: the run is over, and anyone who waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
     found = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -96,7 +96,7 @@ def _leads(run: Run, group: Group) -> bool:
 
 
 def _waits_for_another_job(run: Run, group: Group) -> bool:
-    """Tell whether the tasks are of no use without those of another Job, for which they then wait for limits.start_timeout.
+    """Return whether the tasks are of no use without those of another Job, for which they then wait for limits.start_timeout.
 
     They are the chief that drives ps and workers, and those who restore together. Nobody tells them that the other Job has failed
     for good; of a task of their own Job Kubernetes does, by ending them.

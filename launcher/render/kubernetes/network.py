@@ -42,7 +42,7 @@ def _tasks(run: Run) -> dict[str, str]:
 
 
 def _uses_other_ports(run: Run) -> bool:
-    """Tell whether tasks talk to each other on more than TensorFlow's port: NCCL chooses its own, a user's program may."""
+    """Return whether tasks talk to each other on more than TensorFlow's port: NCCL chooses its own, a user's program may."""
     return run.spec.train is None or any(task.resources.gpus for task in run.plan.tasks)
 
 

@@ -59,7 +59,7 @@ def test_up_builds_an_image_that_is_not_there_and_one_of_other_sources_and_says_
             assert built["Config"]["Labels"]["org.opencontainers.image.version"] == f"0.0.{name}"
             # The same layers under a label that tells of other sources.
             docker("build", "--tag", other, "-", stdin=f"FROM {other}\nLABEL {images.SOURCES}=other\n", deadline=300)
-            assert f"{other} is there, of other sources than this launcher's: it is built anew" in up("--fresh")
+            assert f"{other} is there, of other sources than this launcher's: it is built again" in up("--fresh")
             assert inspected(other)["Config"]["Labels"][images.SOURCES] == sources()
             assert layers(inspected(other)) == layers(built)
         finally:

@@ -55,7 +55,7 @@ def test_a_port_that_is_taken_where_none_is_next(tmp_path: Path) -> None:
             # It has nothing to show, and has left nothing but why.
             for more in ((), ("--port", str(free_port()))):
                 shown = launch("tensorboard", run.name, *more, runs=runs)
-                assert (shown.returncode, "has never been on its way" in shown.stderr) == (2, True), shown.stderr
+                assert (shown.returncode, "was never started" in shown.stderr) == (2, True), shown.stderr
             assert left(run.name) == NOTHING
             assert "port is taken" in run.status()["reason"]
 

@@ -59,7 +59,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     ]
 
     fresh = launcher("up", str(file), "--fresh", "--set", "train.steps=30", timeout=UP)
-    assert "guest starts anew; the old run is now claim team in " in fresh
+    assert "guest starts from the first step; the old run is now claim team in " in fresh
     assert launcher.status("guest")["step"] == 30
     aside, mine = sorted(directories(namespace), key=len, reverse=True)
     assert mine == "guest"

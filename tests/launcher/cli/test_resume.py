@@ -56,7 +56,7 @@ RESUME = Asked(fresh=False, resume=True, may_prompt=False)
 @pytest.mark.parametrize("asked", [NOTHING_ASKED, RESUME])
 @pytest.mark.parametrize("code", ["deleted", "deleting"])
 @pytest.mark.parametrize("changes", [[], [("train.steps", 100, 200)], None])
-def test_a_run_whose_data_is_gone_starts_anew_only_when_asked_to(code: str, changes: list[Change] | None, asked: Asked) -> None:
+def test_a_run_whose_data_is_gone_starts_again_only_when_asked_to(code: str, changes: list[Change] | None, asked: Asked) -> None:
     with pytest.raises(UsageError, match="the claim mnist was deleted") as refused:
         decide(LOST[code], changes, asked, RUNS)
     assert "--fresh" in refused.value.remedy

@@ -217,7 +217,7 @@ def test_fresh_waits_for_what_a_killed_supervisor_left_to_save_in_the_old_run(cl
     assert not (tmp_path / "runs" / "toy" / "saved").exists()
 
 
-def test_of_two_that_start_anew_at_once_one_does(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_of_two_that_start_again_at_once_one_does(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
     assert cli("up", spec("steps", "3", "0")).returncode == 0
     command = [*LAUNCHER, "up", spec("forever"), "--fresh", "--detach"]
     both = [subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]

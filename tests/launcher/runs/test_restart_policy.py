@@ -31,7 +31,7 @@ def test_signals_are_told_as_shells_do() -> None:
     assert [restart_policy.exit_code(code) for code in (0, 75, -9, -15)] == [0, 75, 137, 143]
 
 
-def test_the_delay_doubles_up_to_a_limit_and_starts_anew_after_a_healthy_minute() -> None:
+def test_the_delay_doubles_up_to_a_limit_and_starts_again_after_a_healthy_minute() -> None:
     delays = [0.0]
     for _ in range(7):
         delays.append(restart_policy.delay(delays[-1], ran_for=5))

@@ -1,4 +1,4 @@
-"""One of three tasks that take means for ever; prints the seconds since the last one whenever that took long, and how it ended.
+"""One of three tasks that take means forever; prints the seconds since the last one whenever that took long, and how it ended.
 
 python drive_stopped.py INDEX ADDRESS ADDRESS ADDRESS
 """

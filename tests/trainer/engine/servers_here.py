@@ -33,7 +33,7 @@ class Servers:
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self, role: str, index: int) -> None:
-        """Start a task, or start it anew."""
+        """Start a task, or start it again."""
         cluster = json.loads(self.tf_config)["cluster"]
         settings: dict[str, Any] = {"run": "drive", "strategy": "parameter_server", "run_dir": self.scratch, "scratch_dir": self.scratch}
         settings["train"] = {"workload": "mnist_mlp"}

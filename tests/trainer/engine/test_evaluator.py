@@ -79,7 +79,7 @@ def test_it_follows_survives_damage_and_its_own_death_and_sees_the_last(trainers
     chief(tmp_path, 30)
     evaluated(run, 30, eventually)
 
-    # Killed, it comes back and does not begin anew.
+    # Killed, it comes back and does not begin again.
     os.kill(child, signal.SIGKILL)
     run.event("started", 2)
     chief(tmp_path, 40)

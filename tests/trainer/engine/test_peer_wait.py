@@ -60,7 +60,7 @@ def waiting(ports: Any) -> Iterator[Callable[..., Waiting]]:
 
 
 def answers(task: TaskConfig) -> bool:
-    """Tell whether a task's port gives a connection."""
+    """Return whether a task's port gives a connection."""
     try:
         socket.create_connection(split_address(task.address or ""), timeout=1).close()
     except ConnectionRefusedError:

@@ -133,7 +133,7 @@ def test_two_readers_see_together_what_one_sees_with_the_whole_batch(workload: C
     np.testing.assert_array_equal(np.concatenate(halves, axis=1), whole)
 
 
-def test_a_picture_is_distorted_anew_each_epoch(workload: Cifar10) -> None:
+def test_a_picture_is_distorted_again_each_epoch(workload: Cifar10) -> None:
     size = len(workload.eval_data(1))  # the test set is a fifth of the training set
     first, _ = taken(workload, Shard(5 * size, seed=3), 1)
     second, _ = taken(workload, Shard(5 * size, seed=3, start=1), 1)

@@ -88,7 +88,7 @@ def test_what_fits_in_memory_is_read_once() -> None:
     assert sorted(read) == list(range(12))
 
 
-def test_what_is_drawn_anew_each_time_is_not_kept() -> None:
+def test_what_is_drawn_again_each_time_is_not_kept() -> None:
     noisy = examples(12).map(lambda inputs, targets: (inputs + tf.random.uniform([1]), targets))
     facts = pipeline.look_at(noisy, "train_data")
     assert facts.random

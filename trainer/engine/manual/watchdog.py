@@ -1,6 +1,6 @@
 """Watches over a program that the chief runs: a stop that was asked for, servers that are gone, and that run.json stays fresh.
 
-The program's own thread may be inside TensorFlow, waiting for a task that is gone for ever, and cannot be interrupted there. So this
+The program's own thread may be inside TensorFlow, waiting for a task that is gone forever, and cannot be interrupted there. So this
 is a thread beside it, which calls `leave` when the program is to end; that does not return.
 """
 

@@ -25,7 +25,7 @@ ELEMENTWISE = frozenset(
 
 
 def _plain(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tell whether the optimizer does nothing to gradients or variables beyond its update rule."""
+    """Return whether the optimizer does nothing to gradients or variables beyond its update rule."""
     return (
         optimizer.clipnorm is None
         and optimizer.clipvalue is None
@@ -38,7 +38,7 @@ def _plain(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def fuses(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> bool:
-    """Tell whether `apply` uses the fused kernel for this optimizer."""
+    """Return whether `apply` uses the fused kernel for this optimizer."""
     return (
         type(optimizer) is keras.optimizers.Adam
         and not optimizer.amsgrad

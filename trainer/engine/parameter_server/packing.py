@@ -72,7 +72,7 @@ def _groups(members: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tell whether the optimizer treats every element alike, so that variables may be joined in vectors."""
+    """Return whether the optimizer treats every element alike, so that variables may be joined in vectors."""
     return (
         type(optimizer) in ELEMENTWISE
         and optimizer.clipnorm is None

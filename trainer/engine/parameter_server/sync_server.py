@@ -2,7 +2,7 @@
 
 A worker asks with its gradient and gets the new values in reply, one message each way. A request says who asks and of
 which step the gradient is. The first `needed` gradients of the current step are added up on the server; then their mean is
-applied once and those workers get the new values. Whoever comes with an older step is a back-up that was not needed: its
+applied once and those workers get the new values. A worker that comes with an older step is a back-up that was not needed: its
 gradient is dropped and counted, and it gets the current values at once. So a slow worker holds nobody up, and every
 worker has at most one reply to wait for.
 """
@@ -181,7 +181,7 @@ class Server:
         tf.raw_ops.QueueEnqueueV2(handle=queue, components=reply)
 
     def _forget(self, worker: tf.Tensor) -> tf.Tensor:
-        """Throw away what waits for a worker that has been started anew; return how much that was."""
+        """Throw away what waits for a worker that has been started again; return how much that was."""
         queue = self.replies_to(worker)
 
         def body(count: tf.Tensor) -> tf.Tensor:

@@ -165,7 +165,7 @@ class SynchronousSession(ServerSession):
         return time.monotonic() + _PATIENCE  # until it is repeated, should it not be heard
 
     def _quiet(self) -> None:
-        """Let every worker end its call, and greet the servers anew with its next one."""
+        """Let every worker end its call, and greet the servers again with its next one."""
         self._workers.drop_waiting()
         with watching():
             for server in self._servers:

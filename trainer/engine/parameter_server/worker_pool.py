@@ -140,7 +140,7 @@ class Measures(Protocol):
 
 @dataclass
 class _Call:
-    """Steps for a worker. Once `over`, whoever is given it does nothing: it was lost with its worker, or is not wanted any more."""
+    """Steps for a worker. Once `over`, anyone who is given it does nothing: it was lost with its worker, or is not wanted any more."""
 
     steps: int
     begun: bool = False

@@ -1,4 +1,4 @@
-"""Answers of the engine that bring nothing for long are given up, so that who reads them asks anew."""
+"""Answers of the engine that bring nothing for long are given up, so that who reads them asks again."""
 
 import queue
 import threading
@@ -38,7 +38,7 @@ def test_only_those_that_are_silent_are_closed_and_once() -> None:
     for _ in range(2):
         answers.close(silent_for=0.2)
         assert (silent.closed, talks.closed, broken.closed) == (1, 0, 1)
-    # Who reads it asks again, and is heard of anew.
+    # Who reads it asks again, and is heard of again.
     again = Answer()
     answers.opened("silent", again)
     answers.close(silent_for=0.2)

@@ -106,7 +106,7 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     view.starts()  # and the engine cannot
     view.look(container("exited", 7), 2)
     assert len(view.restarts) == 2
-    # Who starts it beside the engine makes the engine count anew.
+    # Who starts it beside the engine makes the engine count again.
     view.starts()
     view.started_again()
     view.look(container("running"), 0)

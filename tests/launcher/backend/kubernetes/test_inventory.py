@@ -81,5 +81,5 @@ def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
     noted = {"metadata": {"annotations": mark}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
     nothing = SimpleNamespace(get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [])
     assert inventory.Watch(cast("Cluster", nothing), "digits").look() == Found()
-    nothing.now = lambda: 1_000_000.0  # whoever started it has died over it
+    nothing.now = lambda: 1_000_000.0  # anyone who started it has died over it
     assert inventory.Watch(cast("Cluster", nothing), "digits").look().gone == (ObjectRef("Job", "digits-chief", "1"),)

@@ -144,7 +144,7 @@ def test_a_pod_that_replaces_one_that_ran_may_wait_for_its_node() -> None:
 def test_a_run_is_too_late_only_when_it_was_seen_to_wait_for_so_long() -> None:
     seen = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
     tender = Reconciler(cast("Cluster", Refusing()), "digits", 60)
-    assert tender.late(seen, status(State.PENDING), 0.05) == ""  # whoever begins to watch now knows nothing of before
+    assert tender.late(seen, status(State.PENDING), 0.05) == ""  # anyone who begins to watch now knows nothing of before
     time.sleep(0.1)
     assert tender.late(seen, status(State.PENDING), 0.05)
     assert tender.late(seen, status(State.RUNNING), 0.05) == ""
@@ -202,7 +202,9 @@ def test_who_may_not_give_a_pod_up_is_told_the_command_once() -> None:
     tender = Reconciler(cast("Cluster", Refusing()), "digits", 0)
     seen = ClusterSnapshot("digits", (), [pod()])
     (told,) = tender.tend(seen, status(State.RUNNING))
-    assert told.startswith("worker-0 waits for ever on the lost node node-1, and you may not give its pod up; who may: kubectl patch pod")
+    assert told.startswith(
+        "worker-0 is stuck on the lost node node-1, and you lack permission to release its pod. Somebody who may change pods/status can run: kubectl patch pod"
+    )
     assert told.endswith("""digits-worker-0-abc -n team-a --subresource=status --type=merge -p '{"status":{"phase":"Failed"}}'""")
     assert list(tender.tend(seen, status(State.RUNNING))) == []
 

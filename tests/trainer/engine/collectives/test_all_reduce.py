@@ -73,7 +73,7 @@ def test_tasks_of_different_images_are_refused_by_all_and_the_versions_named(
 
 @pytest.mark.slow
 def test_tasks_of_which_only_some_have_a_gpu_are_refused_by_all(reports: list[dict[str, Any]]) -> None:
-    """They would wait for each other for ever: some by NCCL, some by connections of their own."""
+    """They would wait for each other forever: some by NCCL, some by connections of their own."""
     message, other = (report["one GPU"] for report in reports)
     assert message == other
     assert "no GPU in worker-0, and one in worker-1" in message

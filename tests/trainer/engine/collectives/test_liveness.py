@@ -1,4 +1,4 @@
-"""A task that is stopped is waited for, but not for ever: real processes, stopped and continued."""
+"""A task that is stopped is waited for, but not forever: real processes, stopped and continued."""
 
 import json
 import os
