@@ -93,7 +93,7 @@ def test_a_changed_spec_asks_and_fresh_keeps_the_old_run(tmp_path: Path) -> None
         assert checkpoints(run.directory) == [step]
 
         fresh = run.launcher("up", *changed, "--fresh", "--detach")
-        assert "starts again" in fresh.stdout
+        assert "starts from the first step" in fresh.stdout
         aside = [path for path in run.runs.iterdir() if path.name.startswith("run.")]
         assert [checkpoints(path) for path in aside] == [[step]]
         assert list((aside[0] / "logs" / "train").iterdir())
