@@ -74,6 +74,7 @@ def follow(
         else:
             yield from reader.news(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
         first = False
+        reader.stream(chosen.pods(pods))
         if over:
             yield from reader.left(kept, pods)
             return

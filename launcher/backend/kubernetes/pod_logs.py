@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +26,11 @@ _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: a
 _TO_THE_END = 32  # logs followed at the same time
 _QUIET = 60.0  # seconds in which one that is followed may say nothing, while it saves say, and is not asked for again
 _AGAIN = 0.5  # seconds until one that could not be followed is followed again
+_STREAM_EVERY = 10.0  # seconds between two streams of one pod, at the least; meanwhile its log is asked for again and again
+# A stream brings no more bytes than these: its node may discard a file of the log (10 MiB) between two that it sends, which only the next request tells.
+_MOST_OF_STREAM = 4 << 20
+_MOST_UNTAKEN = 20_000  # lines of streams that nobody has taken yet
+_ABANDONED = 30.0  # seconds after which streams end whose lines nobody takes
 _MISSING = "lines may be missing here: it wrote faster than they were read, and its node keeps no more of a log (containerLogMaxSize of the kubelet)"
 _FIRST = "0"  # sorts before every stamp
 # Seconds for which what another reader reads is not asked for; where that one looks more seldom, at hundreds of pods, both do.
@@ -46,11 +51,14 @@ class PodLogs:
         self._asked: dict[str, Path] = {}  # uid -> where the lines of a pod that was asked for are kept, below the directory for that
         self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
         self._done: set[str] = set()
+        self._read_once: set[str] = set()
         self._kept_until: dict[Path, str] = {}
         self._kept_before: dict[Path, str] = {}  # until when others had kept it
         self._lock = threading.Lock()  # of how far it has read
         self._passed_on: list[LogLine] = []
         self._trusted: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
+        self._streams: dict[str, tuple[threading.Thread, float]] = {}  # uid -> what streams it, and since when
+        self._wanted_until = 0.0  # streams
 
     def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
@@ -68,9 +76,72 @@ class PodLogs:
 
     def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take over what another reader has read of a pod, all that was written since it read last."""
+        self._take(pod, pieces)
+        self.trust(pod["metadata"]["uid"])
+
+    def trust(self, uid: str) -> None:
+        """Leave a pod to another reader for a while, which passes on what it reads."""
+        self._trusted[uid] = time.monotonic() + _TRUSTED
+
+    def _take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         with self._lock:
             self._passed_on += self._new(pod, pieces)
-            self._trusted[pod["metadata"]["uid"]] = time.monotonic() + _TRUSTED
+
+    def stream(self, pods: Iterable[Object]) -> None:
+        """Have further lines of running pods that were read come by one open request each: `news` returns them, and asks for none meanwhile.
+
+        To be called again after each `news`: a stream that ends is not opened again at once, and a pod without one is read as before.
+        """
+        now = time.monotonic()
+        self._wanted_until = now + _ABANDONED
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            thread, since = self._streams.get(uid, (None, -_STREAM_EVERY))
+            if thread and thread.is_alive():
+                if self._onward is not None:
+                    self._onward.trust(uid)
+            elif now >= since + _STREAM_EVERY and self._may_stream(pod) and sum(map(self._is_streamed, self._streams)) < _TO_THE_END:
+                thread = threading.Thread(target=self._stream, args=(pod,), name="log stream", daemon=True)
+                self._streams[uid] = thread, now
+                thread.start()
+
+    def _may_stream(self, pod: Object) -> bool:
+        uid = pod["metadata"]["uid"]
+        return uid in self._read_once and uid not in self._muted and "running" in _states(pod) and self._may_have_news(pod)
+
+    def _is_streamed(self, uid: str) -> bool:
+        return uid in self._streams and self._streams[uid][0].is_alive()
+
+    def _stream(self, pod: Object) -> None:
+        """Take in what a pod writes until it ends, or its node or the API server breaks off; one that is silent is asked for again."""
+        while time.monotonic() < self._wanted_until:
+            opened, size = time.monotonic(), 0
+            try:
+                with contextlib.closing(self._lines_to_come(pod)) as contents:
+                    for content in contents:
+                        size += len(content)
+                        if size > _MOST_OF_STREAM or len(self._passed_on) > _MOST_UNTAKEN or time.monotonic() > self._wanted_until:
+                            return
+            except UnreachableError:
+                if time.monotonic() < opened + _QUIET:
+                    return
+            except LauncherError:  # it is gone, or not to be read
+                return
+            else:
+                return
+
+    def _lines_to_come(self, pod: Object) -> Generator[bytes]:
+        """Yield what a pod writes as it comes, once it is taken in; a gap that its node has left since it was read last is marked."""
+        after, begins = self._after.get(pod["metadata"]["uid"], _FIRST), True
+        for content in self._cluster.log_to_the_end(pod["metadata"]["name"], TRAINER, _since(after), timeout=_QUIET):
+            pieces = list(_pieces(content))
+            if begins:
+                pieces = _marked(task_of(pod), pieces, after)
+            begins = begins and not pieces
+            if self._onward is not None:
+                self._onward.take(pod, pieces)
+            self._take(pod, pieces)
+            yield content
 
     @contextlib.contextmanager
     def to_the_end(self, pods: Iterable[Object]) -> Iterator[None]:
@@ -96,8 +167,8 @@ class PodLogs:
     def _follow(self, pod: Object, over: threading.Event) -> None:
         while not over.is_set():
             try:
-                for content in self._cluster.log_to_the_end(pod["metadata"]["name"], TRAINER, self._since(pod), timeout=_QUIET):
-                    self.take(pod, list(_pieces(content)))
+                for _ in self._lines_to_come(pod):
+                    pass
             except UnreachableError:
                 pass  # it has written nothing for long, or its node does not answer
             except LauncherError:  # it is gone, or not to be read
@@ -146,13 +217,15 @@ class PodLogs:
             return False
         now = time.monotonic()
         # The last lines of a pod everybody reads who sees it end, or be deleted.
-        trusts = not _is_over(pod) and not pod["metadata"].get("deletionTimestamp") and self._trusted.get(uid, 0.0) > now
+        comes = self._trusted.get(uid, 0.0) > now or self._is_streamed(uid)
+        trusts = comes and not _is_over(pod) and not pod["metadata"].get("deletionTimestamp")
         return not trusts and self._muted.get(uid, (0.0, 0.0))[0] <= now
 
     def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        query = self._since(pod)
-        if uid not in self._after and tail is not None:
+        after = self._after.get(uid, _FIRST)
+        query = _since(after)
+        if after == _FIRST and tail is not None:
             query.append(("tailLines", str(tail)))
         try:
             content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER)
@@ -162,23 +235,13 @@ class PodLogs:
             self.gave_up = True
             return []
         self._muted.pop(uid, None)
-        pieces = list(_pieces(content))
-        after = self._after.get(uid, _FIRST)
-        if pieces and _FIRST < after < pieces[0][0]:  # the last line read would be the first, had the node kept it
-            pieces.insert(0, _gap(task_of(pod), after))
+        self._read_once.add(uid)
+        pieces = _marked(task_of(pod), list(_pieces(content)), after)
         if self._onward is not None:
             self._onward.take(pod, pieces)
         if _is_over(pod):
             self._done.add(uid)
         return self._new(pod, pieces)
-
-    def _since(self, pod: Object) -> list[tuple[str, str]]:
-        """Return what asks for the lines from the second on in which the last line read was written."""
-        after = self._after.get(pod["metadata"]["uid"])
-        query = [("timestamps", "true")]
-        if after is not None:
-            query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
-        return query
 
     def _new(self, pod: Object, pieces: list[tuple[str, bytes]]) -> list[LogLine]:
         """Return the lines of a pod that are new, and keep them."""
@@ -251,8 +314,11 @@ def _is_over(pod: Object) -> bool:
 
 
 def _has_written(pod: Object) -> bool:
-    containers = pod.get("status", {}).get("containerStatuses") or ()
-    return any("running" in one.get("state", {}) or "terminated" in one.get("state", {}) for one in containers)
+    return bool(_states(pod) & {"running", "terminated"})
+
+
+def _states(pod: Object) -> set[str]:
+    return {state for one in pod.get("status", {}).get("containerStatuses") or () for state in one.get("state", {})}
 
 
 def _pieces(content: bytes) -> Iterator[tuple[str, bytes]]:
@@ -261,6 +327,19 @@ def _pieces(content: bytes) -> Iterator[tuple[str, bytes]]:
         stamp, _, text = raw.partition(b" ")
         if stamp[:4].isdigit():
             yield stamp.decode("utf-8", "replace"), text
+
+
+def _since(after: str) -> list[tuple[str, str]]:
+    """Return what asks for the lines from the second on in which the last line read, of this stamp, was written."""
+    query = [("timestamps", "true")]
+    if after != _FIRST:
+        query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
+    return query
+
+
+def _marked(task: str, pieces: list[tuple[str, bytes]], after: str) -> list[tuple[str, bytes]]:
+    """Return lines with a mark before them where the last line read, of the stamp `after`, is not the first of them: its node has discarded it."""
+    return [_gap(task, after), *pieces] if pieces and _FIRST < after < pieces[0][0] else pieces
 
 
 def _gap(task: str, after: str) -> tuple[str, bytes]:

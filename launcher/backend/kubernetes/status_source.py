@@ -172,7 +172,10 @@ class Watcher:
             *(task.name for task in status.tasks if task.name == "evaluator"),
             *failed,
         }
-        self._story.take(self.logs.news((pod for pod in self.seen.pods if task_of(pod) in told), tail=_LINES))
+        read = [pod for pod in self.seen.pods if task_of(pod) in told]
+        self._story.take(self.logs.news(read, tail=_LINES))
+        if self._last is not None:  # nor for one look alone
+            self.logs.stream(read)
         # A task that cannot be scheduled, say, or not pull its image: the run does not run, whatever the others do. Told by the cluster, which
         # has no words for a task that is merely made again.
         hindered = any(task.state is State.PENDING and task.reason for task in status.tasks)

@@ -1,6 +1,7 @@
 """What pods wrote is read once, and kept for when they are gone. The API server is stood in for by its answers."""
 
 import queue
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -174,12 +175,64 @@ def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypat
     with logs.to_the_end([POD]):
         answers.more.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two\n")
         answers.more.put(UnreachableError("it was silent for long"))
-        answers.more.put(b"2026-01-01T00:00:03.100000000Z saved")
+        answers.more.put(b"2026-01-01T00:00:02.100000000Z two\n2026-01-01T00:00:03.100000000Z saved")
         answers.more.put(None)
         answers.more.put(LauncherError("it is gone"))
     assert [line.text for line in logs.news(())] == ["two", "saved"]
     assert [one["sinceTime"] for one in answers.asked[1:]] == ["2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:03Z"]
     assert [line.text for line in kept_lines(tmp_path, [], [])] == ["one", "two", "saved"]
+
+
+def taken(logs: PodLogs, pods: list[dict[str, Any]]) -> list[str]:
+    """Return what comes next of pods that are streamed."""
+    deadline = time.monotonic() + 10
+    while not (found := logs.news(pods)):
+        assert time.monotonic() < deadline, "nothing came within 10 s"
+        time.sleep(0.01)
+    return [line.text for line in found]
+
+
+def test_a_pod_that_is_streamed_is_not_asked_for_its_log() -> None:
+    answers = Answers()
+    other = reader(answers)
+    logs = PodLogs(cast("Cluster", answers), onward=other)
+    logs.stream([POD])
+    assert answers.asked == []  # what it wrote before is read first
+    answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
+    assert [line.text for line in logs.news([POD])] == ["one"]
+    logs.stream([POD])
+    answers.more.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two")
+    assert taken(logs, [POD]) == ["two"]
+    answers.more.put(b"2026-01-01T00:00:03.100000000Z three")
+    assert taken(logs, [POD]) == ["three"]
+    logs.stream([POD])
+    assert [[line.text for line in other.news([POD])], len(answers.asked)] == [["one", "two", "three"], 2]
+    answers.more.put(None)  # the API server breaks off
+    answers.lines.append("2026-01-01T00:00:04.100000000Z four")
+    answers.lines[0] = "2026-01-01T00:00:03.100000000Z three"
+    assert taken(logs, [POD]) == ["four"]
+    logs.stream([POD])
+    assert len(answers.asked) == 3  # nor at once again
+
+
+def test_lines_that_a_node_has_discarded_before_a_stream_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers()
+    logs = reader(answers)
+    answers.lines = [stamped(1)]
+    logs.news([POD])
+    logs.stream([POD])
+    answers.more.put("\n".join(map(stamped, (5, 6))).encode())
+    marked, *more = taken(logs, [POD])
+    assert "lines may be missing here" in marked
+    assert more == ["line 5", "line 6"]
+    monkeypatch.setattr(pod_logs, "_MOST_UNTAKEN", 1)  # who does not take them is not waited for
+    answers.more.put("\n".join(map(stamped, (7, 8))).encode())
+    answers.more.put(stamped(9).encode())
+    answers.lines = list(map(stamped, (8, 9)))
+    words: list[str] = []
+    while len(words) < 3:
+        words += taken(logs, [POD])
+    assert words == ["line 7", "line 8", "line 9"]
 
 
 @pytest.mark.parametrize("phase", ["Running", "Failed"])  # a node gave all that it had of one that it was removing
