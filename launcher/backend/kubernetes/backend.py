@@ -6,6 +6,7 @@ the spec. On this machine is only where a run was started and the output of pods
 
 import contextlib
 import dataclasses
+import functools
 import json
 import threading
 import time
@@ -58,6 +59,7 @@ class _Known:
     watcher: status_source.Watcher
     having: inventory.Watch | None = None  # where it is to be known whether all that the run has is there still
     spec: dict[str, Any] | None = None
+    without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # how it is, by what was seen then
     user: str | None = None  # who started it, empty where that is not known
     last: RunStatus | None = None
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
@@ -153,6 +155,8 @@ class KubernetesBackend:
 
     def _without_jobs(self, known: _Known, name: str) -> RunStatus:
         cluster = known.cluster
+        if known.without_jobs and known.without_jobs[0] is known.watcher.seen:
+            return known.without_jobs[1]
         status = ended_status.status(cluster, known.watcher.seen, self._kept(cluster, name), self._ended.get(name))
         if status is None:
             others = self._names(cluster, _records(cluster))
@@ -162,6 +166,7 @@ class KubernetesBackend:
                 if others
                 else "start one with `launcher up FILE --on kubernetes`",
             )
+        known.without_jobs = known.watcher.seen, status
         return status
 
     def spec(self, name: str) -> dict[str, Any] | None:
@@ -206,7 +211,7 @@ class KubernetesBackend:
         said.extend(known.tender.tend(seen, status))
         patience = parse_duration(self._limit(known, "start_timeout", "10m"))
         late = known.tender.late(seen, status, patience) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
-        if late:
+        if late and known.watcher.is_as_seen():
             said.append(late)
             failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=known.cluster.now(), eta=None)
             teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
@@ -244,8 +249,18 @@ class KubernetesBackend:
         if not follow:
             return log_lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
         return log_lines.follow(
-            known.cluster, name, self._kept(known.cluster, name), chosen, lambda: self._is_over(name), PATIENCE, known.watcher.logs
+            known.cluster,
+            name,
+            self._kept(known.cluster, name),
+            chosen,
+            functools.partial(self._pods, name),
+            functools.partial(self._is_over, name),
+            PATIENCE,
+            known.watcher.logs,
         )
+
+    def _pods(self, name: str) -> list[Object]:
+        return self._look_at(name).watcher.pods()
 
     def _is_over(self, name: str) -> bool:
         """Return whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""

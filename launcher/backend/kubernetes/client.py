@@ -190,11 +190,37 @@ class Cluster:
             raise
         return True
 
-    def listed(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
-        """Return the objects of a kind that have all the labels."""
-        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
-        answer = self.request("get", self.path(kind), doing=f"listing {KINDS[kind][1]}", label_selector=selector or None)
-        return list(answer.get("items") or ())
+    def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None) -> list[Object]:
+        """Return the objects of a kind that have all the labels, and these values of fields."""
+        return self.listed_at(kind, labels, fields)[0]
+
+    def listed_at(
+        self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None
+    ) -> tuple[list[Object], str]:
+        """Return the same, and of which resource version it is: from there on it can be watched."""
+        asked = {"label_selector": _selector(labels), "field_selector": _selector(fields)}
+        answer = self.request("get", self.path(kind), doing=f"listing {KINDS[kind][1]}", **asked)
+        return list(answer.get("items") or ()), str((answer.get("metadata") or {}).get("resourceVersion") or "")
+
+    def watch(self, kind: str, version: str, labels: Mapping[str, str], *, seconds: int) -> Iterator[Object]:
+        """Open a watch of the objects of a kind that have all the labels, and return its events since a resource version, as they come.
+
+        The API server ends it after `seconds`. Raises LauncherError, UnreachableError also where its end does not come.
+        https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+        """
+        doing = f"watching {KINDS[kind][1]}"
+        with asking(doing):
+            answer = self._ask(
+                "get",
+                self.path(kind),
+                label_selector=_selector(labels),
+                resource_version=version,
+                watch="true",
+                allow_watch_bookmarks="true",
+                timeout_seconds=seconds,
+                _request_timeout=(TIMEOUT[0], seconds + TIMEOUT[0]),
+            )
+        return (json.loads(line) for lines in _whole_lines(answer, doing) for line in lines.split(b"\n"))
 
     def nodes(self) -> list[Object]:
         """Return the nodes of the cluster. Raises ForbiddenError where the user may not list them."""
@@ -263,13 +289,7 @@ class Cluster:
 
         Raises LauncherError, UnreachableError also where it writes nothing for `timeout` seconds.
         """
-        answer = self._log(pod, container, [*query, ("follow", "true")], timeout)
-        partial = b""
-        with asking(f"following the log of {pod}"), contextlib.closing(answer):
-            for piece in answer.stream():
-                lines, end, partial = (partial + piece).rpartition(b"\n")  # what is cut off within a line is asked for again
-                if end:
-                    yield lines
+        yield from _whole_lines(self._log(pod, container, [*query, ("follow", "true")], timeout), f"following the log of {pod}")
 
     def _log(self, pod: str, container: str, query: list[tuple[str, str]], timeout: float) -> Any:
         with asking(f"reading the log of {pod}"):
@@ -280,6 +300,20 @@ class Cluster:
                 header_params={"Accept": "*/*"},
                 _request_timeout=(TIMEOUT[0], timeout),
             )
+
+
+def _selector(wanted: Mapping[str, str] | None) -> str | None:
+    return ",".join(f"{key}={value}" for key, value in (wanted or {}).items()) or None
+
+
+def _whole_lines(answer: Any, doing: str) -> Iterator[bytes]:
+    """Yield an answer as it comes, one whole line or several at once; what is cut off within a line is left out."""
+    partial = b""
+    with asking(doing), contextlib.closing(answer):
+        for piece in answer.stream():
+            lines, end, partial = (partial + piece).rpartition(b"\n")
+            if end:
+                yield lines
 
 
 @contextlib.contextmanager

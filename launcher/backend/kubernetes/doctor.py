@@ -49,7 +49,7 @@ _OPTIONAL = {
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "the reasons of pods that wait are not told",
 }
-_WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work"
+_WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work, and who follows a run asks for its Jobs and pods again and again"
 # What is asked about where no spec is given: a run that has to reach all that any run has to.
 _ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
 _PROBE = "import socket; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"

@@ -49,11 +49,18 @@ def there(cluster: Cluster, run: str, kept: Path, chosen: LogSelection) -> Itera
 
 
 def follow(
-    cluster: Cluster, run: str, kept: Path, chosen: LogSelection, ended: Callable[[], bool], patience: float, onward: PodLogs | None = None
+    cluster: Cluster,
+    run: str,
+    kept: Path,
+    chosen: LogSelection,
+    there: Callable[[], list[Object]],
+    ended: Callable[[], bool],
+    patience: float,
+    onward: PodLogs | None = None,
 ) -> Iterator[LogLine]:
     """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds.
 
-    What is read is passed on to the reader `onward`.
+    `there` gives the pods of its tasks as they are now. What is read is passed on to the reader `onward`.
     """
     reader = _reader(cluster, kept, chosen, onward)
     first = True
@@ -62,7 +69,7 @@ def follow(
         try:
             # Asked before reading: what was written until the end is read after it.
             over = ended()
-            pods = status_source.pods_of(cluster, run)
+            pods = there()
         except UnreachableError as error:
             if time.monotonic() - answered > patience:
                 raise out_of_sight(run, error) from error

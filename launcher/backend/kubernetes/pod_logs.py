@@ -59,6 +59,7 @@ class PodLogs:
         self._trusted: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
         self._streams: dict[str, tuple[threading.Thread, float]] = {}  # uid -> what streams it, and since when
         self._wanted_until = 0.0  # streams
+        self.ended = 0  # streams so far, of the other reader too
 
     def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
@@ -112,15 +113,27 @@ class PodLogs:
     def _is_streamed(self, uid: str) -> bool:
         return uid in self._streams and self._streams[uid][0].is_alive()
 
+    def _wants(self, uid: str) -> bool:
+        """Return whether somebody takes the lines of a stream, and no other reader passes them on."""
+        now = time.monotonic()
+        return now < self._wanted_until and len(self._passed_on) < _MOST_UNTAKEN and self._trusted.get(uid, 0.0) < now
+
     def _stream(self, pod: Object) -> None:
+        """Take in what a pod writes until the stream ends, and count that: most often its container has ended."""
+        self._take_in(pod)
+        for reader in filter(None, (self, self._onward)):
+            reader.ended += 1
+
+    def _take_in(self, pod: Object) -> None:
         """Take in what a pod writes until it ends, or its node or the API server breaks off; one that is silent is asked for again."""
-        while time.monotonic() < self._wanted_until:
+        uid = pod["metadata"]["uid"]
+        while self._wants(uid):
             opened, size = time.monotonic(), 0
             try:
                 with contextlib.closing(self._lines_to_come(pod)) as contents:
                     for content in contents:
                         size += len(content)
-                        if size > _MOST_OF_STREAM or len(self._passed_on) > _MOST_UNTAKEN or time.monotonic() > self._wanted_until:
+                        if size > _MOST_OF_STREAM or not self._wants(uid):
                             return
             except UnreachableError:
                 if time.monotonic() < opened + _QUIET:

@@ -140,7 +140,7 @@ class Reconciler:
         """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
         yield from self._trouble(status)
         for pod in lost(seen, self._cluster.now(), self._patience):
-            if pod["metadata"]["uid"] not in self._done:
+            if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
                 said = self._give_up(pod)
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
                 yield said
@@ -168,6 +168,11 @@ class Reconciler:
         if first not in self._said:
             self._said.add(first)
             yield status.reason
+
+    def _is_as_seen(self, pod: Object) -> bool:
+        """Return whether the cluster has a pod as it was seen last: its node may answer again, and what was seen be some seconds old."""
+        there = self._cluster.get("Pod", pod["metadata"]["name"])
+        return there is not None and there["metadata"].get("resourceVersion") == pod["metadata"].get("resourceVersion")
 
     def _give_up(self, pod: Object) -> str:
         name, node = pod["metadata"]["name"], node_of(pod)

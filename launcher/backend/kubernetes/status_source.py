@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from launcher.backend.kubernetes import diagnosis, past_attempts, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.informer import Informer, Pauses, versions
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
 from launcher.backend.kubernetes.task_events import RunEvents
@@ -25,6 +27,9 @@ _MOST_READ = 32
 # So many pods are asked for once a second; more of them less often.
 _PODS_A_SECOND = 200
 _NODES_EVERY = 60.0  # seconds, where no node takes a pod
+_MOST_PAUSE = 30.0  # seconds after which what tells more of Jobs and pods is asked for again, where these do not change
+_ONE_BY_ONE = 4  # objects whose events are asked for by a request each
+_UID = "involvedObject.uid"
 _UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
 
 
@@ -38,22 +43,76 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
     return cluster.listed("Pod", {CLUSTER_LABEL: run})
 
 
-def gather(cluster: Cluster, run: str, before: Collection[str] | None = None) -> ClusterSnapshot:
-    """Return what the cluster has of a run.
+def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
+    """Return what the cluster has of a run now."""
+    return Source(cluster, run).seen()
 
-    Events are asked for only where a pod does not run, or where other pods are there than `before`, their names.
-    """
-    jobs = [job for job in cluster.listed("Job", labels_of(run)) if pod_status.is_role(job)]
-    whole = _jobset(cluster, run, jobs)
-    pods = telling(cluster.listed("Pod", labels_of(run)))
-    wanted = sum(int(job.get("spec", {}).get("completions") or 1) for job in jobs)
-    waits = any(pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([whole] if whole else [])])
-    queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if waits else ()
-    at_work = sum(pod.get("status", {}).get("phase") in {"Running", "Succeeded"} and _has(pod, CLUSTER_LABEL) for pod in pods)
-    same = before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
-    if at_work >= wanted:
-        return ClusterSnapshot(run, jobs, pods, events=() if same else _events(cluster), whole=whole, queued=queued)
-    return ClusterSnapshot(run, jobs, pods, _claims(cluster, run, jobs), _events(cluster), whole=whole, queued=queued)
+
+class Source:
+    """What a cluster has of one run, with no more requests than tell it: asked once it lists objects, asked again it watches them."""
+
+    def __init__(self, cluster: Cluster, run: str) -> None:
+        self._cluster, self._run = cluster, run
+        self._jobs, self._pods = (Informer(cluster, kind, labels_of(run)) for kind in ("Job", "Pod"))
+        self._pauses = Pauses(_MOST_PAUSE)
+        self._beside = ClusterSnapshot(run, ())  # what was asked for beside them last
+
+    def pods(self) -> list[Object]:
+        """Return the pods of the run's tasks."""
+        return [pod for pod in self._pods.objects() if _has(pod, CLUSTER_LABEL)]
+
+    def hurry(self) -> None:
+        """Ask again as often as after a change: something may have ended."""
+        for one in (self._jobs, self._pods):
+            one.hurry()
+
+    def seen(self, before: Collection[str] | None = None) -> ClusterSnapshot:
+        """Return what there is now.
+
+        What tells more of Jobs and pods is asked for when one of them has changed, and with growing pauses while none does: claims and events
+        only where a pod does not run, and events only of what does not tell by itself what it waits for, and where other pods are there than `before`, their names.
+        """
+        jobs, pods = [job for job in self._jobs.objects() if pod_status.is_role(job)], telling(self._pods.objects())
+        if self._pauses.due(versions([*jobs, *pods])):
+            try:
+                self._beside = self._asked(jobs, pods, same=before is None or {pod["metadata"]["name"] for pod in pods} == set(before))
+            except LauncherError:
+                self._pauses = Pauses(_MOST_PAUSE)  # what has changed is not told yet
+                raise
+        return dataclasses.replace(self._beside, jobs=jobs, pods=pods)
+
+    def _asked(self, jobs: Sequence[Object], pods: Sequence[Object], *, same: bool) -> ClusterSnapshot:
+        cluster, run = self._cluster, self._run
+        whole = _jobset(cluster, run, jobs)
+        waits = any(pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([whole] if whole else [])])
+        queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if waits else ()
+        there = ClusterSnapshot(run, jobs, pods, whole=whole, queued=queued)
+        tasks = [pod for pod in pods if _has(pod, CLUSTER_LABEL)]
+        at_work = sum(_phase(pod) in {"Running", "Succeeded"} for pod in tasks)
+        of_role = Counter(map(pod_status.role_of, tasks))
+        lacking = [job for job in jobs if not same or of_role[pod_status.role_of(job)] < _wanted(job)]
+        if at_work >= sum(map(_wanted, jobs)):
+            return there if same else dataclasses.replace(there, events=_events(cluster, "Job", _UID, map(_uid, lacking)))
+        claims = _claims(cluster, run, jobs)
+        about = {
+            "Job": lacking,
+            "Pod": [pod for pod in pods if _phase(pod) == "Pending" and not diagnosis.of_pod(pod)],
+            "PersistentVolumeClaim": [claim for claim in claims if _phase(claim) != "Bound"],
+        }
+        events = [event for kind, things in about.items() for event in _events(cluster, kind, _UID, map(_uid, things))]
+        return dataclasses.replace(there, claims=claims, events=events)
+
+
+def _phase(thing: Object) -> str:
+    return str(thing.get("status", {}).get("phase", ""))
+
+
+def _uid(thing: Object) -> str:
+    return str(thing["metadata"]["uid"])
+
+
+def _wanted(job: Object) -> int:
+    return int(job.get("spec", {}).get("completions") or 1)
 
 
 def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
@@ -93,9 +152,12 @@ def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None
         return None
 
 
-def _events(cluster: Cluster) -> list[Object]:
+def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> list[Object]:
+    """Return the events about objects of a kind, one request for each value of a field; of many objects those of the kind, by one."""
+    wanted = list(values)
+    asked = [{field: value} for value in wanted] if len(wanted) <= _ONE_BY_ONE else [{"involvedObject.kind": kind}]
     try:
-        return cluster.listed("Event")
+        return [event for fields in asked for event in cluster.listed("Event", fields=fields)]
     except ForbiddenError:  # without that right fewer reasons are told
         return []
 
@@ -108,6 +170,7 @@ class Watcher:
         self.cluster, self.run, self._counts = cluster, run, gone
         self.seen = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)
+        self._source = Source(cluster, run)
         self._story: RunEvents | None = None
         self._next = 0.0
         self._pods: dict[str, pod_status.Object] = {}  # by their names, as they were seen last
@@ -115,11 +178,26 @@ class Watcher:
         self._last: RunStatus | None = None
         self._nodes: Sequence[Object] = ()
         self._next_nodes = 0.0
+        self._logs_ended = 0
+        self._record: Object | None = None
+        self._record_pauses = Pauses(_MOST_PAUSE)
 
-    def status(self, *, fresh: bool = False) -> RunStatus | None:
+    def pods(self) -> list[Object]:
+        """Return the pods of the run's tasks. Raises LauncherError when the cluster cannot be asked."""
+        return self._source.pods()
+
+    def is_as_seen(self) -> bool:
+        """Ask the cluster again whether Jobs and pods are as they were seen last, before what cannot be undone. Raises LauncherError."""
+        now = gather(self.cluster, self.run)
+        return versions([*now.jobs, *now.pods]) == versions([*self.seen.jobs, *self.seen.pods])
+
+    def status(self) -> RunStatus | None:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
-        if not fresh and time.monotonic() < self._next:
+        if time.monotonic() < self._next:
             return self._last
+        if self._logs_ended != (ended := self.logs.ended):
+            self._logs_ended = ended
+            self._source.hurry()
         self._last = self._look()
         if self.logs.gave_up:
             # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
@@ -129,15 +207,22 @@ class Watcher:
         return self._last
 
     def _look(self) -> RunStatus | None:
-        self.seen = self._with_nodes(self._with_gone(gather(self.cluster, self.run, self._pods.keys() if self._counts else None)))
+        self.seen = self._with_nodes(self._with_gone(self._source.seen(self._pods.keys() if self._counts else None)))
         return (self._expired() or self._read()) if self.seen.jobs else None
 
     def _with_gone(self, seen: ClusterSnapshot) -> ClusterSnapshot:
         """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
         there = {pod["metadata"]["name"]: pod for pod in seen.pods}
         if self._counts and there.keys() != self._pods.keys():
+            found = [
+                name
+                for job in seen.jobs
+                for name in past_attempts.attempts(job, seen.events, seen.pods, self._pods)
+                if name not in self._gone
+            ]
+            events = [*seen.events, *_events(self.cluster, "Pod", "involvedObject.name", found)]
             for job in seen.jobs:
-                for name, attempt in past_attempts.attempts(job, seen.events, seen.pods, self._pods).items():
+                for name, attempt in past_attempts.attempts(job, events, seen.pods, self._pods).items():
                     self._gone.setdefault(name, attempt)
         self._pods = there
         by_task: dict[str, list[Restart]] = {}
@@ -159,8 +244,10 @@ class Watcher:
         """Return how the run is noted to have ended, where `kubernetes.ttl` has deleted some of its Jobs since; those left tell half of it."""
         if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.seen.jobs):
             return None
-        noted = self.cluster.get("ConfigMap", run_record.name_of(self.run))
-        return run_record.final(noted) if run_record.roles(noted) - {pod_status.role_of(job) for job in self.seen.jobs} else None
+        there = frozenset(map(pod_status.role_of, self.seen.jobs))
+        if self._record_pauses.due(there):
+            self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
+        return run_record.final(self._record) if run_record.roles(self._record) - there else None
 
     def _read(self) -> RunStatus:
         status = pod_status.status(self.seen, self.cluster.now())

@@ -9,16 +9,22 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from launcher.backend.kubernetes import run_objects
 from launcher.backend.kubernetes.backend import KubernetesBackend
+from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.model import Where
+from launcher.cli.follow import follow
+from launcher.cli.interrupts import Interrupts
+from launcher.runs.status import LogLine, OutOfSightError, RunStatus
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, until
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left, said_to_its_end
 from tests.e2e.kubernetes.starting import HELD, let_go, program
+from trainer.events import Event
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
@@ -212,6 +218,55 @@ def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher
         until(lambda: json.loads(lines[-1])["time"] > back, 60, "lines that were written since", lambda: lines[-5:])
         until(lambda: "not answered" not in said[-1], 60, "the status to be told again", lambda: said[-5:])
         assert [logs.poll(), status.poll()] == [None, None]
+
+
+class ClusterSnapshot:
+    """What a run in the foreground is shown on: it takes what comes, and goes away at a time of `time.monotonic`."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.steps: list[tuple[float, int]] = []
+        self.lines: list[float] = []
+
+    def event(self, event: Event) -> None:
+        assert event
+        self.lines.append(time.monotonic())
+
+    def output(self, line: LogLine) -> None:
+        """Leave what is no event."""
+
+    def say(self, message: str) -> None:
+        """Leave what the launcher says."""
+
+    def status(self, status: RunStatus) -> None:
+        self.steps.append((time.monotonic(), status.step or 0))
+        if time.monotonic() > self.until:
+            raise OutOfSightError("seen long enough")
+
+
+def test_who_follows_a_run_asks_the_cluster_less_than_once_in_two_seconds(
+    long: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `up` does, in steady state: lines and progress come by requests that stay open."""
+    asked: list[tuple[float, str]] = []
+    ask = Cluster._ask
+
+    def counted(self: Cluster, method: str, path: str, **options: Any) -> Any:
+        asked.append((time.monotonic(), path))
+        return ask(self, method, path, **options)
+
+    monkeypatch.setattr(Cluster, "_ask", counted)
+    backend = KubernetesBackend(launcher.runs, Where(namespace=launcher.namespace.name))
+    tasks = [task.name for task in backend.status(long.stem).tasks]
+    assert len(tasks) == 4
+    began, seconds = time.monotonic() + 5, 20.0
+    view = ClusterSnapshot(began + seconds)
+    with pytest.raises(OutOfSightError, match="seen long enough"):
+        follow(backend, long.stem, tasks, view, Interrupts(), since=time.time(), asking="")
+    requests = [path for when, path in asked if began < when <= began + seconds]
+    assert len(requests) / seconds < 0.5, requests
+    assert len([when for when in view.lines if when > began]) > seconds
+    assert view.steps[-1][1] > next(step for when, step in view.steps if when > began)
 
 
 def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Launcher) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import log_lines, pod_logs, status_source
+from launcher.backend.kubernetes import log_lines, pod_logs
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.pod_logs import PodLogs, kept_lines
@@ -38,7 +38,7 @@ class Answers:
         assert (pod, container) == ("digits-worker-1-abc", "trainer")
         assert timeout > 0
         self.asked.append(dict(query))
-        while (piece := self.more.get(timeout=10)) is not None:
+        while (piece := self.more.get()) is not None:
             if isinstance(piece, Exception):
                 raise piece
             yield piece
@@ -213,6 +213,7 @@ def test_a_pod_that_is_streamed_is_not_asked_for_its_log() -> None:
     assert taken(logs, [POD]) == ["four"]
     logs.stream([POD])
     assert len(answers.asked) == 3  # nor at once again
+    assert (logs.ended, other.ended) == (1, 1)
 
 
 def test_lines_that_a_node_has_discarded_before_a_stream_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +244,6 @@ def test_what_another_has_kept_of_a_pod_that_is_gone_is_shown_in_the_end(
     answers = Answers()
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     pods = [{**POD, "status": {**POD["status"], "phase": phase}}]
-    monkeypatch.setattr(status_source, "pods_of", lambda *_: list(pods))
     told = iter([False, True])
 
     def over() -> bool:
@@ -254,7 +254,7 @@ def test_what_another_has_kept_of_a_pod_that_is_gone_is_shown_in_the_end(
             pods.clear()
         return ended
 
-    shown = log_lines.follow(cast("Cluster", answers), "digits", tmp_path, log_lines.LogSelection(), over, 1.0)
+    shown = log_lines.follow(cast("Cluster", answers), "digits", tmp_path, log_lines.LogSelection(), lambda: list(pods), over, 1.0)
     assert [(line.task, line.text) for line in shown] == [("worker-1", "one"), ("worker-1", "two")]
 
 
@@ -266,9 +266,10 @@ def test_what_was_kept_of_a_pod_that_could_not_be_read_is_not_shown_twice(tmp_pa
     monkeypatch.setattr(log_lines, "_POLL", 0.0)
     answers.lines.append("2026-01-01T00:00:02.100000000Z two")
     looks = iter([[silent], [POD]])
-    monkeypatch.setattr(status_source, "pods_of", lambda *_: next(looks))
     told = iter([False, True])
-    shown = log_lines.follow(cast("Cluster", answers), "digits", tmp_path, log_lines.LogSelection(), lambda: next(told), 1.0)
+    shown = log_lines.follow(
+        cast("Cluster", answers), "digits", tmp_path, log_lines.LogSelection(), lambda: next(looks), lambda: next(told), 1.0
+    )
     assert [line.text for line in shown] == ["one", "two"]
     assert "0" not in {one.get("sinceTime") for one in answers.asked}
 

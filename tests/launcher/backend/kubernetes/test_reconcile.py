@@ -166,6 +166,10 @@ class AwayOnce:
         """Return a time by which what is here was given up."""
         return NOW
 
+    def get(self, *_: str) -> dict[str, Any]:
+        """Return the pod that is here."""
+        return pod()
+
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
         """Answer the second time."""
         self.patched += 1
@@ -193,6 +197,10 @@ class Refusing:
         """Return a time by which what is here was given up."""
         return NOW
 
+    def get(self, *_: str) -> dict[str, Any]:
+        """Return the pod that is here."""
+        return pod()
+
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
         """Refuse."""
         raise ForbiddenError(f"{kind} {name} {subresource} {patch}", "", "")
@@ -207,6 +215,15 @@ def test_who_may_not_give_a_pod_up_is_told_the_command_once() -> None:
     )
     assert told.endswith("""digits-worker-0-abc -n team-a --subresource=status --type=merge -p '{"status":{"phase":"Failed"}}'""")
     assert list(tender.tend(seen, status(State.RUNNING))) == []
+
+
+def test_a_pod_that_has_changed_since_it_was_seen_is_not_given_up() -> None:
+    """Its node may answer again: two chiefs would share one volume."""
+    there = pod()
+    there["metadata"]["resourceVersion"] = "8"
+    for now in (there, None):
+        cluster = cast("Cluster", SimpleNamespace(now=lambda: NOW, get=lambda *_, now=now: now, patch=pytest.fail))
+        assert list(Reconciler(cluster, "digits", 0).tend(ClusterSnapshot("digits", (), [pod()]), status(State.RUNNING))) == []
 
 
 def test_what_keeps_a_run_from_starting_is_told_once_while_it_lasts() -> None:

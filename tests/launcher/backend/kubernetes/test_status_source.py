@@ -1,6 +1,6 @@
 """Which pods of a run tell how it is, and in which order those on a lost node are given up."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -60,10 +60,16 @@ class Losing:
         self.pod["metadata"]["labels"]["tf-launcher/cluster"] = "digits"
         self.away = False
 
-    def listed(self, kind: str, _labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    def listed(self, kind: str, _labels: Mapping[str, str] | None = None, **_: Any) -> list[dict[str, Any]]:
         if self.away:
             raise LauncherError("the cluster does not answer")
         return {"Job": [objects.job("chief")], "Pod": [self.pod]}.get(kind, [])
+
+    def listed_at(self, kind: str, labels: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+        return self.listed(kind, labels), "1"
+
+    def watch(self, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        return iter(())
 
     def get(self, *_: str) -> None:
         return None

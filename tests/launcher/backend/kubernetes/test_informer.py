@@ -1,0 +1,274 @@
+"""What is listed once and watched from then on, against a server of the tests' own that answers like an API server."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from launcher.backend.kubernetes import client, informer
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import UnreachableError
+from launcher.backend.kubernetes.informer import Informer
+from launcher.backend.kubernetes.status_source import Source
+from tests.launcher.backend.kubernetes import objects
+
+RULE = 'pods is forbidden: User "ada" cannot watch resource "pods" in API group "" in the namespace "n"'
+
+
+class State:
+    """What the server has, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, list[dict[str, Any]]] = {"pods": [], "jobs": []}
+        self.version = 7
+        self.events: list[tuple[int, dict[str, Any]]] = []
+        self.oldest = 0  # version from which it can tell changes
+        self.refuses: int | None = None  # watches, by this code
+        self.token = "first"  # noqa: S105  of this test
+        self.watches = 0  # ended so far
+        self.is_away = False
+        self.asked: list[str] = []
+
+    def change(self, kind: str, pod: dict[str, Any]) -> None:
+        """Add, change or delete a pod, and tell those who watch."""
+        self.version += 1
+        pod = {**pod, "metadata": {**pod["metadata"], "resourceVersion": str(self.version)}}
+        others = [one for one in self.there["pods"] if one["metadata"]["name"] != pod["metadata"]["name"]]
+        self.there["pods"] = others if kind == "DELETED" else [*others, pod]
+        self.events.append((self.version, {"type": kind, "object": pod}))
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Tell those who watch something else."""
+        self.version += 1
+        self.events.append((self.version, event))
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers lists and watches."""
+
+    state: State
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query, kind = {key: values[0] for key, values in parse_qs(parts.query).items()}, parts.path.rpartition("/")[2]
+        watches = query.get("watch") == "true"
+        if self.state.is_away:
+            self.close_connection = True
+            return
+        self.state.asked.append(
+            f"watch {query['resourceVersion']}" if watches else " ".join([kind, *filter(None, [query.get("fieldSelector")])])
+        )
+        if self.headers.get("Authorization") != f"Bearer {self.state.token}":
+            self._answer(401, {"message": "Unauthorized"})
+        elif not watches:
+            items = self.state.there.get(kind, [])
+            self._answer(200, {"metadata": {"resourceVersion": str(self.state.version)}, "items": items})
+        elif self.state.refuses:
+            self._answer(self.state.refuses, {"message": RULE})
+        elif int(query["resourceVersion"]) < self.state.oldest:
+            self._answer(410, {"message": "too old resource version"})
+        else:
+            assert query["allowWatchBookmarks"] == "true"
+            self._watch(int(query["resourceVersion"]))
+
+    def _answer(self, code: int, answer: object) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _watch(self, version: int) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        ended = self.state.watches
+        while self.state.watches == ended:
+            for told, event in [one for one in self.state.events if one[0] > version]:
+                version = told
+                self._chunk(json.dumps(event).encode() + b"\n")
+            time.sleep(0.01)
+        self._chunk(b"")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
+    """Return what the server has."""
+    made = State()
+    monkeypatch.setattr(informer, "_AGAIN", 0.01)
+    monkeypatch.setattr(client, "_LOGIN_EVERY", 0.0)
+    yield made
+    monkeypatch.setattr(informer, "_ABANDONED", -1.0)
+    made.watches += 1
+    until(lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()))
+
+
+def kubeconfig(port: int, token: str = "first") -> str:  # noqa: S107  of this test
+    there = {"cluster": {"server": f"http://127.0.0.1:{port}"}, "name": "c"}
+    used = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
+    users = [{"name": "u", "user": {"token": token}}]
+    return json.dumps(
+        {"apiVersion": "v1", "kind": "Config", "clusters": [there], "contexts": [used], "current-context": "here", "users": users}
+    )
+
+
+@pytest.fixture
+def cluster(state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Return the way to the server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Answering", (Answering,), {"state": state})) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (tmp_path / "config").write_text(kubeconfig(server.server_port))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield Cluster()
+        server.shutdown()
+
+
+def watching(cluster: Cluster, state: State) -> Informer:
+    """Return what has begun to watch pods."""
+    made = Informer(cluster, "Pod", {"run": "digits"})
+    assert names(made) == names(made)
+    until(lambda: state.asked[-1].startswith("watch"))
+    return made
+
+
+def names(pods: Informer) -> list[str]:
+    return [one["metadata"]["name"] for one in pods.objects()]
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "waited 20 s"
+        time.sleep(0.01)
+
+
+def of_run(pod: dict[str, Any]) -> dict[str, Any]:
+    head = pod["metadata"]
+    return {**pod, "metadata": {**head, "labels": {**head["labels"], "tf-launcher/cluster": "digits"}}}
+
+
+FIRST, SECOND = objects.running("worker", 0), objects.running("worker", 1)
+ONE, TWO = FIRST["metadata"]["name"], SECOND["metadata"]["name"]
+
+
+def test_who_asks_once_opens_no_watch_and_who_asks_again_is_told_what_changes(state: State, cluster: Cluster) -> None:
+    state.change("ADDED", FIRST)
+    once = Informer(cluster, "Pod", {"run": "digits"})
+    assert (names(once), state.asked) == ([ONE], ["pods"])
+    pods = watching(cluster, state)
+    before = len(state.asked)
+    state.change("ADDED", SECOND)
+    until(lambda: names(pods) == [ONE, TWO])
+    state.change("MODIFIED", objects.ended("worker", 1, 1))
+    until(lambda: pods.objects()[1]["status"]["phase"] == "Failed")
+    state.change("DELETED", FIRST)
+    until(lambda: names(pods) == [TWO])
+    assert len(state.asked) == before
+
+
+def test_a_watch_that_ends_goes_on_where_it_was(state: State, cluster: Cluster) -> None:
+    state.change("ADDED", FIRST)
+    pods = watching(cluster, state)
+    state.tell({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
+    state.change("ADDED", SECOND)
+    until(lambda: len(names(pods)) == 2)
+    state.watches += 1
+    until(lambda: state.asked[-1] == "watch 10")
+    assert state.asked.count("pods") == 2
+    state.change("DELETED", SECOND)
+    until(lambda: names(pods) == [ONE])
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_what_the_api_server_has_forgotten_is_listed_again(within: bool, state: State, cluster: Cluster) -> None:
+    pods = watching(cluster, state)
+    state.change("ADDED", FIRST)
+    until(lambda: names(pods) == [ONE])
+    if within:
+        state.tell({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
+        state.oldest = state.version
+    else:
+        state.version = state.oldest = 100
+    state.watches += 1
+    until(lambda: state.asked[-2:] == ["pods", f"watch {state.version}"])
+    assert names(pods) == [ONE]
+
+
+def test_a_cluster_that_is_away_is_told_and_what_it_has_when_it_is_back(state: State, cluster: Cluster) -> None:
+    pods = watching(cluster, state)
+
+    def told() -> list[str]:
+        try:
+            return names(pods)
+        except UnreachableError as error:
+            return [error.message.partition(" the cluster does not answer")[0]]
+
+    state.is_away = True
+    state.watches += 1
+    until(lambda: told() == ["watching pods:"] or told() == ["listing pods:"])
+    state.change("ADDED", FIRST)
+    state.events.clear()
+    state.is_away = False
+    until(lambda: told() == [ONE])
+
+
+def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(state: State, cluster: Cluster, tmp_path: Path) -> None:
+    pods = watching(cluster, state)
+    port = urlsplit(cluster.client.configuration.host).port
+    (tmp_path / "config").write_text(kubeconfig(port or 0, "second"))
+    state.token = "second"  # noqa: S105  of this test
+    state.watches += 1
+    until(lambda: state.asked[-3:] == ["watch 7"] * 3)  # opened, refused, opened
+    state.change("ADDED", FIRST)
+    until(lambda: names(pods) == [ONE])
+
+
+def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 0.5 requests a second in steady state, for both kinds together, and every second after a change."""
+    state.refuses = 403
+    state.change("ADDED", of_run(FIRST))
+    state.there["jobs"] = [objects.job("worker")]
+    source = Source(cluster, "digits")
+    assert source.seen() == source.seen()
+    until(lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()))
+    now = [time.monotonic()]
+    monkeypatch.setattr(informer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def asked(seconds: int) -> int:
+        before = len(state.asked)
+        for _ in range(seconds):
+            now[0] += 1
+            source.seen()
+        return len(state.asked) - before
+
+    assert asked(10) >= 18  # a run that has just begun is looked at as often as ever
+    assert 0 < asked(200) < 200
+    assert 0 < asked(100) < 50
+    source.hurry()
+    assert asked(5) >= 8
+    assert asked(300)
+    state.change("MODIFIED", of_run(objects.ended("worker", 1, 0)))
+    assert asked(10)
+    assert [pod["status"]["phase"] for pod in source.seen().pods] == ["Failed"]
+    waiting = of_run(objects.pod("worker", 0, "Pending"))
+    state.change("MODIFIED", waiting)
+    assert asked(20)
+    assert {one for one in state.asked if one.startswith("events")} == {f"events involvedObject.uid={waiting['metadata']['uid']}"}
+    assert asked(300)
+    assert 0 < asked(100) < 50
