@@ -153,4 +153,4 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
     return {"state": after.state, "ran": not ended, "checkpoint_step": after.checkpoint_step, "removed": removed}
 
 
-_HAS = {State.STOPPED: "been stopped"}
+_HAS = {State.STOPPED: "been stopped", State.UNKNOWN: "ended (how is not known)"}

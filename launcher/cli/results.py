@@ -22,7 +22,13 @@ from trainer.events import finite
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
 # The exit codes of `up` and `wait`; docs/cli.md has the same table.
-EXIT_CODES: dict[State, int] = {State.SUCCEEDED: 0, State.FAILED: 1, State.INTERRUPTED: 1, State.STOPPED: int(ExitCode.STOPPED)}
+EXIT_CODES: dict[State, int] = {
+    State.SUCCEEDED: 0,
+    State.FAILED: 1,
+    State.INTERRUPTED: 1,
+    State.UNKNOWN: 3,
+    State.STOPPED: int(ExitCode.STOPPED),
+}
 
 _LAST_LINES = 200
 # How a task ends through no fault of its own: a peer was lost, it was killed or asked to stop; or nobody knows.
@@ -79,7 +85,13 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
 
 
 _PASTED = frozenset({"run", "checkpoint", "model", "log", "go on with", "run it again", "once mended", "TensorBoard"})
-_WORDS = {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.STOPPED: "stopped", State.INTERRUPTED: "was interrupted"}
+_WORDS = {
+    State.SUCCEEDED: "succeeded",
+    State.FAILED: "failed",
+    State.STOPPED: "stopped",
+    State.INTERRUPTED: "was interrupted",
+    State.UNKNOWN: "has ended; how is not known",
+}
 
 
 def _seconds(status: RunStatus) -> float | None:

@@ -19,6 +19,7 @@ MARKS: dict[State, tuple[str, str]] = {
     State.FAILED: ("✘", "red"),
     State.STOPPED: ("■", "yellow"),
     State.INTERRUPTED: ("✘", "red"),
+    State.UNKNOWN: ("?", "yellow"),
 }
 
 

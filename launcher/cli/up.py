@@ -88,8 +88,13 @@ def up(
             say(f"notice: {notice}")
         if detach and in_namespaces(on) and spec.kubernetes.ttl is not None:
             say(
-                f"notice: kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end: where `{command(runs, 'wait', spec.name, on=on)}` "
-                "has not watched that, the run counts as stopped, also when it has succeeded"
+                f"notice: kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end; "
+                + (
+                    "how it ended is read from its volume afterwards"
+                    if spec.train is not None
+                    else f"where nobody has looked by then, and the cluster has dropped its events (after an hour), it is not known how it ended: "
+                    f"`{command(runs, 'wait', spec.name, on=on)}` notes that"
+                )
             )
         if detach:
             backend.start(plan, dump(spec), detach=True)

@@ -28,17 +28,18 @@ _TRIES = 5  # to list and open files of which a run deletes some meanwhile, as i
 
 
 def found(run_dir: Path, places: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return for each of `places`, names with directories of the run's, the first directory that is there and not empty."""
+    """Return for each of `places`, names with directories or files of the run's, the first that is there and, a directory, not empty."""
     there: dict[str, str] = {}
     for name, candidates in places.items():
         for candidate in candidates:
-            if (run_dir / candidate).is_dir() and any((run_dir / candidate).iterdir()):
+            path = run_dir / candidate
+            if path.is_file() or (path.is_dir() and any(path.iterdir())):
                 there.setdefault(name, candidate)
     return there
 
 
 class Tree:
-    """The files below a directory as they are when it is made: they are held open, so one that is deleted meanwhile is in the stream too.
+    """The files below a directory, or one file, as they are when it is made: they are held open, so one that is deleted meanwhile is in the stream too.
 
     A link at the top is followed, those below are kept as links; sockets, pipes and devices are left out. Close it at the end.
 
@@ -65,7 +66,7 @@ class Tree:
         self._open.close()
 
     def stream(self) -> Iterator[bytes]:
-        """Yield the tar file; the first entry is the directory itself. Raises OSError where a file is shorter than it was."""
+        """Yield the tar file; the first entry is the directory, or the file, itself. Raises OSError where a file is shorter than it was."""
         for path, info, file in self._entries:
             if not info.isreg():
                 yield info.tobuf()
@@ -94,7 +95,7 @@ class Tree:
 
 def _below(top: Path) -> Iterator[Path]:
     yield top
-    for directory, directories, files in os.walk(top, onerror=_raise):
+    for directory, directories, files in os.walk(top, onerror=_raise) if top.is_dir() else ():
         directories.sort()
         for name in sorted([*directories, *files]):
             path = Path(directory, name)

@@ -1,14 +1,40 @@
 """What run.json says once a run is over: the chief writes it while it lives, and cannot when it was killed with its parent."""
 
 import contextlib
+import dataclasses
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
-from launcher.runs.status import State
+from launcher.runs.status import RunStatus, State
 
 # What the run came to -> what run.json may still say that is no longer, or not the whole of it.
 _OUTDATED = {State.FAILED: ("running", "stopped"), State.STOPPED: ("running",)}
+# Field of RunStatus -> its name in run.json and its type there.
+_FIELDS: dict[str, tuple[str, type]] = {
+    "step": ("step", int),
+    "steps": ("steps", int),
+    "metrics": ("metrics", dict),
+    "checkpoint": ("checkpoint", str),
+    "ended_early": ("ended_early", str),
+}
+
+
+def told(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunStatus:
+    """Return a status with what run.json tells: all of it where that is `newer`, else what the status lacks. Pure."""
+    found = {
+        field: facts[key]
+        for field, (key, kind) in _FIELDS.items()
+        if isinstance(facts.get(key), kind) and (newer or not getattr(status, field))
+    }
+    if "metrics" in found:  # the chief records those of evaluations alone
+        found["metrics_of"] = "evaluation"
+    if "checkpoint" in found:  # checkpoints are named by their step
+        step = found["checkpoint"].rpartition("-")[2]
+        found["checkpoint_step"] = int(step) if step.isdecimal() else None
+    return dataclasses.replace(status, **found)
 
 
 def settle(layout: RunPaths, outcome: State, reason: str) -> None:

@@ -17,9 +17,10 @@ class State(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"  # by the user, after a checkpoint
     INTERRUPTED = "interrupted"  # the launcher that kept the run is gone
+    UNKNOWN = "unknown"  # it has ended, and nothing is left that tells how
 
 
-ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.INTERRUPTED})
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.INTERRUPTED, State.UNKNOWN})
 
 
 @dataclass(frozen=True)

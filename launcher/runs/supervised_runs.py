@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, UsageError, did_you_mean
-from launcher.runs import locks, orphans, process_identity, state_file
+from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
@@ -191,30 +191,9 @@ def _ended(processes: int) -> dict[str, int]:
     return {"process": processes} if processes else {}
 
 
-# Field of RunStatus -> its name in run.json and its type there.
-_SUMMARY: dict[str, tuple[str, type]] = {
-    "step": ("step", int),
-    "steps": ("steps", int),
-    "metrics": ("metrics", dict),
-    "checkpoint": ("checkpoint", str),
-    "ended_early": ("ended_early", str),
-}
-
-
 def _with_summary(status: RunStatus, layout: RunPaths) -> RunStatus:
     """Fill in what events did not tell from run.json, which the chief writes; of an interrupted run it tells the last."""
-    summary = state_file.read_json(layout.summary)
-    if summary is None or status.state == State.PENDING:
+    facts = state_file.read_json(layout.summary)
+    if facts is None or status.state == State.PENDING:
         return status
-    newer = status.state == State.INTERRUPTED
-    told = {
-        field: summary[key]
-        for field, (key, kind) in _SUMMARY.items()
-        if isinstance(summary.get(key), kind) and (newer or not getattr(status, field))
-    }
-    if "metrics" in told:  # the chief records those of evaluations alone
-        told["metrics_of"] = "evaluation"
-    if "checkpoint" in told:  # checkpoints are named by their step
-        step = told["checkpoint"].rpartition("-")[2]
-        told["checkpoint_step"] = int(step) if step.isdecimal() else None
-    return dataclasses.replace(status, **told)
+    return run_json.told(status, facts, newer=status.state == State.INTERRUPTED)

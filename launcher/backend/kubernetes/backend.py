@@ -18,6 +18,7 @@ from launcher.backend.kubernetes import (
     boards,
     diff,
     ended_status,
+    expired,
     helper_pod,
     inventory,
     log_lines,
@@ -62,6 +63,7 @@ class _Known:
     without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # how it is, by what was seen then
     user: str | None = None  # who started it, empty where that is not known
     last: RunStatus | None = None
+    expired: RunStatus | None = None  # how it ended, or that this is not known, where its Jobs have expired
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
     start: submit.Start | None = None  # ours, while it is not settled
     tender: reconcile.Reconciler | None = None
@@ -166,8 +168,20 @@ class KubernetesBackend:
                 if others
                 else "start one with `launcher up FILE --on kubernetes`",
             )
+        if status.state is State.UNKNOWN and known.having is not None:  # that of one run, not of all
+            status = self._of_expired(known, name, status)
         known.without_jobs = known.watcher.seen, status
         return status
+
+    def _of_expired(self, known: _Known, name: str, unknown: RunStatus) -> RunStatus:
+        """Return how a run has ended whose Jobs have expired, and note it: it is read once."""
+        if known.expired is None:
+            run = self._of_record(name)
+            known.expired = expired.status(known.cluster, unknown, run) if run else unknown
+            if known.expired.state is not State.UNKNOWN:
+                with contextlib.suppress(LauncherError):  # without the right to, it is read again next time
+                    run_record.note(known.cluster, known.expired)
+        return known.expired
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, as the cluster has it."""

@@ -7,11 +7,13 @@ ports needs the token, which stays in this process; the pod knows its digest.
 import contextlib
 import hashlib
 import http.client
+import io
 import json
 import secrets
+import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from launcher.runs.stored import PLACES, Part, Stored, nothing
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 
+RUN_JSON = "run.json"
 _PORT = 8080  # in the pod
 _IDLE = 120.0  # seconds without a request or a reader after which the pod ends by itself
 _ANSWERS_WITHIN = 60.0  # seconds after it runs: a slow machine imports Python's HTTP server
@@ -60,17 +63,43 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
         )
     if cluster.get("PersistentVolumeClaim", run.claim) is None:
         raise nothing(name, part, ())
-    token = secrets.token_urlsafe(32)
-    with _quiet(), helper_pod.serving(cluster, run, _command(run, token), f"reading the {part} of {run.name}") as pod:
+    with _served(cluster, run, part, PLACES) as (answer, pieces):
+        if answer.status == http.client.NOT_FOUND:
+            raise nothing(run.name, part, json.loads(answer.read()))
+        place = answer.headers[archive.PLACE_HEADER]
+        where = status_source.claim_words(run.claim, cluster, run.name) + place
+        yield Stored(where, pieces, int(answer.headers[archive.SIZE_HEADER]))
+
+
+def run_json(cluster: Cluster, run: Run) -> dict[str, Any]:
+    """Return what a run's `run.json` says, which its chief has written to its volume; empty where it has none. Raises LauncherError."""
+    if run.storage is None or cluster.get("PersistentVolumeClaim", run.claim) is None:
+        return {}
+    with _served(cluster, run, RUN_JSON, {RUN_JSON: (RUN_JSON,)}, is_probe=True) as (answer, pieces):
+        if answer.status == http.client.NOT_FOUND:
+            return {}
+        content = io.BytesIO(b"".join(pieces))
+    with tarfile.open(fileobj=content) as tar:
+        file = tar.extractfile(tar.getmembers()[0])
+        try:
+            facts = json.load(file) if file else {}
+        except ValueError:
+            return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+@contextlib.contextmanager
+def _served(
+    cluster: Cluster, run: Run, part: str, places: Mapping[str, Sequence[str]], *, is_probe: bool = False
+) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
+    """Give the answer of a pod that has the run's volume, OK or NOT_FOUND, and its content in pieces; the pod is gone afterwards."""
+    token, doing = secrets.token_urlsafe(32), f"reading the {part} of {run.name}"
+    with _quiet(), helper_pod.serving(cluster, run, _command(run, token, places), doing, is_probe=is_probe) as pod:
         answer, reads = _answer(cluster, pod, part, token)
         with contextlib.closing(answer), reads:
-            if answer.status == http.client.NOT_FOUND:
-                raise nothing(run.name, part, json.loads(answer.read()))
-            if answer.status != http.client.OK:
-                raise LauncherError(f"reading the {part} of {run.name}: the pod {pod} answered {answer.status}", "try again")
-            place = answer.headers[archive.PLACE_HEADER]
-            where = status_source.claim_words(run.claim, cluster, run.name) + place
-            yield Stored(where, _pieces(answer, reads, pod), int(answer.headers[archive.SIZE_HEADER]))
+            if answer.status not in {http.client.OK, http.client.NOT_FOUND}:
+                raise LauncherError(f"{doing}: the pod {pod} answered {answer.status}", "try again")
+            yield answer, _pieces(answer, reads, pod)
 
 
 @contextlib.contextmanager
@@ -112,13 +141,13 @@ def _of_jobs(cluster: Cluster, name: str) -> Run | None:
     return None
 
 
-def _command(run: Run, token: str) -> list[str]:
+def _command(run: Run, token: str, places: Mapping[str, Sequence[str]]) -> list[str]:
     digest = hashlib.sha256(token.encode()).hexdigest()
     text = Path(archive.__file__).read_text(encoding="utf-8")
-    return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(PLACES), digest, str(_PORT), str(_IDLE)]
+    return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(places), digest, str(_PORT), str(_IDLE)]
 
 
-def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
+def _answer(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     """Ask the pod's server, which may still be starting; return its answer, and where to write that it is read."""
     deadline = time.monotonic() + _ANSWERS_WITHIN
     said = ""
@@ -141,7 +170,7 @@ def _answer(cluster: Cluster, pod: str, part: Part, token: str) -> tuple[http.cl
             time.sleep(_AGAIN)
 
 
-def _ask(cluster: Cluster, pod: str, part: Part, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
+def _ask(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     # A client of its own: while one opens a stream it is of no other use.
     api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
     with asking(f"forwarding a port to the pod {pod}"):

@@ -40,9 +40,10 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended
     if noted is None and not _has_claim(cluster, run):
         return None
     ttl = (spec.get("kubernetes") or {}).get("ttl")
-    gone = f"were deleted, or finished more than kubernetes.ttl ({ttl}) ago while nobody watched" if ttl else "were deleted"
+    state = State.UNKNOWN if ttl else State.STOPPED
+    gone = f"finished more than kubernetes.ttl ({ttl}) ago while nobody watched, or were deleted" if ttl else "were deleted"
     reason = f"its Jobs {gone}; `up` goes on from its last checkpoint"
-    return told(State.STOPPED, reason, (TaskStatus(task, State.STOPPED) for task in known))
+    return told(state, reason, (TaskStatus(task, state) for task in known))
 
 
 def tasks(noted: Object | None) -> list[str]:

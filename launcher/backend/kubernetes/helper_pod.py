@@ -18,7 +18,7 @@ _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": 
 _WITHIN = 300.0  # seconds, an image that is pulled first and a node that is added for it included
 # What keeps a pod from starting that seldom mends itself, and for how many seconds it is waited for nevertheless.
 _HOPE: dict[str, float] = {"image": 20.0, "config": 20.0}
-_PROBE_HOPE = {**_HOPE, "nodes": 60.0}  # who only asks does not wait for what may come
+_PROBE_HOPE = {**_HOPE, "nodes": 60.0}  # a caller that only asks does not wait for what may come
 _LOOK_EVERY = 0.5
 _MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
 _SERVES_FOR = 4 * 3600.0  # seconds, of a pod whose launcher was killed and that does not end by itself
@@ -54,8 +54,10 @@ def probe(cluster: Cluster, run: Run, command: list[str], *, mounted: bool) -> N
 
 
 @contextlib.contextmanager
-def serving(cluster: Cluster, run: Run, command: list[str], doing: str) -> Iterator[str]:
+def serving(cluster: Cluster, run: Run, command: list[str], doing: str, *, is_probe: bool = False) -> Iterator[str]:
     """Run a command beside the run's tasks for a `with` block, with the volume read-only; give the name of the pod, which runs by then.
+
+    A probe waits only a minute for a node.
 
     Raises LauncherError with why it did not start.
     """
@@ -65,7 +67,7 @@ def serving(cluster: Cluster, run: Run, command: list[str], doing: str) -> Itera
     made["metadata"]["namespace"] = cluster.namespace
     name = str(cluster.create(made)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, doing, _HOPE, "Running")
+        _await_phase(cluster, name, doing, _PROBE_HOPE if is_probe else _HOPE, "Running")
         yield name
     finally:
         cluster.delete("Pod", name, grace=1)

@@ -21,6 +21,7 @@ from launcher.runs.status import Restart, RunStatus, State, TaskStatus
 
 COMPONENT = "record"
 _SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "made.json", "user"
+_DIGEST = "digest"  # the spec's, as its Jobs and run.json have it
 # On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
 _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
@@ -83,9 +84,8 @@ def take(cluster: Cluster, run: Run, mark: StartLease) -> bool:
 
 def write(cluster: Cluster, run: Run, mark: StartLease, spec: dict[str, Any]) -> Object:
     """Write with what a run starts in place of what there was; return the record. Raises LeaseLostError."""
-    made = _annotated(
-        _made(cluster, run, {_SPEC: as_json(spec), _START: mark.id, _USER: cluster.user()}), {_STARTING: _text(mark, cluster.now())}
-    )
+    data = {_SPEC: as_json(spec), _DIGEST: run.plan.spec_digest, _START: mark.id, _USER: cluster.user()}
+    made = _annotated(_made(cluster, run, data), {_STARTING: _text(mark, cluster.now())})
     return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if _is_on_its_claim(run, there) else None))
 
 
@@ -190,6 +190,11 @@ def owner(record: Object) -> Object:
 def spec(record: Object | None) -> dict[str, Any] | None:
     """Return the spec that the run was last started with, or None when it is not known."""
     return _document(record, _SPEC)
+
+
+def digest(record: Object | None) -> str:
+    """Return the digest of the spec that the run was last started with, empty where it is not known."""
+    return str(((record or {}).get("data") or {}).get(_DIGEST, ""))
 
 
 def claim(record: Object | None) -> str | None:

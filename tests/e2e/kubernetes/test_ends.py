@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import Namespace, until
+from tests.e2e.kubernetes.cluster import Namespace, standing_in, until
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left
 from tests.e2e.kubernetes.starting import HELD, let_go, program
 
@@ -46,12 +46,35 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     assert launcher.status("failing")["state"] == "failed"
     launcher("down", "failing", "--delete-data", "--yes")
 
-    file.write_text(f"version: 1\nname: alone\nimage: {image}\nsupervise: false\n{options}{program('sys.exit(0)')}")
-    assert "kubernetes.ttl deletes the Jobs 2s after their end" in launcher("up", str(file), "--detach")
-    until(lambda: jobs(launcher.namespace, "alone") == [], 90, "the Job to expire", lambda: launcher.namespace.describe("alone"))
-    told = launcher.status("alone")
-    assert "finished more than kubernetes.ttl (2s) ago while nobody watched" in told["reason"]
+
+def test_a_run_whose_jobs_have_expired_while_nobody_watched_is_told_as_it_ended(launcher: Launcher, image: str, tmp_path: Path) -> None:
+    def expire(name: str, rest: str) -> str:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(f"version: 1\nname: {name}\nimage: {image}\nkubernetes: {{tensorboard: false, ttl: 2s}}\n{rest}")
+        said = launcher("up", str(file), "--detach")
+        until(lambda: jobs(launcher.namespace, name) == [], 180, "the Job to expire", lambda: launcher.namespace.describe(name))
+        return said
+
+    # The trainer has written it to the volume: it is read once.
+    assert "read from its volume" in expire("alone", standing_in(steps=20, step_seconds=0.05))
+    assert {one["name"]: one["state"] for one in json.loads(launcher("ls", "--json"))} == {"alone": "unknown"}
+    assert "alone succeeded" in launcher("wait", "alone")
+    assert (noted(launcher.namespace, "alone") or {})["step"] == 20
+    assert "is complete at step 20" in launcher("up", str(tmp_path / "alone.yaml"))
     launcher("down", "alone", "--delete-data", "--yes")
+
+    # A program's Jobs' events tell it while there are any, without a volume.
+    assert "it is not known how it ended" in expire("program", f"supervise: false\n{program('sys.exit(0)')}")
+    launcher("wait", "program")
+    launcher("down", "program", "--delete-data", "--yes")
+    expire("program", f"supervise: false\n{program('sys.exit(2)')}")
+    assert "with exit code 2" in launcher("wait", "program", code=1)
+    launcher("down", "program", "--delete-data", "--yes")
+    expire("program", f"supervise: false\n{program('sys.exit(0)')}")
+    launcher.namespace.kubectl("delete", "events", "--all")
+    assert "has ended; how is not known" in launcher("wait", "program", code=3)
+    assert launcher.status("program")["state"] == "unknown"
+    launcher("down", "program", "--delete-data", "--yes")
 
 
 def test_what_somebody_has_deleted_of_a_run_is_named_with_what_restores_it(launcher: Launcher, image: str, tmp_path: Path) -> None:

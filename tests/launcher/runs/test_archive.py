@@ -80,6 +80,10 @@ def test_an_empty_directory_is_nothing(run_dir: Path) -> None:
     (run_dir / "export" / "best").unlink()
     (run_dir / "export" / "last").symlink_to("best-3-abc")
     assert archive.found(run_dir, PLACES) == {"model": "export/last"}
+    (run_dir / "run.json").write_text("{}")
+    assert archive.found(run_dir, {"run": ("run.json",)}) == {"run": "run.json"}
+    with contextlib.closing(archive.Tree(run_dir / "run.json")) as tree, tarfile.open(fileobj=io.BytesIO(b"".join(tree.stream()))) as tar:
+        assert [(one.size, one.isreg()) for one in tar] == [(2, True)]
 
 
 def server(run_dir: Path, port: int, idle: float) -> subprocess.Popen[bytes]:

@@ -1,0 +1,78 @@
+"""How a run has ended whose Jobs `kubernetes.ttl` has deleted while nobody watched."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from launcher.backend.kubernetes import run_record
+from launcher.backend.kubernetes.client import Cluster, Object
+from launcher.errors import LauncherError
+from launcher.render.kubernetes.objects import Run
+from launcher.runs import run_json
+from launcher.runs.status import RunStatus, State
+
+# What run.json says of a run that has ended. One that is `running` there was killed with all that could have said how it ended.
+_STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "stopped": State.STOPPED}
+_COMPLETED = "Completed"
+# The reasons of a failed Job's event. https://pkg.go.dev/k8s.io/api/batch/v1 has them as those of its condition.
+_FAILURES = frozenset({"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"})
+
+
+def status(cluster: Cluster, unknown: RunStatus, run: Run) -> RunStatus:
+    """Return the status of a run that has ended nobody knows how, as its chief has written it to its volume, else as events of its Jobs tell.
+
+    Its reason says why where neither tells. A cluster drops events after an hour.
+    """
+    noted = cluster.get("ConfigMap", run_record.name_of(unknown.name))
+    try:
+        found = by_run_json(unknown, _run_json(cluster, run), run_record.digest(noted))
+        hindrance = ""
+    except LauncherError as error:
+        found, hindrance = None, f"; its run.json was not read: {error.message}"
+    if found is None:
+        jobs = {uid: name for kind, name, uid in run_record.things(noted) if kind == "Job"}
+        try:
+            found = by_events(unknown, jobs, cluster.listed("Event"))
+        except LauncherError:  # without the right to read them they tell nothing
+            found = None
+    return found or dataclasses.replace(unknown, reason=unknown.reason + hindrance)
+
+
+def _run_json(cluster: Cluster, run: Run) -> Mapping[str, Any]:
+    if run.spec.train is None:  # the trainer alone writes one
+        return {}
+    from launcher.backend.kubernetes import download  # with all of the client, which takes a second
+
+    return download.run_json(cluster, run)
+
+
+def by_run_json(unknown: RunStatus, facts: Mapping[str, Any], digest: str) -> RunStatus | None:
+    """Return the status by what run.json says; None where that is not of a run's end, or of a start from another spec. Pure."""
+    state = _STATES.get(str(facts.get("state")))
+    if state is None or not digest or facts.get("spec_digest") != digest:
+        return None
+    known = run_json.told(_ended(unknown, state, str(facts.get("reason") or "")), facts, newer=True)
+    return dataclasses.replace(known, spec_digest=digest, started=_seconds(facts.get("started")), ended=_seconds(facts.get("updated")))
+
+
+def by_events(unknown: RunStatus, jobs: Mapping[str, str], events: Iterable[Object]) -> RunStatus | None:
+    """Return the status by the events of `jobs`, names by their uids; None where they do not tell how the run has ended. Pure."""
+    ends: dict[str, tuple[str, str]] = {}
+    for event in events:
+        uid, reason = event.get("involvedObject", {}).get("uid"), event.get("reason")
+        if uid in jobs and reason in {_COMPLETED, *_FAILURES}:
+            ends[jobs[uid]] = reason, f"job/{jobs[uid]}: {event.get('message', '')}"
+    failed = next((words for reason, words in ends.values() if reason != _COMPLETED), None)
+    if failed is not None:
+        return _ended(unknown, State.FAILED, failed)
+    return _ended(unknown, State.SUCCEEDED, "") if jobs and ends.keys() == set(jobs.values()) else None
+
+
+def _ended(unknown: RunStatus, state: State, reason: str) -> RunStatus:
+    """Return the status of a run that has ended so; of one that has failed it is not known which of its tasks have."""
+    tasks = unknown.tasks if state is State.FAILED else tuple(dataclasses.replace(task, state=state) for task in unknown.tasks)
+    return dataclasses.replace(unknown, state=state, reason=reason, tasks=tasks)
+
+
+def _seconds(time: object) -> float | None:
+    return float(time) if isinstance(time, int | float) else None
