@@ -137,7 +137,11 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
     if not ended and not now:
         say(f"{run}: stopping: {asking(backend.spec(run))}")
     # Also of a run that has ended: an interrupted one may have left processes.
-    removed = backend.stop(run, now=now, tell=lambda message: say(f"{run}: {message}"))
+    try:
+        removed = backend.stop(run, now=now, tell=lambda message: say(f"{run}: {message}"))
+    except KeyboardInterrupt:
+        say(f"{run}: interrupted; what was asked to stop goes on stopping. `launcher down` again waits for it, with --now it ends at once")
+        raise
     if ended:
         how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"
         what = ", ".join(count(number, kind) for kind, number in removed.items())

@@ -15,8 +15,8 @@ from launcher.runs.status import ENDED, LogLine, OutOfSightError, RunStatus
 from trainer.events import Event
 
 STATUS_EVERY = 0.25
-# After a run has ended its last lines are on disk; this long is waited for a reader that has not seen the end.
-LAST_LINES_WITHIN = 5.0
+# After a run has ended its last lines are read, however many there are; a reader that brings none for so long is left.
+LAST_LINES_WITHIN = 60.0
 
 STOPPING = "stopping: {asking}; press Ctrl-C again to stop at once"
 STOPPING_NOW = "stopping at once"
@@ -56,6 +56,7 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: L
         stopper.check()
         for line in pump.take(0.1) if not pump.ended else _nothing():
             _show(line, view)
+            over_since = 0.0
         now = time.monotonic()
         if now < next_status and not pump.ended:
             continue
@@ -70,7 +71,12 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: L
             over_since = 0.0
             continue
         over_since = over_since or now
-        if pump.ended or now - over_since > LAST_LINES_WITHIN:
+        late = now - over_since > LAST_LINES_WITHIN
+        if late and not pump.ended:
+            view.say(
+                f"lines may be missing here: none came for {LAST_LINES_WITHIN:.0f} s after the run's end; `launcher logs {name}` reads them"
+            )
+        if late or pump.ended:
             return status
 
 

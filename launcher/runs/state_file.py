@@ -24,6 +24,7 @@ class Snapshot:
     supervisor: Identity | None = None
     grace_period: float = 30.0
     processes: dict[str, Identity] = field(default_factory=dict)
+    stopping: bool = False  # somebody has asked it to stop
 
 
 def write(path: Path, snapshot: Snapshot) -> None:

@@ -117,7 +117,8 @@ class SupervisedRuns:
                 f"the run {name} is supervised by a process on {where}; this is {socket.gethostname()}",
                 f"run `launcher down {name}` there",
             )
-        process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
+        if now or not snapshot.stopping:  # a second SIGTERM kills: a stop that was left is waited for
+            process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
         wait = KILL_WAIT if now else 2 * snapshot.grace_period + _STOP_SLACK
         if not locks.wait_released(layout.lock, timeout=wait):
             process_identity.send(supervisor.pid, signal.SIGKILL)

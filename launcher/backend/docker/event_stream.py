@@ -1,6 +1,7 @@
 """What a keeper hears: lines of every task and the engine's events, read by threads and put in one queue."""
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -19,6 +20,7 @@ _SELDOM = 2.0  # the same where nothing came the last times: the engine reads th
 # the client waits forever then.
 _SILENT = 30.0
 _LOOK_EVERY = 2.0
+_JOIN_EVERY = 0.1
 # What reading raises when the answer is closed meanwhile, besides what the client raises: the connection is taken apart under it.
 _CLOSED = (*ERRORS, ValueError, AttributeError)
 
@@ -68,6 +70,11 @@ class _Answers:
             if reader in self._open:
                 self._open[reader] = (self._open[reader][0], time.monotonic())
 
+    def silence(self, reader: str) -> float:
+        """Return for how many seconds one has brought nothing, infinity where none is open."""
+        with self._lock:
+            return time.monotonic() - self._open[reader][1] if reader in self._open else math.inf
+
     def close(self, *, silent_for: float) -> None:
         """Close those that have brought nothing for so many seconds: who reads them asks again."""
         before = time.monotonic() - silent_for
@@ -88,12 +95,12 @@ class Watch:
         self._closing = threading.Event()
         self._answers = _Answers()
         self._since: Any = None  # which events are known: seconds, and as the engine takes them nine digits of a fraction
-        self._logs = [
-            threading.Thread(target=self._follow, args=(task, container), name=f"log of {task}", daemon=True)
+        self._logs = {
+            task: threading.Thread(target=self._follow, args=(task, container), name=f"log of {task}", daemon=True)
             for task, container in containers.items()
-        ]
+        }
         others = [threading.Thread(target=self._again, args=(it,), name=it.__name__, daemon=True) for it in (self._events, self._renew)]
-        for thread in (*self._logs, *others):
+        for thread in (*self._logs.values(), *others):
             thread.start()
 
     def renew(self) -> None:
@@ -101,11 +108,13 @@ class Watch:
         self._answers.close(silent_for=0.0)
 
     def close(self, within: float) -> None:
-        """Read what ended containers still have to say, for up to `within` seconds, and stop."""
+        """Read what ended containers still have to say, and stop where none has said anything for `within` seconds."""
         self._closing.set()
-        deadline = time.monotonic() + within
-        for thread in self._logs:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        closed = time.monotonic()
+        while left := [task for task, thread in self._logs.items() if thread.is_alive()]:
+            if min(time.monotonic() - closed, *map(self._answers.silence, left)) > within:
+                return
+            self._logs[left[0]].join(_JOIN_EVERY)
 
     def _again(self, listen: Callable[[], None]) -> None:
         while not self._closing.is_set():

@@ -362,4 +362,4 @@ class Keeper:
             tasks=tuple(kept.view.status() for kept in self._tasks.values()),
             **self._progress.fields(ended=ended),
         )
-        return Snapshot(status, socket.gethostname(), self._self, self._plan.grace_period + _STOP_SLACK)
+        return Snapshot(status, socket.gethostname(), self._self, self._plan.grace_period + _STOP_SLACK, stopping=self._requests > 0)

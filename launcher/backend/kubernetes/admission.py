@@ -26,6 +26,7 @@ _MAKE = {
     "Secret": "make it: kubectl create secret generic {0} --from-literal=KEY=VALUE, or --from-file",
     "ConfigMap": "make it: kubectl create configmap {0} --from-file=FILE",
 }
+_FOR_PULLING = "make it: kubectl create secret docker-registry {0} --docker-server=HOST --docker-username=NAME --docker-password=WORD"
 # How an answer names a pod that nobody has made.
 _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
 
@@ -102,6 +103,9 @@ def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> 
         if (what, name) not in own and not _is_there(cluster, what, name):
             words = {"PersistentVolumeClaim": "claim"}.get(what, what)
             yield f"there is no {words} {name} in {cluster.words()}, and {all_of(who)} cannot start without", _MAKE[what].format(name)
+    for name in dict.fromkeys(one["name"] for kind in wanted for one in kind.pod["spec"].get("imagePullSecrets") or ()):
+        if not _is_there(cluster, "Secret", name):
+            yield f"there is no Secret {name} in {cluster.words()}, which is named for pulling images", _FOR_PULLING.format(name)
 
 
 def _is_there(cluster: Cluster, kind: str, name: str) -> bool:

@@ -160,6 +160,11 @@ class KubernetesBackend:
         if known.without_jobs and known.without_jobs[0] is known.watcher.seen:
             return known.without_jobs[1]
         status = ended_status.status(cluster, known.watcher.seen, self._kept(cluster, name), self._ended.get(name))
+        if status is None and known.last is not None:  # it was there a moment ago
+            raise LauncherError(
+                f"nothing is left of the run {name} in {cluster.words()}: somebody has deleted all of it, or the namespace",
+                "see that the namespace is there (kubectl get namespace); `launcher up` starts the run from its first step, as its volume is gone too",
+            )
         if status is None:
             others = self._names(cluster, _records(cluster))
             raise UsageError(

@@ -41,7 +41,7 @@ _IMAGE_CAUSES: tuple[tuple[str, str], ...] = (
     (r"\"localhost/", "load it on {node} (no registry is asked for this name), or push it to one that the nodes reach: launcher image build --push NAME, and `image: NAME`"),
     (r"no such host|server misbehaving|i/o timeout|connection refused|no route to host", "see that {node} reaches the registry and finds its name"),
     (r"x509|certificate", "have {node} trust the certificate of the registry"),
-    (r"\b40[13]\b|unauthorized|authorization failed|denied|no basic auth", "name a Secret with the registry's credentials in kubernetes.image_pull_secrets, where the image is there at all"),
+    (r"\b40[13]\b|unauthorized|authorization failed|denied|no basic auth", "{credentials}, where the image is there at all"),
 )  # fmt: skip
 # Why a container waits -> (kind, remedy, final).
 _WAITING: dict[str, tuple[str, str, bool]] = {
@@ -244,9 +244,18 @@ def _waits(pod: Object, waiting: Object, image: str) -> Diagnosis:
         return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"somebody has deleted it: {made_again(run)}")
     if kind == "image":
         known = (what for cause, what in _IMAGE_CAUSES if re.search(cause, message, re.IGNORECASE))
-        remedy = next(known, remedy).format(node=node or "its node")
+        remedy = next(known, remedy).format(node=node or "its node", credentials=_credentials(pod))
     where = f" on {node}" if kind == "image" and node else ""
     return Diagnosis(kind, f"{waiting['reason']}{where}{_because(message)}", remedy, final=final)
+
+
+def _credentials(pod: Object) -> str:
+    """Return what to do where a registry wants other credentials than a pod has."""
+    names = [str(one.get("name")) for one in pod.get("spec", {}).get("imagePullSecrets") or ()]
+    if not names:
+        return "name a Secret with the registry's credentials in kubernetes.image_pull_secrets"
+    which = f"the Secret {names[0]} is" if len(names) == 1 else f"one of the Secrets {', '.join(names)} is"
+    return f"see that {which} in the run's namespace and has the credentials of this registry (kubernetes.image_pull_secrets)"
 
 
 def made_again(run: str) -> str:

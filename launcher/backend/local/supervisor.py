@@ -353,4 +353,4 @@ class Supervisor:
             **self._progress.fields(ended=ended),
         )
         leaders = {name: task.identity for name, task in self._tasks.items() if task.identity is not None}
-        return Snapshot(status, self._host, self._self, self.plan.grace_period, leaders)
+        return Snapshot(status, self._host, self._self, self.plan.grace_period, leaders, self._stop_requests > 0)

@@ -142,6 +142,7 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
         ],
         "containers": [{"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "tracking", "key": "k"}}}]}],
         "initContainers": [{"envFrom": [{"secretRef": {"name": "hidden"}}]}],
+        "imagePullSecrets": [{"name": "registry"}],
     }
     wanted = [admission.Kind(words, 1, {"spec": pod}) for words in ("chief", "worker")]
 
@@ -157,6 +158,8 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
         "there is no claim digits",
         "there is no ConfigMap settings",
         "there is no Secret tracking",
+        "there is no Secret registry",
     ]
-    assert all(words.endswith("and chief and worker cannot start without") for words in told)
-    assert "kubectl create secret generic tracking" in [*told.values()][-1]
+    assert all(words.endswith("and chief and worker cannot start without") for words in [*told][:-1])
+    assert "kubectl create secret generic tracking" in [*told.values()][-2]
+    assert "kubectl create secret docker-registry registry" in [*told.values()][-1]

@@ -164,6 +164,16 @@ def test_an_image_that_cannot_be_pulled_is_told_with_its_node_to_its_cause(cause
     assert shown.endswith(cause[-100:])
 
 
+def test_a_secret_that_does_not_let_an_image_be_pulled_is_named() -> None:
+    waiting = {
+        "reason": "ErrImagePull",
+        "message": f"{PULL}pulling from host registry.example failed with status code [manifests 1]: 401 Unauthorized",
+    }
+    found = diagnosis.of_pod(container(waiting=waiting) | {"spec": {"imagePullSecrets": [{"name": "team"}]}})
+    assert found is not None
+    assert found.remedy.startswith("see that the Secret team is in the run's namespace and has the credentials of this registry")
+
+
 FORBIDDEN = 'Error creating: pods "a-chief-0-x" is forbidden: '
 EVENTS = {
     FORBIDDEN + "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: 4": (

@@ -54,6 +54,16 @@ def test_a_program_that_wants_to_go_on_has_stopped_though_others_finished(runs: 
     assert runs.backend.status("run").state == State.STOPPED
 
 
+def test_a_stop_whose_launcher_was_interrupted_is_waited_for_by_the_next(runs: Runs) -> None:
+    runs.start({"chief": SAVES.replace("os._exit", "time.sleep(0.5); os._exit")})
+    runs.until_line("up")
+    os.kill(runs.supervisor(), signal.SIGTERM)  # all that is left of a `launcher down` that was interrupted
+    runs.until("the stop to be heard", lambda: runs.backend.status("run").reason == "asked to stop")
+    runs.backend.stop("run")
+    assert runs.lines(task="chief")[-1].startswith("saved ")
+    assert runs.backend.status("run").tasks[0].exit_code == 143
+
+
 def test_stopping_at_once_kills(runs: Runs) -> None:
     runs.start({"chief": STUBBORN, "ps-0": STUBBORN}, grace_period=100_000.0)  # nobody waits for that
     runs.until_line("up")

@@ -1,0 +1,64 @@
+"""How long a run that has ended is followed: until its last line is shown."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from launcher.backend.model import Backend
+from launcher.cli import follow
+from launcher.cli.interrupts import Interrupts
+from launcher.runs.status import LogLine, RunStatus, State
+
+ENDED = RunStatus("digits", "local", State.SUCCEEDED)
+
+
+class Shown:
+    """What a user sees: the lines of tasks, and the launcher's own."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.said: list[str] = []
+
+    def event(self, event: object) -> None: ...
+
+    def output(self, line: LogLine) -> None:
+        self.lines.append(line.text)
+
+    def status(self, status: RunStatus) -> None: ...
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+def followed(lines: Iterator[LogLine], monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """Follow a run that has ended and of which these lines are left, by a clock on which five seconds pass with each look."""
+    clock = itertools.count(step=5.0)
+    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time, sleep=time.sleep))
+    backend = SimpleNamespace(status=lambda _: ENDED, tend=lambda _: [], logs=lambda *_, **__: lines)
+    shown = Shown()
+    assert follow.follow(cast("Backend", backend), "digits", ["chief"], shown, Interrupts(), since=0.0, asking="") is ENDED
+    return shown
+
+
+def test_every_line_of_a_run_that_ended_is_shown_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = followed((LogLine(0.0, "chief", str(number)) for number in range(30_000)), monkeypatch)
+    assert shown.lines == [str(number) for number in range(30_000)]
+    assert shown.said == []
+
+
+def test_a_reader_that_brings_nothing_more_is_left_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+
+    def one_line() -> Iterator[LogLine]:
+        yield LogLine(0.0, "chief", "one")
+        hangs.wait(60)
+
+    shown = followed(one_line(), monkeypatch)
+    hangs.set()
+    assert shown.lines == ["one"]
+    assert shown.said == ["lines may be missing here: none came for 60 s after the run's end; `launcher logs digits` reads them"]
