@@ -96,6 +96,14 @@ class Process:
             with contextlib.suppress(ProcessLookupError):  # it may just have ended
                 os.kill(self.pid or 0, signal.SIGKILL)
 
+    def show(self) -> None:
+        """Have it, and the processes of its own, write to their stderr where each thread is."""
+        pids = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False).stdout.split()
+        for pid in (self.pid, *map(int, pids)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid or 0, signal.SIGUSR2)
+        time.sleep(1)
+
     def _number(self, timeout: float) -> int | None:
         """Return the next number that is told; None where it is not within `timeout` seconds."""
         while b"\n" not in self._answer:
@@ -133,6 +141,7 @@ def run(
     try:
         code = process.wait(timeout)
     except subprocess.TimeoutExpired:
+        process.show()
         process.kill()
         ended = False
     else:
@@ -140,6 +149,7 @@ def run(
     finally:
         process.close()
     if not ended:
+        print(*(reader.text(1) for reader in readers), sep="\n")  # pytest shows this, and of the error not what it carries
         raise subprocess.TimeoutExpired(words, timeout, *(reader.text(1) for reader in readers))
     return subprocess.CompletedProcess(words, code, *(reader.text(0) for reader in readers))
 

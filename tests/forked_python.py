@@ -159,6 +159,7 @@ def become(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> N
         io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8", errors="backslashreplace", line_buffering=True
     )
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    faulthandler.register(signal.SIGUSR2, file=sys.stderr, all_threads=True)  # `forked.run` asks where one that does not end is
     sys.excepthook, threading.excepthook, sys.unraisablehook = sys.__excepthook__, threading.__excepthook__, sys.__unraisablehook__
     warnings.filters[:] = _start.filters  # type: ignore[index]
     if chosen := environment.get("PYTHONWARNINGS"):
