@@ -55,7 +55,7 @@ class Backend(Protocol):
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop; `now` kills. Returns when nothing of the run is left. Idempotent.
 
-        `tell` is called, in the same thread, with what a person should know meanwhile.
+        `tell` is called, in the same thread, with what a person should know: which tasks did not save, or may not, and why.
         Returns how many of each kind of object were removed, such as {"container": 4, "network": 1}; empty where a run has none.
         """
 

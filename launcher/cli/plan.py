@@ -70,7 +70,7 @@ def _show(planned: Plan) -> None:
                 "" if size.memory is None else memory(size.memory),
                 f"{size.gpus} x {size.gpu_type}" if size.gpu_type else str(size.gpus or ""),
                 f"{task.restart.scope}, at most {task.restart.max_restarts}",
-                " ".join(rules.readable(task.command)),
+                " ".join(map(_in_a_line, rules.readable(task.command))),
             )
         )
     console = Console(highlight=False)
@@ -81,6 +81,12 @@ def _show(planned: Plan) -> None:
     )
     for notice in planned.notices:
         console.print(f"notice: {notice}", soft_wrap=True, markup=False)
+
+
+def _in_a_line(word: str) -> str:
+    """Return a word of a command for a table: of a script its first line, and how many there are; `--task` shows all."""
+    first, *more = word.strip().splitlines() or [""]
+    return f"'{first} ...' ({len(more) + 1} lines)" if more else word
 
 
 def _show_task(task: Task, *, as_json: bool) -> None:

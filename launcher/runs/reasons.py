@@ -1,11 +1,13 @@
 """What events of a task say in words, for the reasons that statuses and logs give."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.runs.progress import number, text, whole
+from launcher.runs.status import RunStatus, State
 from trainer.events import Event, first_step
-from trainer.exit_codes import SIGKILL
+from trainer.exit_codes import SIGKILL, describe
 
 _LINE = 300  # characters of a reason in a table
 _TRACEBACK = "Traceback (most recent call last):"
@@ -16,6 +18,13 @@ _WHERE = re.compile(r"Detected at node |<stack traces unavailable>|in user code:
 _RESTRICTED = re.compile(r"read-only file system|permission denied|operation not permitted|image will run as root", re.IGNORECASE)
 RESTRICTION_REMEDY = "where its image needs root or a writable root file system: `security: image` in the spec"
 _FORGOTTEN_AFTER = 100  # lines: a program that goes on for longer had another reason to end
+
+
+def killed(status: RunStatus) -> Iterator[str]:
+    """Yield which tasks of a run that was asked to stop had to be killed: what they did not save is lost."""
+    for task in status.tasks:
+        if task.state is State.STOPPED and task.exit_code == SIGKILL:
+            yield f"{task.name}: {task.reason or describe(SIGKILL)}"
 
 
 def said(event: Event) -> str:

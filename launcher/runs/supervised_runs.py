@@ -15,6 +15,7 @@ from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
+from launcher.runs.reasons import killed
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, LogLine, RunStatus, State
 
@@ -93,11 +94,13 @@ class SupervisedRuns:
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
-        del tell
         layout = self.layout(name)
         if not self._is_there(layout) and orphans.strays(layout):
             return _ended(orphans.end_strays(layout))
+        ran = locks.held(layout.lock)
         left = self._stop(self._known(name), now=now)
+        for words in killed(self.status(name)) if ran and not now else ():
+            tell(words)
         left += orphans.end_strays(layout)
         self._let_go(name)
         return _ended(left)

@@ -30,6 +30,7 @@ from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import OF_CONTAINERS, RunPaths
+from launcher.runs.reasons import killed
 from launcher.runs.status import ENDED, LogLine, RunStatus, State
 from launcher.runs.stored import Part, Stored, nothing
 from launcher.runs.supervised_runs import SupervisedRuns
@@ -160,7 +161,6 @@ class DockerBackend:
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
-        del tell
         before = self.status(name)
         layout = self._layout(name)
         if locks.held(layout.lock):
@@ -174,6 +174,8 @@ class DockerBackend:
                     before = container_status.status(self._engine, name, self._engine.containers(name))
                 removed = self._engine.remove(name)
             self._note(layout, before, stopped=stopped)
+        for words in killed(self.status(name)) if before.state not in ENDED and not now else ():
+            tell(words)
         return removed
 
     def delete(self, name: str) -> None:

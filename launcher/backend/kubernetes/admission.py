@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from launcher.backend.kubernetes import diagnosis
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
-from launcher.backend.kubernetes.room import amount
+from launcher.backend.kubernetes.room import amount, shown
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
 from launcher.spec.problems import all_of
@@ -138,14 +138,14 @@ def _beyond(quota: Object, taken: Mapping[str, float]) -> Iterator[str]:
     """Yield of what tasks take more in all than a quota ever allows."""
     for resource, needs, has, _ in _compared(quota, taken):
         if needs > has:
-            yield f"its tasks take {_shown(needs)} of {resource} in all, and the quota {quota['metadata']['name']} allows {_shown(has)}"
+            yield f"its tasks take {shown(needs)} of {resource} in all, and the quota {quota['metadata']['name']} allows {shown(has)}"
 
 
 def _short(quota: Object, taken: Mapping[str, float]) -> Iterator[str]:
     """Yield of what a run takes more than a quota has left, or ever has, where its tasks alone might fit."""
     for resource, needs, _, left in _compared(quota, taken):
         if needs > left:
-            yield f"it takes {_shown(needs)} of {resource} in all, and {_shown(left)} are left of the quota {quota['metadata']['name']}"
+            yield f"it takes {shown(needs)} of {resource} in all, and {shown(left)} are left of the quota {quota['metadata']['name']}"
 
 
 def _compared(quota: Object, taken: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:
@@ -158,14 +158,6 @@ def _compared(quota: Object, taken: Mapping[str, float]) -> Iterator[tuple[str, 
         needs, has = (round(one, 6) for one in (taken.get(_SHORT.get(resource, resource), 0.0), amount(hard)))  # 3 times 100m is 300m
         if needs:
             yield resource, needs, has, max(0.0, round(has - used, 6))
-
-
-def _shown(value: float) -> str:
-    """Return an amount as people write it: large ones are bytes."""
-    if value < 2**20:
-        return f"{round(value, 3):g}"
-    unit, size = next((unit, size) for unit, size in (("Gi", 2**30), ("Mi", 2**20)) if value >= size)
-    return f"{round(value / size, 1):g}{unit}"
 
 
 def _takes(pod: Object) -> dict[str, float]:

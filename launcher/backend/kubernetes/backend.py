@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.kubernetes import (
-    boards,
     diff,
     ended_status,
     expired,
@@ -124,7 +123,7 @@ class KubernetesBackend:
         known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
         known.start = None if start.settle_soon() else start
-        _sweep(cluster)
+        teardown.sweep_tensorboards(cluster)
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
@@ -152,7 +151,8 @@ class KubernetesBackend:
     def _owned(self, known: _Known, name: str) -> dict[str, Any]:
         """Return who started a run, and whether that is who asks."""
         if known.user is None:
-            known.user = run_record.user(known.cluster.get("ConfigMap", run_record.name_of(name)))
+            seen = known.having.noted if known.having else None  # it has just been read
+            known.user = run_record.user(seen or known.cluster.get("ConfigMap", run_record.name_of(name)))
         return {"user": known.user, "mine": not known.user or known.cluster.user() in {"", known.user}}
 
     def _without_jobs(self, known: _Known, name: str) -> RunStatus:
@@ -304,7 +304,7 @@ class KubernetesBackend:
         self._forget(name)
         if ended is not None:
             self._ended[name] = ended
-        _sweep(known.cluster)
+        teardown.sweep_tensorboards(known.cluster)
         return removed
 
     def delete(self, name: str) -> None:
@@ -401,11 +401,6 @@ class KubernetesBackend:
 
 def _records(cluster: Cluster) -> list[Object]:
     return cluster.listed("ConfigMap", {**status_source.OURS, COMPONENT: run_record.COMPONENT})
-
-
-def _sweep(cluster: Cluster) -> None:
-    with contextlib.suppress(LauncherError):  # what is left of other runs keeps none from being started or stopped
-        boards.sweep(cluster)
 
 
 def _place(cluster: Cluster) -> cluster_cache.Place:

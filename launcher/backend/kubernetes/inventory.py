@@ -46,6 +46,7 @@ class Watch:
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
+        self.noted: Object | None = None  # the record, as it was read last
         self._found = Found()
         self._next = 0.0
 
@@ -60,7 +61,7 @@ class Watch:
         return self._found
 
     def _look(self) -> Found:
-        noted = self._cluster.get("ConfigMap", run_record.name_of(self._run))
+        self.noted = noted = self._cluster.get("ConfigMap", run_record.name_of(self._run))
         if run_record.being_started(noted, self._cluster.now()):  # what it notes is still the last one's
             return Found()
         uid, name = run_record.claim(noted), run_record.claim_name(self._run, noted)

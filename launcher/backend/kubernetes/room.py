@@ -31,8 +31,8 @@ def lacking(wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Seque
     for key, value in wanted.items():
         most = max((amount((node.get("status", {}).get("allocatable") or {}).get(key)) for node in fitting), default=value)
         if value > most:
-            offered = f"the most a node offers is {shown(key, most)}" if most else "no node offers any"
-            found.append(f"{shown(key, value)} is asked for, and {offered}")
+            offered = f"the most a node offers is {shown(most)}" if most else "no node offers any"
+            found.append(f"{shown(value)} of {key} is asked for, and {offered}")
     return found
 
 
@@ -46,9 +46,12 @@ def of_pod(pod: Object, nodes: Sequence[Object]) -> list[str]:
     return lacking(wanted, spec.get("nodeSelector") or {}, nodes)
 
 
-def shown(key: str, value: float) -> str:
-    """Write how much of a resource, memory in Gi: `4 nvidia.com/gpu`."""
-    return f"{value / 1024**3:.4g}Gi of {key}" if key in {"memory", "ephemeral-storage"} else f"{value:g} {key}"
+def shown(value: float) -> str:
+    """Return an amount as people write it: large ones are bytes."""
+    if value < 2**20:
+        return f"{round(value, 3):g}"
+    unit, size = next((unit, size) for unit, size in (("Gi", 2**30), ("Mi", 2**20)) if value >= size)
+    return f"{round(value / size, 1):g}{unit}"
 
 
 def _label(node: Object, key: str) -> str | None:

@@ -1,5 +1,9 @@
-"""A run's end by its user: its tasks save and stop, its objects are deleted, and how it was is noted; its data on request."""
+"""A run's end by its user: its tasks save and stop, its objects are deleted, and how it was is noted; its data on request.
 
+And the end of a TensorBoard whose run ended long ago.
+"""
+
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -10,9 +14,12 @@ from launcher.backend.kubernetes.inventory import WORKLOADS, ObjectRef
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import node_of, task_of
 from launcher.backend.kubernetes.task_events import RunEvents
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
+from launcher.render.kubernetes.objects import TENSORBOARD
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
+from launcher.spec.quantities import parse_duration
 
+_OF_TENSORBOARD = ("Deployment", "Service", "NetworkPolicy")
 _SLACK = 120.0  # seconds beyond the grace period in which pods are gone; a busy node takes more than one minute
 
 
@@ -120,3 +127,27 @@ def _stopped(task: TaskStatus, now: float, *, done: bool) -> TaskStatus:
     if task.state in ENDED:
         return task
     return dataclasses.replace(task, state=State.SUCCEEDED if done else State.STOPPED, reason="", ended=now)
+
+
+def sweep_tensorboards(cluster: Cluster) -> None:
+    """Delete each TensorBoard of the namespace whose run ended longer ago than its own `kubernetes.tensorboard_ttl`.
+
+    The next start or stop of any run calls it, since nothing of the launcher stays in the cluster. One of a run without a record, or of a version
+    that had no such field, stays, and so do all where the cluster refuses: what is left of other runs keeps none from being started or stopped.
+    """
+    with contextlib.suppress(LauncherError):
+        boards = cluster.listed("Deployment", {**status_source.OURS, pod_status.COMPONENT: TENSORBOARD})
+        for run in sorted({board["metadata"]["labels"].get(pod_status.INSTANCE, "") for board in boards} - {""}):
+            if _tensorboard_is_due(cluster, run):
+                for kind in _OF_TENSORBOARD:
+                    for one in cluster.listed(kind, {**status_source.labels_of(run), pod_status.COMPONENT: TENSORBOARD}):
+                        cluster.delete(kind, one["metadata"]["name"], uid=one["metadata"]["uid"])
+
+
+def _tensorboard_is_due(cluster: Cluster, run: str) -> bool:
+    noted = cluster.get("ConfigMap", run_record.name_of(run))
+    ttl = ((run_record.spec(noted) or {}).get("kubernetes") or {}).get("tensorboard_ttl")
+    if ttl is None or run_record.being_started(noted, cluster.now()):
+        return False
+    status = run_record.final(noted) or pod_status.status(status_source.gather(cluster, run), cluster.now())
+    return status.state in ENDED and status.ended is not None and cluster.now() - status.ended > parse_duration(ttl)

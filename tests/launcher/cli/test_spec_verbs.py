@@ -167,6 +167,15 @@ def test_plan_shows_every_task(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert "worker-0" in capsys.readouterr().err
 
 
+def test_plan_shows_of_a_script_its_first_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "s.yaml").write_text(
+        "version: 1\nname: s\nimage: mine:1\ncommand:\n  - sh\n  - -c\n  - |\n    set -e\n    date\n    python train.py\n"
+    )
+    assert run(["plan", "s.yaml", "--on", "kubernetes"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("chief")]
+    assert row.rstrip().endswith("sh -c 'set -e ...' (3 lines)")
+
+
 def test_schema_is_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema"]) == 0
     assert "strategy" in json.loads(capsys.readouterr().out)["properties"]

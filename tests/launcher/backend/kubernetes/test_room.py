@@ -26,12 +26,12 @@ def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "wanted, nodes, remedy",
     [
-        (pod("60"), NODES, "60 nvidia.com/gpu is asked for, and the most a node offers is 4 nvidia.com/gpu"),
-        (pod(memory="32Gi"), NODES, "32Gi of memory is asked for, and the most a node offers is 16Gi of memory"),
+        (pod("60"), NODES, "60 of nvidia.com/gpu is asked for, and the most a node offers is 4"),
+        (pod(memory="32Gi"), NODES, "32Gi of memory is asked for, and the most a node offers is 16Gi"),
         (
             pod(),
             [{"metadata": {"name": "c"}, "status": {"allocatable": {"memory": "1Gi"}}}],
-            "1 nvidia.com/gpu is asked for, and no node offers any",
+            "1 of nvidia.com/gpu is asked for, and no node offers any",
         ),
         (pod(disk="ssd"), NODES, "no node has the label disk=ssd"),
         (pod("4"), NODES, "free some, or add nodes"),  # others have them now
@@ -46,9 +46,7 @@ def test_what_no_waiting_mends_is_told_with_what_there_is(wanted: dict[str, Any]
 
 def test_only_nodes_with_the_label_count() -> None:
     t4 = {"nvidia.com/gpu.product": "T4"}
-    assert room.lacking({"nvidia.com/gpu": 4}, t4, NODES) == [
-        "4 nvidia.com/gpu is asked for, and the most a node offers is 2 nvidia.com/gpu"
-    ]
+    assert room.lacking({"nvidia.com/gpu": 4}, t4, NODES) == ["4 of nvidia.com/gpu is asked for, and the most a node offers is 2"]
     assert room.lacking({}, {"nvidia.com/gpu.product": "H100"}, NODES) == [
         "no node has the label nvidia.com/gpu.product=H100; its values are A100, T4"
     ]

@@ -28,7 +28,9 @@ def test_who_does_not_stop_is_killed_with_all_it_started_after_the_grace_period(
     runs.until_line("up")
     assert len(runs.processes()) == 2
     began = time.time()
-    runs.backend.stop("run")
+    told: list[str] = []
+    runs.backend.stop("run", tell=told.append)
+    assert told == ["chief: killed: it did not stop within 0.6 s"]
     assert time.time() - began > 0.5
     assert runs.processes() == []
     assert "did not stop within 0.6 s" in runs.backend.status("run").tasks[0].reason
