@@ -64,10 +64,11 @@ class Answering(BaseHTTPRequestHandler):
         if self.state.is_away:
             self.close_connection = True
             return
+        token, ended = self.state.token, self.state.watches  # as they are now: a test goes on once it sees that this was asked
         self.state.asked.append(
             f"watch {query['resourceVersion']}" if watches else " ".join([kind, *filter(None, [query.get("fieldSelector")])])
         )
-        if self.headers.get("Authorization") != f"Bearer {self.state.token}":
+        if self.headers.get("Authorization") != f"Bearer {token}":
             self._answer(401, {"message": "Unauthorized"})
         elif not watches:
             items = self.state.there.get(kind, [])
@@ -78,7 +79,7 @@ class Answering(BaseHTTPRequestHandler):
             self._answer(410, {"message": "too old resource version"})
         else:
             assert query["allowWatchBookmarks"] == "true"
-            self._watch(int(query["resourceVersion"]))
+            self._watch(int(query["resourceVersion"]), ended)
 
     def _answer(self, code: int, answer: object) -> None:
         body = json.dumps(answer).encode()
@@ -87,11 +88,10 @@ class Answering(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _watch(self, version: int) -> None:
+    def _watch(self, version: int, ended: int) -> None:
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        ended = self.state.watches
         while self.state.watches == ended:
             for told, event in [one for one in self.state.events if one[0] > version]:
                 version = told
