@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.engine.parameter_server.bare_server import server_class
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 PROGRAM = """
 import json, socket, sys

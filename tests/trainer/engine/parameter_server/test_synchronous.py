@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.engine import drive_synchronous
 from tests.trainer.engine.drive_synchronous import CASES, LONGEST, ROUNDS, SLOWER, STEP_SECONDS, WORKERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the driver starts seven processes and traces a dozen functions
 
-DRIVER = Path(__file__).with_name("drive_synchronous.py")
+DRIVER = Path(drive_synchronous.__file__)
 
 
 @pytest.fixture(scope="module")
