@@ -10,7 +10,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,7 +94,7 @@ def run(
         told.flush()
         _show_devices(cluster)  # waits for calls that the program has not waited for
     except tf.errors.OpError as error:
-        _raise_if_lost(error, task)
+        _raise_if_lost(error, task, watch.ended)
         raise
     finally:
         watch.stop()
@@ -126,7 +126,7 @@ def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
     return devices.KINDS.index(device.kind or "cpu"), device.number or 0
 
 
-def _raise_if_lost(error: Any, task: TaskConfig) -> None:
+def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[str]]) -> None:
     """Raise PeerLostError, with the server's name, where TensorFlow's error is of one that is gone.
 
     One that the program raised itself is its own, whatever kind it is of; the trainer's own code raises none.
@@ -140,8 +140,8 @@ def _raise_if_lost(error: Any, task: TaskConfig) -> None:
     peers = task.peers()
     spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
     until = time.monotonic() + _ENDING
-    # Who waited for a server that died is spoken of as well, or alone; one that is not there is the one.
-    while not (lost := [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
+    # Who waited for a server that died is spoken of as well, or alone; one that has ended, or is not there, is the one.
+    while not (lost := ended() or [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
         if (sure and spoken_of) or time.monotonic() > until:
             break
         time.sleep(_LOOK_EVERY)

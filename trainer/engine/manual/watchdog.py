@@ -2,6 +2,9 @@
 
 The program's own thread may be inside TensorFlow, waiting for a task that is gone forever, and cannot be interrupted there. So this
 is a thread beside it, which calls `leave` when the program is to end; that does not return.
+
+It keeps the connection by which it last saw a server: where that breaks the server's process has ended, though another may serve
+in its place a second later.
 """
 
 import socket
@@ -37,6 +40,9 @@ class Watch:
     ask_every: float = 2.0  # seconds between rounds of asking every server for a connection
     say_every: float = 5.0  # seconds after which run.json says again that the run is alive
     _seen: set[str] = field(default_factory=set)
+    _held: dict[str, socket.socket] = field(default_factory=dict)  # name -> the connection that it gave last
+    _ended: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of the two above
     _begun: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -56,9 +62,18 @@ class Watch:
         self._done.set()
         if self._thread is not None:
             self._thread.join()
+        for connection in self._held.values():
+            connection.close()
+
+    def ended(self) -> list[str]:
+        """Return the servers whose processes have ended since the program began, as far as their kernels have told."""
+        with self._lock:
+            self._ended |= {name for name, connection in self._held.items() if _broken(connection)}
+            return [name for name in self.servers if name in self._ended]
 
     def _run(self) -> None:
         asked = said = time.monotonic()
+        begun = False
         silent: dict[str, float] = {}  # server -> since when
         while not self._done.wait(_LOOK_EVERY):
             now = time.monotonic()
@@ -69,7 +84,8 @@ class Watch:
                 with suppress(OSError):  # a full disk must not end the watching: a stop would not be heard any more
                     self.alive()
                 said = now
-            if now - asked >= self.ask_every:
+            if now - asked >= self.ask_every or begun != self._begun:
+                begun = self._begun
                 if gone := self._gone(silent):
                     self.leave(ExitCode.PEER_LOST, gone)
                     return
@@ -80,7 +96,8 @@ class Watch:
         for name, address in self.servers.items():
             if self._done.is_set() or self.stopped():
                 return None
-            reason = unreachable(address, _CONNECT_TIMEOUT)
+            connection, reason = _connection(address, _CONNECT_TIMEOUT)
+            self._hold(name, connection)
             now = time.monotonic()
             if reason is None:
                 silent.pop(name, None)
@@ -89,12 +106,47 @@ class Watch:
                 return f"{name} ({address}) is gone: {reason} for {self.patience:g} s"
         return None
 
+    def _hold(self, name: str, connection: socket.socket | None) -> None:
+        """Keep a connection that a server gave, in place of the one before: gRPC ends one on which nothing was said for two minutes."""
+        if connection is None:
+            return
+        if not self._begun:
+            connection.close()
+            return
+        self.ended()
+        with self._lock:
+            before, self._held[name] = self._held.get(name), connection
+        if before is not None:
+            before.close()
+
 
 def unreachable(address: str, timeout: float) -> str | None:
     """Return why `address` gives no connection within `timeout` seconds, None when it gives one."""
+    connection, reason = _connection(address, timeout)
+    if connection is not None:
+        connection.close()
+    return reason
+
+
+def _connection(address: str, timeout: float) -> tuple[socket.socket | None, str | None]:
+    """Return a connection that `address` gives within `timeout` seconds, or why it gives none."""
     try:
-        with socket.create_connection(split_address(address), timeout=timeout) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            return outcome(connection)
+        connection = socket.create_connection(split_address(address), timeout=timeout)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     except OSError as error:
-        return (error.strerror or "no answer").lower()
+        return None, (error.strerror or "no answer").lower()
+    if reason := outcome(connection):
+        connection.close()
+        return None, reason
+    connection.setblocking(False)
+    return connection, None
+
+
+def _broken(connection: socket.socket) -> bool:
+    """Return whether the other end has closed a connection; gRPC's greeting is read, and dropped."""
+    try:
+        return connection.recv(1024) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,14 +1,17 @@
 """What ends a program that the chief runs, and what does not."""
 
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.trainer.conftest import Ports
 from trainer.engine.manual.watchdog import Watch, unreachable
 from trainer.exit_codes import ExitCode
+from trainer.tf_config import split_address
 
 SAY_EVERY = 0.3  # seconds
 
@@ -86,3 +89,21 @@ def test_why_an_address_gives_no_connection(ports: Ports) -> None:
     assert unreachable("no-such-host.invalid:1", 1) is not None
     ports.listen(address)
     assert unreachable(address, 1) is None
+
+
+def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_place(eventually: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in (first, second)]
+        watch = Watch({"worker-0": addresses[0], "worker-1": addresses[1]}, lambda: False, lambda: None, Left(), ask_every=0.1)
+        watch.start()
+        try:
+            watch.all_there()
+            taken = [second.accept()[0] for _ in range(3)]
+            assert watch.ended() == []
+            for one in (second, *taken):
+                one.close()
+            with socket.create_server(split_address(addresses[1])):
+                eventually("its end to be known", lambda: watch.ended() == ["worker-1"], told=watch.ended)
+                assert unreachable(addresses[1], 1) is None
+        finally:
+            watch.stop()
