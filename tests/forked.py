@@ -192,8 +192,8 @@ def serve(path: str, engine: str) -> None:
         for used in _BY_TASKS:
             importlib.import_module(used)
     forked_python.take_over(os.environ)
+    from launcher.cli.main import VERBS
     from launcher.cli.main import run as run_launcher
-    from launcher.cli.verbs import VERBS
 
     for verb in VERBS.values():
         importlib.import_module(verb.module)

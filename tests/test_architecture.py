@@ -26,6 +26,8 @@ SHARED = {
 PARENT = sorted({"trainer.__main__", "trainer.supervise", "trainer.peers", "trainer.tf_config"} | SHARED)
 HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")
 MOST_LINES = 500  # a module fits in your head
+FRAGMENT_LINES = 60  # a module so short with one importer belongs in that one, unless something keeps it apart
+MOST_FRAGMENTS = 8
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -177,6 +179,22 @@ def test_modules_stay_small() -> None:
     lengths = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in tracked("*.py")}
     long = {str(path): lines for path, lines in lengths.items() if lines > MOST_LINES}
     assert long == {}
+
+
+def test_few_short_modules_have_a_single_importer() -> None:
+    """A helper with one user stays with it. Imports by tests do not count: a test is no reason for a module."""
+    users: dict[str, set[str]] = {}
+    for package in ("launcher", "trainer", "benchmarks", "examples"):
+        for module, tree in modules(package):
+            for name in set(imports(tree)) - {module}:
+                users.setdefault(name, set()).add(module)
+    lengths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): len(path.read_text(encoding="utf-8").splitlines())
+        for path in tracked("launcher/*.py", "trainer/*.py")
+        if not path.stem.startswith("__")
+    }
+    fragments = [name for name, lines in lengths.items() if lines <= FRAGMENT_LINES and len(users.get(name, ())) == 1]
+    assert len(fragments) <= MOST_FRAGMENTS, fragments
 
 
 # Written so that this file does not hold what it looks for.

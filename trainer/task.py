@@ -3,16 +3,19 @@
 Started by the parent process (`trainer`), which has checked TF_CONFIG and the settings before.
 """
 
+import gc
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-from trainer import error_file, parent_death, silent_import, user_errors
+from trainer import error_file, parent_death, user_errors
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
@@ -71,6 +74,7 @@ ENVIRONMENT = {
 
 # With one inter-op thread, a server's data pipeline and the loop that reads it wait for each other forever.
 _FEWEST_INTEROP_THREADS = 4
+_ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I0000 ")
 
 
 def main() -> NoReturn:
@@ -96,7 +100,7 @@ def main() -> NoReturn:
 
 
 def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: Stop, began: float) -> ExitCode:
-    with silent_import.importing():
+    with importing_silently():
         from trainer import roles
         from trainer.engine.job import job
         from trainer.engine.session import DivergedError, PeerLostError
@@ -128,6 +132,34 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         line = error_line(error) + user_errors.place(error, frames) + _remedy(error)
         error_file.write(line, user_errors.fingerprint(error, frames, report.start or 0))
         return ExitCode.FAILURE
+
+
+@contextmanager
+def importing_silently() -> Iterator[None]:
+    """Hold back what is written to stderr inside, then write it without TensorFlow's announcements.
+
+    They are two lines about oneDNN that no setting silences, written before any log level is read.
+
+    The garbage collector rests meanwhile: what an import makes stays, and looking through it again and again
+    takes a sixth of TensorFlow's import time.
+    """
+    sys.stderr.flush()
+    gc.disable()
+    real = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(real, 2)
+            os.close(real)
+            held.seek(0)
+            for line in held:
+                if not line.startswith(_ANNOUNCEMENTS):
+                    os.write(2, line)
+            gc.freeze()
+            gc.enable()
 
 
 def _remedy(error: Exception) -> str:

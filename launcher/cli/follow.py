@@ -3,14 +3,15 @@
 A run in the foreground never outlives this: however it is left, the run is stopped first.
 """
 
+import queue
 import threading
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from launcher.backend.model import Backend, Tends
 from launcher.cli.event_lines import event_in
 from launcher.cli.interrupts import Interrupts
-from launcher.cli.log_reader import LogPump
 from launcher.runs.status import ENDED, LogLine, OutOfSightError, RunStatus
 from trainer.events import Event
 
@@ -20,6 +21,8 @@ LAST_LINES_WITHIN = 60.0
 
 STOPPING = "stopping: {asking}; press Ctrl-C again to stop at once"
 STOPPING_NOW = "stopping at once"
+
+_END = object()
 
 
 class View(Protocol):
@@ -50,7 +53,7 @@ def follow(backend: Backend, name: str, tasks: list[str], view: View, interrupts
         raise
 
 
-def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: LogPump) -> RunStatus:
+def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: "LogPump") -> RunStatus:
     next_status = over_since = 0.0
     while True:
         stopper.check()
@@ -126,3 +129,37 @@ class Stopper:
             self._backend.stop(self._name, now=now, tell=self._told.append)
         except Exception as error:  # noqa: BLE001  raised by check, on the thread that follows
             self._errors.append(error)
+
+
+class LogPump:
+    """Follows the lines of all tasks of a run until the run has ended, on a thread of its own: the one that shows them never waits for long."""
+
+    def __init__(self, backend: Backend, name: str, tasks: list[str], since: float) -> None:
+        self.ended = False
+        # Bounded: a program that writes faster than the terminal takes it must not fill the memory.
+        self._lines: queue.Queue[object] = queue.Queue(maxsize=10_000)
+        self._thread = threading.Thread(target=self._read, args=(backend, name, tasks, since), name="logs", daemon=True)
+        self._thread.start()
+
+    def _read(self, backend: Backend, name: str, tasks: list[str], since: float) -> None:
+        try:
+            for line in backend.logs(name, tasks=tasks, follow=True, since=since, tail=None):
+                self._lines.put(line)
+            self._lines.put(_END)
+        except Exception as error:  # noqa: BLE001  carried to the thread that takes the lines, which raises it
+            self._lines.put(error)
+
+    def take(self, seconds: float, most: int = 1000) -> Iterator[LogLine]:
+        """Yield the lines there are, waiting up to `seconds` for the first. Raises what reading them raised."""
+        for position in range(most):
+            try:
+                item = self._lines.get(timeout=seconds) if position == 0 else self._lines.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, LogLine):
+                yield item
+                continue
+            self.ended = True
+            if isinstance(item, Exception):
+                raise item
+            return

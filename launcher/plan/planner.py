@@ -4,14 +4,14 @@ What a local plan takes from the machine comes in as a Machine, so the same inpu
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.plan import allocation, rules
 from launcher.plan import machine as machines
+from launcher.plan import rules
 from launcher.plan.addresses import ENDING_PORT, check_size, cluster
 from launcher.plan.addresses import addresses as addresses_on
 from launcher.plan.left_out import left_out
@@ -316,7 +316,7 @@ def _threads(count: int, least: int) -> dict[str, str]:
 
 
 def _alike(spec: ClusterSpec, members: list[_Member]) -> list[str]:
-    """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's Ring."""
+    """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's AllReduce."""
     together = spec.train is not None and STRATEGIES[spec.strategy].in_step
     return [member.name for member in members if together and member.role != "evaluator"]
 
@@ -325,8 +325,8 @@ def _local_environments(
     members: list[_Member], machine: Machine, least: int, alike: list[str]
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and what a person should know about it."""
-    counts = allocation.threads({member.name: member.resources.cpu for member in members}, machine.cores)
-    gpus = allocation.gpus({member.name: member.resources for member in members}, machine.gpus, alike=alike)
+    counts = share_cores({member.name: member.resources.cpu for member in members}, machine.cores)
+    gpus = share_gpus({member.name: member.resources for member in members}, machine.gpus, alike=alike)
     environments = {
         member.name: _threads(counts[member.name], least) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
         for member in members
@@ -337,3 +337,51 @@ def _local_environments(
     there = len(machine.gpus)
     who = ", ".join(gpus.short[:5]) + (f" and {len(gpus.short) - 5} more" if len(gpus.short) > 5 else "")
     return environments, (f"the spec asks for {asked} GPUs, this machine has {there}: without a GPU run {who}",)
+
+
+def share_cores(wanted: Mapping[str, float | None], cores: int) -> dict[str, int]:
+    """Return each task's number of threads: `cpu` rounded where given, and a fair share of the rest; at least 1.
+
+    `wanted` is task name -> cores asked for, None where the spec is silent.
+    """
+    given = {name: max(1, round(cpu)) for name, cpu in wanted.items() if cpu is not None}
+    others = [name for name in wanted if name not in given]
+    rest = max(0, cores - sum(given.values()))
+    each, left_over = divmod(rest, len(others)) if others else (0, 0)
+    shared = {name: max(1, each + (1 if place < left_over else 0)) for place, name in enumerate(others)}
+    return {name: given.get(name) or shared[name] for name in wanted}
+
+
+@dataclass(frozen=True)
+class GpuShares:
+    """Which GPUs each task gets, by name; `short` are the tasks that asked for GPUs and get none."""
+
+    visible: dict[str, tuple[str, ...]]
+    short: tuple[str, ...]
+
+
+def share_gpus(wanted: Mapping[str, Resources], available: Sequence[str], *, alike: Collection[str] = ()) -> GpuShares:
+    """Give each task its own GPUs, first come first served; a task gets all it asked for, or none.
+
+    Of the tasks in `alike` all do, or none.
+    """
+    given = _first_come(wanted, available)
+    if not set(alike).intersection(given.short):
+        return given
+    others = _first_come({name: Resources() if name in alike else one for name, one in wanted.items()}, available)
+    without = [name for name, one in wanted.items() if name in others.short or (name in alike and one.gpus)]
+    return GpuShares(others.visible, tuple(without))
+
+
+def _first_come(wanted: Mapping[str, Resources], available: Sequence[str]) -> GpuShares:
+    free = list(available)
+    visible: dict[str, tuple[str, ...]] = {}
+    short = []
+    for name, resources in wanted.items():
+        fits = resources.gpus <= len(free)
+        visible[name] = tuple(free[: resources.gpus]) if fits else ()
+        if fits:
+            del free[: resources.gpus]
+        else:
+            short.append(name)
+    return GpuShares(visible, tuple(short))

@@ -11,9 +11,10 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
-from launcher.spec import code_rules, container_rules, kubernetes_rules, messages, program_rules, quantities
-from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, shown
-from launcher.spec.programs import roles_of, volumes_of
+from launcher.spec import code_rules, container_rules, messages, names, program_rules, quantities
+from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
+from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, path_text, shown
+from launcher.spec.programs import containers_of, leads, roles_of, volumes_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import misfits
@@ -260,6 +261,53 @@ def _directory(subject: RuleContext, path: Path, name: str, expected: str, words
     )
 
 
+def kubernetes_labels(subject: RuleContext) -> Iterator[Finding]:
+    """Labels, those of the node selector and the keys of annotations are such as Kubernetes takes."""
+    section = subject.spec.kubernetes
+    fields = (
+        ("node_selector", section.node_selector, names.check_label_key, names.check_label_value),
+        ("labels", section.labels, names.check_own_label_key, names.check_label_value),
+        ("annotations", section.annotations, names.check_own_label_key, None),
+    )
+    for field, given, check_key, check_value in fields:
+        for key, value in given.items():
+            path = ("kubernetes", field, key)
+            try:
+                check_key(key)
+            except FieldError as wrong:
+                yield Finding(path, wrong.message, wrong.expected, wrong.remedy, on="key")
+            try:
+                if check_value:
+                    check_value(value)
+            except FieldError as wrong:
+                yield Finding(path, wrong.message, wrong.expected, wrong.remedy)
+
+
+def sidecars_are_native(subject: RuleContext) -> Iterator[Finding]:
+    """The oldest Kubernetes that a run has to work on ends sidecars with their task."""
+    version = subject.spec.kubernetes.version
+    of_sidecars = [path for path, _ in containers_of(subject.spec) if path[-2] == "sidecars"]
+    if version is not None and of_sidecars and parse_version(version) < SIDECARS_SINCE:
+        message = f"Kubernetes {version} does not end sidecars with their task, and there are `{path_text(of_sidecars[0][:-1])}`"
+        since = ".".join(map(str, SIDECARS_SINCE))
+        yield Finding(
+            ("kubernetes", "version"),
+            message,
+            f'"{since}" or newer',
+            f'write "{since}", on a cluster that is so new; or remove the sidecars',
+        )
+
+
+def one_mounts(subject: RuleContext) -> Iterator[Finding]:
+    """One task can mount the run's volume where it is the only one of its role: pods of one role are alike."""
+    spec = subject.spec
+    count = leads(spec).replicas
+    if spec.storage is not None and spec.storage.mount == "one" and count > 1:
+        message = f"`mount: one` is for a task that leads and is alone in its role; worker-0 of {count} workers leads"
+        remedy = "add `chief: {}` to `roles`, which then mounts the volume, or write `mount: all`"
+        yield Finding(("storage", "mount"), message, "a chief, or `all`", remedy)
+
+
 # The paths that must be valid, with the keys directly inside them -> the rule.
 RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("strategy",), ("roles",)), roles_fit_strategy),
@@ -285,7 +333,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
     ((), program_rules.env_names),
     ((("env",), ("env_file",), ("roles",)), program_rules.env_file_has_a_use),
-    ((), kubernetes_rules.labels),
+    ((), kubernetes_labels),
     ((("tf_config",), ("roles",)), program_rules.master_is_a_program_s_chief),
     ((), container_rules.volumes_apart),
     ((), container_rules.volumes_of_kubernetes),
@@ -293,8 +341,8 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("volumes",), ("kubernetes",)), container_rules.containers_run_something),
     ((("security",),), container_rules.mounts_apart),
     ((("volumes",), ("kubernetes",), ("init_containers",), ("sidecars",), ("roles",)), container_rules.volumes_are_mounted),
-    ((("kubernetes", "version"),), kubernetes_rules.sidecars_are_native),
-    ((("roles",), ("storage", "mount")), kubernetes_rules.one_mounts),
+    ((("kubernetes", "version"),), sidecars_are_native),
+    ((("roles",), ("storage", "mount")), one_mounts),
     ((("code",),), code_exists),
     ((), working_dir_exists),
     ((("code",), ("train", "workload"), ("strategy",), ("env",)), code_rules.workload_is_there),

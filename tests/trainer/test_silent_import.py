@@ -8,18 +8,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def stderr_of(body: str) -> tuple[int, str]:
-    program = f"import os, sys\nfrom trainer import silent_import\n{body}"
+    program = f"import os, sys\nfrom trainer.task import importing_silently\n{body}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     return done.returncode, done.stderr
 
 
 def test_importing_tensorflow_says_nothing() -> None:
-    assert stderr_of("with silent_import.importing():\n    import tensorflow") == (0, "")
+    assert stderr_of("with importing_silently():\n    import tensorflow") == (0, "")
 
 
 def test_other_lines_stay_in_order() -> None:
     code, text = stderr_of(
-        "with silent_import.importing():\n"
+        "with importing_silently():\n"
         "    os.write(2, b'I0000 00:00:1 port.cc] oneDNN is on\\nW0000 careful\\n')\n"
         "    print('from Python', file=sys.stderr)\n"
         "print('after', file=sys.stderr)"
@@ -28,11 +28,11 @@ def test_other_lines_stay_in_order() -> None:
 
 
 def test_an_import_that_fails_still_shows_why() -> None:
-    code, text = stderr_of("with silent_import.importing():\n    print('on the way', file=sys.stderr)\n    import no_such_module")
+    code, text = stderr_of("with importing_silently():\n    print('on the way', file=sys.stderr)\n    import no_such_module")
     assert code == 1
     assert text.startswith("on the way\n")
     assert "No module named 'no_such_module'" in text
 
 
 def test_the_garbage_collector_works_again_afterwards() -> None:
-    assert stderr_of("import gc\nwith silent_import.importing():\n    assert not gc.isenabled()\nassert gc.isenabled()") == (0, "")
+    assert stderr_of("import gc\nwith importing_silently():\n    assert not gc.isenabled()\nassert gc.isenabled()") == (0, "")

@@ -5,15 +5,18 @@ Every task goes through the same places, since what a callback changes on the ch
 the next, where `train.evaluate.every_steps` says so; else a pass again, or the whole run where the data's length is not known.
 """
 
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 
-from trainer.engine import callback_files, callback_state
+from trainer.engine import callback_state
 from trainer.engine.changes import Snapshot
 from trainer.engine.epochs import Pass
 from trainer.engine.job import Job
+from trainer.engine.run_record import write_atomically
 from trainer.engine.session import Progress, Session
 from trainer.events import Reporter
 from trainer.workloads.errors import WorkloadError
@@ -30,6 +33,8 @@ _LEFT_OUT: dict[type, str] = {
     keras.callbacks.ProgbarLogger: "the trainer shows progress itself",
     keras.callbacks.SwapEMAWeights: "the trainer evaluates and exports an optimizer's averages itself",
 }
+# The attribute of a callback that is a path of a file: relative ones are in the run's `results`.
+_FILES: dict[type, str] = {keras.callbacks.CSVLogger: "filename", keras.callbacks.ModelCheckpoint: "filepath"}
 _ON_NAN = "`train.on_nan: stop` fails the run before it would be called; with `train.on_nan: warn` it ends the run"
 
 
@@ -40,7 +45,7 @@ class Hooks:
         self._session, self._job, self._report = session, job, report
         made = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
         self._callbacks = self._kept(made)
-        callback_files.place(self._callbacks, job.run_dir / "results")
+        place_files(self._callbacks, job.run_dir / "results")
         self._remembered = callback_state.Remembered(self._callbacks)
         self._span = _span(job)
         self._epoch = 0
@@ -113,10 +118,10 @@ class Hooks:
             callback.set_model(model)
             callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or whole, "steps": self._span.steps(1)})
         (self._job.run_dir / "results").mkdir(parents=True, exist_ok=True)  # where callbacks of the user's own write
-        callback_files.make_directories(self._callbacks)
+        make_log_directories(self._callbacks)
         before = callback_state.more_of(self._packed) if self._packed else {}
         if self._packed:
-            callback_files.go_on(self._callbacks, before["epoch"] if before["pending"] else self._epoch)
+            continue_logs(self._callbacks, before["epoch"] if before["pending"] else self._epoch)
         self._call("on_train_begin")
         self._remembered.begun()
         if before:
@@ -194,7 +199,7 @@ class Hooks:
         if not self._callbacks or self._evaluate is None:
             return False
         if not finished:
-            callback_files.close(self._callbacks)
+            close_logs(self._callbacks)
             return False
         before = Snapshot(self._session.model.weights)
         self._call("on_train_end", logs=self._logs, over=True)
@@ -270,6 +275,52 @@ def _looks_at_batches(callback: keras.callbacks.Callback) -> bool:
     ):
         return False  # it looks, and does nothing
     return any(_overrides(callback, name) for name in _BATCH_HOOKS)
+
+
+def place_files(callbacks: Iterable[keras.callbacks.Callback], results: Path) -> None:
+    """Let relative paths of callbacks begin in `results`; absolute ones and URLs stay."""
+    for callback in callbacks:
+        for kind, name in _FILES.items():
+            path = str(getattr(callback, name)) if isinstance(callback, kind) else ""
+            if path and "://" not in path and not Path(path).is_absolute():
+                setattr(callback, name, str(results / path))
+
+
+def make_log_directories(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Make the directories of logs, which Keras opens without a look."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger) and "://" not in callback.filename:
+            Path(callback.filename).parent.mkdir(parents=True, exist_ok=True)
+
+
+def continue_logs(callbacks: Iterable[keras.callbacks.Callback], epoch: int) -> None:
+    """Let the logs of a run that goes on with `epoch` keep what they say of the epochs before, and no more."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger) and Path(callback.filename).is_file():
+            callback.append = True
+            _cut_log(Path(callback.filename), callback.sep, epoch)
+
+
+def close_logs(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Close the logs of a run that is stopped: `on_train_end`, which does, is not called."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger) and callback.csv_file:
+            callback.csv_file.close()
+
+
+def _cut_log(path: Path, separator: str, epoch: int) -> None:
+    """Drop the rows of `epoch` and later ones: training went back to an earlier checkpoint, and does them again."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = file.readlines()
+    head, *rows = lines or [""]
+    kept = [row for row in rows if _epoch_of(row, separator) < epoch]
+    if len(kept) < len(rows):
+        write_atomically(path, "".join([head, *kept]))
+
+
+def _epoch_of(row: str, separator: str) -> int:
+    first = next(csv.reader([row], delimiter=separator), [""])[:1]
+    return int(first[0]) if first and first[0].isdecimal() else -1
 
 
 _SAVES = keras.callbacks.ModelCheckpoint.on_train_batch_end

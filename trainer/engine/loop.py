@@ -17,12 +17,12 @@ from trainer.engine.export import BestModel, write_last
 from trainer.engine.job import Job
 from trainer.engine.logs import Logs
 from trainer.engine.run_record import Record, RunState
-from trainer.engine.session import Progress, Session
-from trainer.engine.worker_reporter import WorkerReporter, loss_of, waits
+from trainer.engine.session import Progress, Session, WorkerProgress
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 
 _EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
+_WAITS = ("input_wait", "peer_wait", "dropped")
 _RECORD_EVERY = 10.0  # seconds after which run.json says again that the run is alive
 
 
@@ -49,7 +49,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
     report.start = session.step
-    speaker = WorkerReporter(job, report)
+    speaker = _WorkerReporter(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
     fixed = job.steps_per_execution or (1 if hooks.by_batch else None)
@@ -203,11 +203,11 @@ class _Chief:
             "progress",
             step=progress.step,
             steps=self._job.steps,
-            **loss_of(progress),
+            **_loss_of(progress),
             metrics=progress.metrics,
             examples_per_second=examples_per_second,
             seconds_per_step=seconds_per_step,
-            **waits(progress),
+            **_waits(progress),
         )
         self._told = True
         for worker in progress.workers:
@@ -217,11 +217,11 @@ class _Chief:
                 step=progress.step,
                 steps=self._job.steps,
                 local_step=worker.local_step,
-                **loss_of(worker),
+                **_loss_of(worker),
                 metrics=worker.metrics,
                 examples_per_second=worker.examples_per_second,
                 seconds_per_step=worker.seconds_per_step,
-                **waits(worker),
+                **_waits(worker),
             )
 
     def _keep(self, state: RunState, step: int, **facts: Any) -> None:
@@ -257,3 +257,39 @@ class _Chief:
         self._saved_step = step
         self._keep("running", step, checkpoint=path)
         self._report("checkpoint", step=step, path=path, seconds=time.monotonic() - began)
+
+
+def _waits(progress: Progress | WorkerProgress) -> dict[str, Any]:
+    """Return the fields of a progress event that say who is slow and why; those that the strategy has."""
+    return {name: value for name in _WAITS if (value := getattr(progress, name, None)) is not None}
+
+
+def _loss_of(progress: Progress | WorkerProgress) -> dict[str, Any]:
+    """Return the field of a progress event that has the loss; none where it is not known, since null is one that is not finite."""
+    return {} if progress.loss is None else {"loss": progress.loss}
+
+
+class _WorkerReporter:
+    """Reports what a task that is not the chief does in steps that all take together."""
+
+    def __init__(self, job: Job, report: Reporter) -> None:
+        self._job, self._report = job, report
+        self._due = Interval(job.report_every, None if job.report_every else REPORT_EVERY)
+        self._local_step = 0
+
+    def after(self, progress: Progress) -> None:
+        """Report a call, when it is time."""
+        self._local_step += progress.steps
+        if not self._due(progress.step):
+            return
+        self._report(
+            "progress",
+            step=progress.step,
+            steps=self._job.steps,
+            local_step=self._local_step,
+            **_loss_of(progress),
+            metrics=progress.metrics,
+            examples_per_second=progress.steps * self._job.examples_per_step / progress.seconds,
+            seconds_per_step=progress.seconds / progress.steps,
+            **_waits(progress),
+        )

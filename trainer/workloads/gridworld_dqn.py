@@ -1,23 +1,26 @@
 """gridworld_dqn: double deep Q-learning of GridWorld, from a replay of what the agent itself did.
 
 Mnih et al., "Human-level control through deep reinforcement learning", 2015; van Hasselt et al., "Deep Reinforcement Learning
-with Double Q-learning", 2016; the numbers are those of docs/workloads.md.
+with Double Q-learning", 2016; the network is that of Wang et al., "Dueling Network Architectures for Deep Reinforcement Learning",
+2016: four convolutions, then advantage and value side by side. The numbers are those of docs/workloads.md.
 """
 
+import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import keras
 import tensorflow as tf
+from PIL import Image
+from tensorboard.plugins.image import metadata
 
 from trainer.engine.parameter_server import fused_updates
 from trainer.programs.rendering import animation
 from trainer.workloads import gridworld
 from trainer.workloads.catalog import GridworldDqnParams
 from trainer.workloads.classifier import parse_params
-from trainer.workloads.dueling_network import Dueling, action_values
 from trainer.workloads.errors import DataError
-from trainer.workloads.gif_summary import write_gif
 from trainer.workloads.gridworld import EPISODE, THINGS, Boards
 
 BOARD = 1 + THINGS  # numbers of a board: the hero's cell, then the things'
@@ -26,8 +29,53 @@ _EVALUATED = 64  # episodes
 _FRAME = 200  # milliseconds
 _FILM_ZOOM = 2
 
+# Height and width of each convolution's kernel, and its stride; all VALID, without bias, with ReLU.
+KERNELS, STRIDES = (8, 4, 3, 7), (4, 2, 1, 1)
+_BLOCK = STRIDES[0]  # the first convolution moves by blocks of so many pixels
+_BLOCKS_A_CELL = gridworld.PIXELS_A_CELL // _BLOCK
+_WHITE = 255.0
+
 # Seeds of what is drawn apart from one another.
 _MOVES, _SAMPLES, _EVALUATION, _FILM = range(4)
+
+
+class Dueling(keras.layers.Layer):
+    """The dueling network (Wang et al., 2016): small pictures, uint8 [n, 7, 7, 3], to the value of each action, float32 [n, 4]."""
+
+    def __init__(self, filters: Sequence[int], hidden: int, *, trainable: bool = True, name: str | None = None) -> None:
+        super().__init__(trainable=trainable, name=name)
+        depths = (3, *filters, hidden)
+        shapes = {f"conv{i}": (size, size, *depth) for i, (size, depth) in enumerate(zip(KERNELS, pairwise(depths), strict=True), 1)}
+        for weight, shape in {**shapes, "advantage": (hidden // 2, gridworld.ACTIONS), "value": (hidden // 2, 1)}.items():
+            # As attributes, or checkpoints would not have them.
+            setattr(self, weight, self.add_weight(shape=shape, initializer="glorot_uniform", name=weight))
+        self.built = True
+
+    def call(self, small: tf.Tensor) -> tf.Tensor:
+        """Return what the layer's own weights make of small pictures."""
+        return action_values([tf.convert_to_tensor(weight.value) for weight in self.weights], small)
+
+
+def action_values(weights: Sequence[tf.Tensor], small: tf.Tensor) -> tf.Tensor:
+    """Return the value of each action, float32 [n, 4]; `weights` are those of a Dueling layer, in its order.
+
+    The same as convolutions over gridworld.pictures(small) / 255, [n, 84, 84, 3]. A cell is 12 pixels wide and the first
+    convolution moves by 4, so each block of 4 x 4 pixels has one colour: the kernel's weights of a block can be added up first, and a
+    sixteenth of the multiplications is left.
+    """
+    conv1, conv2, conv3, conv4, advantage, value = weights
+    blocks = tf.cast(tf.repeat(tf.repeat(small, _BLOCKS_A_CELL, axis=1), _BLOCKS_A_CELL, axis=2), tf.float32) / _WHITE
+    across = KERNELS[0] // _BLOCK
+    summed = tf.reduce_sum(tf.reshape(conv1, [across, _BLOCK, across, _BLOCK, *conv1.shape[2:]]), axis=[1, 3])
+    seen = tf.nn.relu(tf.nn.conv2d(blocks, summed, 1, "VALID"))
+    seen = tf.nn.relu(tf.nn.conv2d(seen, conv2, STRIDES[1], "VALID"))
+    seen = tf.nn.relu(tf.nn.conv2d(seen, conv3, STRIDES[2], "VALID"))
+    # The last kernel is as large as what is left, 7 x 7.
+    inputs, hidden = KERNELS[3] ** 2 * conv4.shape[2], conv4.shape[3]
+    seen = tf.nn.relu(tf.matmul(tf.reshape(seen, [-1, inputs]), tf.reshape(conv4, [inputs, hidden])))
+    of_actions, of_board = tf.split(seen, 2, axis=1)
+    advantages = tf.matmul(of_actions, advantage)
+    return tf.matmul(of_board, value) + advantages - tf.reduce_mean(advantages, axis=1, keepdims=True)
 
 
 class Networks(keras.Model):
@@ -193,7 +241,7 @@ class GridworldDqn:
         rows, _ = self._episodes(model, 1, _FILM + step, 0.0)
         games = tf.concat([rows[:, :BOARD], rows[-1:, -BOARD:]], axis=0)
         frames = gridworld.pictures(gridworld.small_pictures(_apart(tf.cast(games, tf.int32)))).numpy()
-        write_gif("episode", animation([frame.repeat(_FILM_ZOOM, 0).repeat(_FILM_ZOOM, 1) for frame in frames], _FRAME), step)
+        _write_gif("episode", animation([frame.repeat(_FILM_ZOOM, 0).repeat(_FILM_ZOOM, 1) for frame in frames], _FRAME), step)
 
     def _episodes(self, model: Networks, count: int, seed: int, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [tf.convert_to_tensor(weight.value) for weight in model.online.weights]
@@ -209,3 +257,10 @@ def _joined(boards: Boards) -> tf.Tensor:
 
 def _apart(games: tf.Tensor) -> Boards:
     return Boards(games[:, 0], games[:, 1:])
+
+
+def _write_gif(name: str, gif: bytes, step: int) -> None:
+    """Write an animated GIF as an image summary, with the default writer: tf.summary.image writes single PNGs alone."""
+    width, height = Image.open(io.BytesIO(gif)).size
+    about = metadata.create_summary_metadata(display_name=name, description="")
+    tf.summary.write(name, tf.constant([str(width).encode(), str(height).encode(), gif]), step=step, metadata=about)

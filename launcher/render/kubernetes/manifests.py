@@ -3,17 +3,31 @@
 from collections.abc import Iterable
 
 from launcher.errors import UsageError
-from launcher.images import REPOSITORY, image_for, is_ours
-from launcher.render.kubernetes import configmaps, jobs, jobset, network, storage, tensorboard
-from launcher.render.kubernetes.objects import ENDS_AFTER, Object, Run
+from launcher.images import REPOSITORY, board_image, image_for, is_ours
+from launcher.render import tensorboard_command
+from launcher.render.kubernetes import configmaps, jobs, jobset, network, pods, storage
+from launcher.render.kubernetes.objects import (
+    ENDS_AFTER,
+    TENSORBOARD,
+    Object,
+    Run,
+    amounts,
+    checked,
+    metadata,
+    pod_metadata,
+    selector,
+)
 from launcher.render.targets import Source
 from launcher.render.yaml_text import text
 from launcher.spec.container_rules import is_mounted
-from launcher.spec.models import ClusterSpec
+from launcher.spec.models import ClusterSpec, TensorBoard
 from launcher.spec.programs import volumes_of
 from launcher.spec.rules import is_directory_name
 
 KUSTOMIZATION = "kustomization.yaml"
+# TensorBoard reads event files into memory; what it needs grows with a run, from 80 MiB (with TensorFlow in it 530) by some hundreds.
+_TENSORBOARD_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
+_TENSORBOARD_LIMITS = {"memory": "2Gi"}
 _USE = """\
 #   kubectl apply -k DIRECTORY
 # No namePrefix and no nameSuffix here: the addresses of the tasks have the run's name in them. Render the spec with another name.
@@ -33,7 +47,7 @@ def files(source: Source) -> dict[str, str]:
 def objects(run: Run) -> list[Object]:
     """Return the objects of a run: what others need comes first."""
     tasks = [jobset.jobset(run)] if run.options.gang == "jobset" else [network.headless(run), *jobs.jobs(run)]
-    return [*surroundings(run), *tasks, *tensorboard.tensorboard(run)]
+    return [*surroundings(run), *tasks, *_tensorboard(run)]
 
 
 def surroundings(run: Run) -> list[Object]:
@@ -123,3 +137,49 @@ def _check_data(spec: ClusterSpec) -> None:
         f"train.data is {spec.train.data}, a directory of this machine; pods do not see it",
         "put the data on a volume, mount that by `volumes`, and name the directory below its mount_path",
     )
+
+
+def _tensorboard(run: Run) -> list[Object]:
+    """Return the Service and the Deployment of TensorBoard, which reads the run's volume; none where the spec wants none."""
+    wanted = run.spec.tensorboard
+    if wanted is None or not run.has_tensorboard:
+        return []
+    name = checked(f"{run.name}-tensorboard")
+    deployment = {
+        "replicas": 1,
+        # Never two of them: the volume may be one that one pod at a time can mount.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": selector(run, TENSORBOARD)},
+        "template": _tensorboard_pod(run, wanted),
+    }
+    service = {
+        "selector": selector(run, TENSORBOARD),
+        "ports": [{"name": "http", "port": wanted.port, "targetPort": tensorboard_command.PORT}],
+    }
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, name, TENSORBOARD), "spec": service},
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(run, name, TENSORBOARD), "spec": deployment},
+    ]
+
+
+def _tensorboard_pod(run: Run, wanted: TensorBoard) -> Object:
+    head = pod_metadata(run, TENSORBOARD)
+    head["labels"] |= storage.volume_labels(run)
+    volume, mount = pods.tmp()
+    given = amounts(wanted.cpu, wanted.memory)
+    container = pods.container(run, TENSORBOARD, tensorboard_command.command(run.spec, run.plan)) | {
+        "image": board_image(run.spec),
+        "env": [{"name": "HOME", "value": mount["mountPath"]}],
+        "ports": [{"name": "http", "containerPort": tensorboard_command.PORT}],
+        "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
+        "resources": {"requests": _TENSORBOARD_REQUESTS | given, "limits": _TENSORBOARD_LIMITS | given},
+        "volumeMounts": [storage.mount(read_only=True), mount],
+    }
+    spec: Object = {
+        **pods.hardened(run),
+        **pods.placed(run),
+        **({"affinity": {"podAffinity": affinity}} if (affinity := storage.together(run, TENSORBOARD)) else {}),
+        "containers": [container],
+        "volumes": [storage.volume(run), volume],
+    }
+    return pods.overridden(run, TENSORBOARD, {"metadata": head, "spec": spec})

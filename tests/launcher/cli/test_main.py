@@ -14,8 +14,7 @@ import pytest
 import launcher
 from launcher.backend.registry import Entry
 from launcher.cli.errors import report
-from launcher.cli.main import load, run
-from launcher.cli.verbs import VERBS
+from launcher.cli.main import VERBS, load, run
 from tests import forked
 from tests.launcher.cli.conftest import LAUNCHER, ROOT
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.plan import allocation
 from launcher.plan.models import Resources
+from launcher.plan.planner import share_cores, share_gpus
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,12 @@ from launcher.plan.models import Resources
     ],
 )
 def test_threads(wanted: dict[str, float | None], cores: int, expected: list[int]) -> None:
-    assert list(allocation.threads(wanted, cores).values()) == expected
+    assert list(share_cores(wanted, cores).values()) == expected
 
 
 def test_no_gpu_is_given_twice_and_a_task_gets_all_or_none() -> None:
     wanted = {"chief": Resources(gpus=2), "worker-0": Resources(gpus=4), "worker-1": Resources(gpus=1), "ps-0": Resources()}
-    given = allocation.gpus(wanted, ["0", "1", "2", "3"])
+    given = share_gpus(wanted, ["0", "1", "2", "3"])
     assert given.visible == {"chief": ("0", "1"), "worker-0": (), "worker-1": ("2",), "ps-0": ()}
     assert given.short == ("worker-0",)
 
@@ -32,8 +32,8 @@ def test_tasks_that_must_be_alike_all_get_gpus_or_none() -> None:
     one = Resources(gpus=1)
     wanted = {"chief": one, "worker-0": one, "worker-1": one, "evaluator": one}
     alike = ("chief", "worker-0", "worker-1")
-    enough = allocation.gpus(wanted, ["0", "1", "2"], alike=alike)
+    enough = share_gpus(wanted, ["0", "1", "2"], alike=alike)
     assert (enough.visible["worker-1"], enough.short) == (("2",), ("evaluator",))
-    short = allocation.gpus(wanted, ["0", "1"], alike=alike)
+    short = share_gpus(wanted, ["0", "1"], alike=alike)
     assert short.visible == {"chief": (), "worker-0": (), "worker-1": (), "evaluator": ("0",)}
     assert short.short == alike

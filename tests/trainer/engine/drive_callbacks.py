@@ -19,9 +19,9 @@ def main(index: int, addresses: list[str]) -> None:
     cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     from tests.trainer.engine.drivers import report_and_stay
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

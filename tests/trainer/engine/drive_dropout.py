@@ -31,9 +31,9 @@ def main(scratch: str) -> None:
 
 
 def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

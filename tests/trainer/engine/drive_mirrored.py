@@ -24,9 +24,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def main() -> None:
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

@@ -19,7 +19,6 @@ def main(index: int, addresses: list[str]) -> None:
     import tensorflow as tf
 
     from tests.trainer.engine.drivers import report_and_stay
-    from trainer.engine import version
     from trainer.engine.collectives import all_reduce
     from trainer.workloads.errors import WorkloadError
 
@@ -42,8 +41,8 @@ def main(index: int, addresses: list[str]) -> None:
         }
 
     def refused(has_gpu: bool, number: int | None = None) -> str:
-        own = version.number
-        version.number = lambda: own() if number is None else number
+        own = all_reduce.trainer_version
+        all_reduce.trainer_version = lambda: own() if number is None else number
         tasks = all_reduce.AllReduce(2, index)
         tasks._hint = "nccl" if has_gpu else "ring"
         try:
@@ -51,7 +50,7 @@ def main(index: int, addresses: list[str]) -> None:
         except WorkloadError as error:
             return str(error)
         finally:
-            version.number = own
+            all_reduce.trainer_version = own
         return ""
 
     report: dict[str, object] = {"own": [g.tolist() for g in gradients], "one GPU": refused(index == 1), "two GPUs": refused(True)}

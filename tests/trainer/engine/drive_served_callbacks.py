@@ -30,9 +30,9 @@ def main(scratch: str) -> None:
 
 
 def report(tf_config: str, scratch: str) -> dict[str, Any]:
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras
         import tensorflow  # noqa: F401, ICN001
 

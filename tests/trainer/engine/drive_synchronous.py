@@ -47,9 +47,9 @@ def main(scratch: str) -> None:
 
 
 def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the other, on one cluster
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

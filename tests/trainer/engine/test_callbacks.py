@@ -14,8 +14,8 @@ import pytest
 from tests.trainer.engine.calling import Calling, Changing, Make, calling_job
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
-from trainer.engine import callback_files, loop, run_record
-from trainer.engine.callbacks import Hooks
+from trainer.engine import loop, run_record
+from trainer.engine.callbacks import Hooks, continue_logs
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
 from trainer.engine.session import DivergedError, Progress
@@ -298,7 +298,7 @@ def test_a_log_that_goes_on_has_no_row_twice(append: bool, tmp_path: Path) -> No
     log = tmp_path / "log.csv"
     log.write_text("epoch,loss\n0,3\n1,2\n2,1\n")
     logger = keras.callbacks.CSVLogger(str(log), append=append)
-    callback_files.go_on([logger], 1)
+    continue_logs([logger], 1)
     assert logger.append
     assert log.read_text() == "epoch,loss\n0,3\n"
 

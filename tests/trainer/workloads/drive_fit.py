@@ -65,9 +65,9 @@ def _cluster(strategy: str, task: tuple[str, ...]) -> Iterator[list["subprocess.
 
 
 def train_all(strategy: str) -> dict[str, Any]:
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():
+    with importing_silently():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

@@ -98,9 +98,9 @@ def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, 
 
 
 def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import numpy as np
         import tensorflow as tf

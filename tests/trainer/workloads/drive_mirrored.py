@@ -15,9 +15,9 @@ STEPS = 12
 
 
 def main(scratch: str) -> None:
-    from trainer import silent_import
+    from trainer.task import importing_silently
 
-    with silent_import.importing():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 

@@ -13,10 +13,9 @@ from PIL import Image
 
 from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads import gridworld
-from trainer.workloads.dueling_network import Dueling
 from trainer.workloads.errors import DataError, WorkloadError
 from trainer.workloads.gridworld import EPISODE, GOALS, Boards
-from trainer.workloads.gridworld_dqn import BOARD, EXPERIENCE, GridworldDqn
+from trainer.workloads.gridworld_dqn import BOARD, EXPERIENCE, Dueling, GridworldDqn
 
 SMALL = {"filters": [4, 6, 8], "hidden": 16, "replay": 10_000, "random_steps": 100, "epsilon_steps": 200}
 Rows = np.ndarray[Any, np.dtype[np.int8]]

@@ -1,13 +1,16 @@
 """All-reduce over the tasks of a multi-worker cluster: what all send in a step is packed in one vector, outside any strategy scope."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import clock, version
+import trainer
+from trainer.engine import clock
 from trainer.engine.collectives.liveness import Probe
 from trainer.engine.collectives.rendezvous import MOST_TASKS, Endpoint, Listener
 from trainer.engine.collectives.tcp_all_reduce import TcpAllReduce
@@ -19,6 +22,8 @@ _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
 _GRADIENTS, _CONTROL, _INVITATIONS, _MET, _ALIKE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
 _NAMED = 5  # tasks that a message names
 _MEETING = 15.0  # seconds for all tasks to connect to each other
+
+_VERSION_BITS = 48  # fits in an int64 with room beside it
 
 # What TensorFlow raises when a peer is gone; see tensorflow/core/distributed_runtime.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -88,7 +93,7 @@ class AllReduce:
         This is the first that tasks exchange, so its form stays as it is, whatever follows: an int64 a task, 2 * version + whether it has a GPU.
         """
         mine = np.zeros([self.size], np.int64)
-        mine[self.index] = 2 * version.number() + (self._hint == "nccl")
+        mine[self.index] = 2 * trainer_version() + (self._hint == "nccl")
         with self.watching():
             told = self._now(mine, _ALIKE)
         _check_versions(names, [int(one) // 2 for one in told])
@@ -213,6 +218,24 @@ class AllReduce:
             raise PeerLostError(cause(error)) from error
 
 
+def trainer_version() -> int:
+    """Return the first 48 bits of the SHA-256 of the trainer's sources, their names included. Never 0.
+
+    It tells images of one tag apart that were built from different sources.
+    """
+    root = Path(trainer.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return int.from_bytes(digest.digest()[: _VERSION_BITS // 8], "big") or 1
+
+
+def version_text(version: int) -> str:
+    """Return a version for people; 0 is a trainer that does not tell its own."""
+    return f"{version:0{_VERSION_BITS // 4}x}" if version else "an older one"
+
+
 def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
     if len(set(numbers)) == 1:
         return
@@ -221,7 +244,7 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
     }
     raise WorkloadError(
         "the tasks have different versions of the trainer: "
-        + "; ".join(f"{who} {version.words(number)}" for number, who in having.items())
+        + "; ".join(f"{who} {version_text(number)}" for number, who in having.items())
         + ". They start from different images, perhaps of one name on different nodes: load one image on all of them, "
         "or push it under a tag of its own (`launcher image build --push`) and name that as `image`"
     )

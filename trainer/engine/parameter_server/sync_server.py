@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.engine.parameter_server import message_format
 from trainer.engine.parameter_server.state import Group, device
 
 _HELLO = -1  # in the place of the step: a worker's first request, without a gradient
@@ -45,7 +44,7 @@ class Server:
 
     def hello(self, worker: tf.Tensor) -> None:
         """Ask for the current values without a gradient; replies to an earlier process in this place are thrown away."""
-        self._ask([message_format.write([worker, tf.constant(_HELLO)], tf.zeros([0])) for _ in self._types])
+        self._ask([write_message([worker, tf.constant(_HELLO)], tf.zeros([0])) for _ in self._types])
 
     def replies_to(self, worker: tf.Tensor) -> tf.Tensor:
         """Return the handle of the queue that `receive` waits at."""
@@ -57,12 +56,12 @@ class Server:
         with tf.device(self._device):
             parts = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.uint8] * len(self._types))
         parts = [tf.identity(part) for part in parts]
-        (step,) = message_format.numbers(parts[0], _REPLIED)
-        return step, [message_format.tensor(p, _REPLIED, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=True)]
+        (step,) = read_numbers(parts[0], _REPLIED)
+        return step, [read_tensor(p, _REPLIED, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=True)]
 
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor]) -> None:
         """Ask with the gradients of `step`, one tensor a pack, and the changes of the averages."""
-        self._ask([message_format.write([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
+        self._ask([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
 
     def _ask(self, parts: list[tf.Tensor]) -> None:
         with tf.device(self._device):
@@ -72,7 +71,7 @@ class Server:
 
     def interrupt(self) -> None:
         """Let `rounds` return before it has done all of them, and `answering` at once."""
-        self._ask([message_format.write([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._types])
+        self._ask([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._types])
 
     def end(self, worker: int) -> None:
         """Tell a worker that there is nothing more to compute."""
@@ -106,7 +105,7 @@ class Server:
         """Return a TensorFlow function that does so many rounds, an int32 scalar, and returns those done and the gradients dropped."""
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
-            (now,) = message_format.numbers(reply[0], _REPLIED)
+            (now,) = read_numbers(reply[0], _REPLIED)
             sums, asked, late, ended = self._gather(reply, needed, now)
 
             def update() -> list[tf.Tensor]:
@@ -135,11 +134,11 @@ class Server:
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
             parts = _listed(self._requests.dequeue())
-            worker, step = message_format.numbers(parts[0], _ASKED)
+            worker, step = read_numbers(parts[0], _ASKED)
             here = tf.range(self._workers) == worker
 
             def accept() -> tuple[Any, ...]:
-                arrived = (message_format.tensor(p, _ASKED, t, s) for p, t, s in zip(parts, self._sent, self._shapes, strict=True))
+                arrived = (read_tensor(p, _ASKED, t, s) for p, t, s in zip(parts, self._sent, self._shapes, strict=True))
                 added = [total + tf.cast(one, total.dtype) for total, one in zip(sums, arrived, strict=True)]
                 return count + 1, late, tf.constant(False), asked | here, added
 
@@ -174,7 +173,7 @@ class Server:
 
     def _reply(self, step: tf.Tensor) -> list[tf.Tensor]:
         values = [v.value.read_value() for v in self._group.variables] + [a.read_value() for a in self._averages]
-        return [message_format.write([step], value) for value in values]
+        return [write_message([step], value) for value in values]
 
     def _answer(self, worker: tf.Tensor, reply: Sequence[tf.Tensor]) -> None:
         queue = self.replies_to(worker)
@@ -204,3 +203,23 @@ def _each(indices: tf.Tensor, act: Any) -> None:
         return place + 1
 
     tf.while_loop(lambda place: place < tf.size(indices), body, (tf.constant(0),), parallel_iterations=1)
+
+
+# Messages: numbers and tensors in one vector of bytes, so that they travel in one go.
+
+
+def write_message(numbers: Sequence[tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
+    """Return uint8 [bytes]: the int32 scalars `numbers`, then the elements of `tensor`."""
+    header = tf.bitcast(tf.stack(numbers), tf.uint8)
+    return tf.concat([tf.reshape(header, [-1]), tf.reshape(tf.bitcast(tensor, tf.uint8), [-1])], 0)
+
+
+def read_numbers(message: tf.Tensor, count: int) -> list[tf.Tensor]:
+    """Return the `count` int32 scalars that a message begins with."""
+    return list(tf.unstack(tf.bitcast(tf.reshape(message[: 4 * count], [count, 4]), tf.int32)))
+
+
+def read_tensor(message: tf.Tensor, count: int, dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
+    """Return the tensor that follows `count` numbers."""
+    elements = tf.reshape(message[4 * count :], [-1, dtype.size])
+    return tf.reshape(tf.bitcast(elements, dtype), shape)
