@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from launcher import __version__
 from launcher.docker_cli import DockerError, docker
 from launcher.plan.models import Task
-from launcher.spec import programs
+from launcher.spec import role_programs
 from launcher.spec.models import ClusterSpec
-from launcher.spec.programs import roles_of
+from launcher.spec.role_programs import roles_of
 
 # No public registry is asked for a name that begins so: anybody might claim ours there.
 REPOSITORY = "localhost/tf-launcher/trainer"
@@ -63,9 +63,9 @@ def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
     `board` says whether there is; where it does not, there is one if the spec wants one and the run has a volume.
     """
     usual = image_for(spec)
-    has_board = programs.has_tensorboard(spec) if board is None else board
-    of_tasks = (role.image or usual for role in programs.roles_of(spec).values())
-    beside = (one.image for _, one in programs.containers_of(spec) if one.image)
+    has_board = role_programs.has_tensorboard(spec) if board is None else board
+    of_tasks = (role.image or usual for role in role_programs.roles_of(spec).values())
+    beside = (one.image for _, one in role_programs.containers_of(spec) if one.image)
     return list(dict.fromkeys([*([board_image(spec)] if has_board else []), *of_tasks, *beside]))
 
 

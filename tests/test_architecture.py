@@ -197,6 +197,24 @@ def test_few_short_modules_have_a_single_importer() -> None:
     assert len(fragments) <= MOST_FRAGMENTS, fragments
 
 
+# What packages call alike on purpose, each in its own way.
+COMMON_NAMES = {"backend", "errors", "models", *BACKENDS}
+# The module of a verb is called as the verb; what the verb shows is often called so, too.
+VERBS_OF = {"diff", "doctor", "plan", "render", "schema", "status", "tensorboard"}
+# Pairs of which one is in launcher/runs or launcher/backend.
+NAMED_ALIKE = {"engine", "supervisor", "task"}
+
+
+def test_no_two_modules_of_one_name_mean_different_things() -> None:
+    found: dict[str, list[str]] = {}
+    for package in ("launcher", "trainer"):
+        for module, _ in modules(package):
+            found.setdefault(module.rpartition(".")[2], []).append(module)
+    allowed = COMMON_NAMES | VERBS_OF | NAMED_ALIKE | {"__main__"}
+    assert {name: alike for name, alike in found.items() if len(alike) > 1 and name not in allowed} == {}
+    assert sorted(name for name in VERBS_OF if f"launcher.cli.{name}" not in found[name]) == []
+
+
 # Written so that this file does not hold what it looks for.
 FORBIDDEN = {
     "a package registry's host": r"pypi\.(?:org)|python[h]osted\.org|registry\.(?:npmjs)|proxy\.(?:golang)|download\.(?:pytorch)|repo1\.(?:maven)",

@@ -27,7 +27,7 @@ if typing.TYPE_CHECKING:
 
     from trainer.command_settings import CommandSettings
     from trainer.ending import Part
-    from trainer.job import Job
+    from trainer.parent_job import ParentJob
     from trainer.restarts import Policy
     from trainer.settings import TrainerSettings
     from trainer.supervise import Report
@@ -197,14 +197,14 @@ def _settle(settings: Settings, code: int, failure: str) -> None:
     """Make run.json say how the run ended, where the training process did not live to say it."""
     from pathlib import Path
 
-    from trainer.engine import run_record
+    from trainer.engine import run_state
 
     facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest}
     with contextlib.suppress(OSError):  # its directory cannot be written: the event has said it
         if failure:
-            run_record.settle(Path(settings.run_dir), "failed", failure, **facts)
+            run_state.settle(Path(settings.run_dir), "failed", failure, **facts)
         elif code != ExitCode.DONE:
-            run_record.settle(
+            run_state.settle(
                 Path(settings.run_dir), "stopped", "it ended before it could save; training goes on from the last checkpoint", **facts
             )
 
@@ -294,9 +294,9 @@ def _stop_seconds(problems: list[str]) -> float:
     return 0.0
 
 
-def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> Job:
+def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> ParentJob:
     from trainer.command_settings import CommandSettings
-    from trainer.job import TRAINING, Job, Patience
+    from trainer.parent_job import TRAINING, ParentJob, Patience
     from trainer.peers import awaited, watched_chief, watched_workers
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
@@ -305,7 +305,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         # What was left out stays left out: the workload's defaults fill it in.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
     strategy = settings.strategy if settings else likely(len(task.tasks()), has_ps="ps" in task.cluster)
-    return Job(
+    return ParentJob(
         command=tuple(command or TRAINING),
         role=task.role,
         built_in=not command,

@@ -176,7 +176,7 @@ def _train(context: Context) -> ExitCode:
 def _drive(context: Context) -> ExitCode:
     """Run a program placed by hand on the servers of the cluster."""
     from trainer.engine.manual import program
-    from trainer.programs.loading import load_program
+    from trainer.programs.program_loading import load_program
 
     placed = load_program(context.job.train)
     _check_not_started(context)

@@ -17,8 +17,8 @@ from trainer import error_file, scratch, tracebacks
 from trainer.ending import FAILED, RUNNING, SUCCEEDED, Following, Hears, Leading, News, Part
 from trainer.events import EVENTS_FD, TOLD, Event
 from trainer.exit_codes import OF_SIGNALS, ExitCode
-from trainer.job import Job
 from trainer.output import Output
+from trainer.parent_job import ParentJob
 from trainer.peers import LISTED, PeerWait, Prober, Watch, shortened
 from trainer.process_group import kill_group, reap, spawn
 from trainer.reactor import Reactor, Timer
@@ -37,7 +37,7 @@ _COMES_BACK = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and
 _CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
 
 
-def supervise(job: Job, report: Report, output: Output) -> int:
+def supervise(job: ParentJob, report: Report, output: Output) -> int:
     """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
     Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
@@ -62,7 +62,7 @@ def _unbreakable(report: Report) -> Report:
 class _Supervisor:
     """The state of one supervised task."""
 
-    def __init__(self, job: Job, report: Report, reactor: Reactor, output: Output, error_file: Path | None) -> None:
+    def __init__(self, job: ParentJob, report: Report, reactor: Reactor, output: Output, error_file: Path | None) -> None:
         self._job, self._report, self._reactor, self._output, self._error_file = job, report, reactor, output, error_file
         self._prober = Prober(reactor)
         self._child: int | None = None  # pid, and the id of its process group

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from launcher.backend.model import Backend, Tends
-from launcher.cli.event_lines import event_in
 from launcher.cli.interrupts import Interrupts
+from launcher.cli.output_lines import event_in
 from launcher.runs.status import ENDED, LogLine, OutOfSightError, RunStatus
 from trainer.events import Event
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import formats, measures, task_rows
-from launcher.cli.event_lines import LAUNCHER_NOTE, is_chatter, shown
+from launcher.cli.output_lines import LAUNCHER_NOTE, is_chatter, shown
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import fact_lines, grid
 from launcher.cli.throttle import Pace

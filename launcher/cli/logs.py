@@ -14,7 +14,7 @@ from launcher.backend.model import Where
 from launcher.cli.options import ROLES, Context, Json, Name, Namespace, OnRun, Runs, complete_index, complete_role
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.runs.status import LogLine, TaskStatus
 
 EXAMPLES = (
@@ -69,7 +69,7 @@ def logs(
             write(line)
         return
     # The task that leads tells of others, too: of workers on parameter servers nobody else does.
-    read = list(dict.fromkeys([rules.leader(task.name for task in known), *tasks]))
+    read = list(dict.fromkeys([role_rules.leader(task.name for task in known), *tasks]))
     position = Position()
     if tail is not None:
         within = None if grep else max(_READ_FOR_TAIL, tail)
@@ -117,7 +117,7 @@ class Position:
 
 def _search(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
     """Return what tells whether a line is wanted, as it is shown. Raises UsageError for what is no regular expression."""
-    from launcher.cli import event_lines
+    from launcher.cli import output_lines
     from trainer.events import render
 
     try:
@@ -129,16 +129,16 @@ def _search(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
 
     def found(line: LogLine) -> bool:
         if raw:
-            return wanted.search(event_lines.raw(line).decode("utf-8", "replace")) is not None
-        event = event_lines.event_in(line.text) if pattern else None
-        return wanted.search(render(event) if event else event_lines.shown(line)) is not None
+            return wanted.search(output_lines.raw(line).decode("utf-8", "replace")) is not None
+        event = output_lines.event_in(line.text) if pattern else None
+        return wanted.search(render(event) if event else output_lines.shown(line)) is not None
 
     return found
 
 
 def _task_of(line: LogLine) -> str:
     """Return the task that a line is about: an event's own, else the one that wrote the line."""
-    from launcher.cli.event_lines import event_in
+    from launcher.cli.output_lines import event_in
 
     event = event_in(line.text)
     return event["task"] if event else line.task
@@ -169,17 +169,17 @@ def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: 
 
 
 def _json(line: LogLine, *, raw: bool) -> None:
-    from launcher.cli import event_lines
+    from launcher.cli import output_lines
 
-    event = event_lines.event_in(line.text)
-    text = event_lines.raw(line).decode("utf-8", "replace") if raw else event_lines.shown(line)
+    event = output_lines.event_in(line.text)
+    text = output_lines.raw(line).decode("utf-8", "replace") if raw else output_lines.shown(line)
     print(json.dumps({"time": line.time, "task": line.task, "text": text} | ({"event": event} if event else {})), flush=True)
 
 
 def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLine], None]:
     from rich.console import Console
 
-    from launcher.cli import event_lines
+    from launcher.cli import output_lines
     from launcher.cli.prefixes import Prefixes
     from launcher.timestamps import rfc3339
     from trainer.events import render
@@ -188,17 +188,17 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
     prefixes = Prefixes(tasks)
 
     def write(line: LogLine) -> None:
-        event = None if raw else event_lines.event_in(line.text)
+        event = None if raw else output_lines.event_in(line.text)
         # The chief speaks for the workers of parameter_server: the line belongs to whom it tells of.
         task = event["task"] if event else line.task
         time = f"{rfc3339(line.time)} " if timestamps else ""
         if raw:
             # Whatever bytes they are: text that is none would not pass through stdout's encoding.
             sys.stdout.flush()
-            sys.stdout.buffer.write((prefixes.plain(task) + time).encode() + event_lines.raw(line) + b"\n")
+            sys.stdout.buffer.write((prefixes.plain(task) + time).encode() + output_lines.raw(line) + b"\n")
             sys.stdout.buffer.flush()
             return
-        text = time + (render(event) if event else event_lines.shown(line))
+        text = time + (render(event) if event else output_lines.shown(line))
         if console.is_terminal:
             console.print(prefixes.line(task, text), soft_wrap=True)
         else:

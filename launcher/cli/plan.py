@@ -10,7 +10,7 @@ from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
 from launcher.cli.run_lookup import DEFAULT_RUNS, near
 from launcher.errors import UsageError
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.models import Plan, Task
 
 EXAMPLES = (
@@ -70,7 +70,7 @@ def _show(planned: Plan) -> None:
                 "" if size.memory is None else memory(size.memory),
                 f"{size.gpus} x {size.gpu_type}" if size.gpu_type else str(size.gpus or ""),
                 f"{task.restart.scope}, at most {task.restart.max_restarts}",
-                " ".join(map(_in_a_line, rules.readable(task.command))),
+                " ".join(map(_in_a_line, role_rules.readable(task.command))),
             )
         )
     console = Console(highlight=False)

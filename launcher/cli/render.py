@@ -44,7 +44,7 @@ def render(
     """Write a spec for Docker Compose or Kubernetes, to run by itself."""
     from launcher.cli.planning import planned
     from launcher.render.targets import Source, directory_renderer, renderer, target
-    from launcher.spec import programs
+    from launcher.spec import role_programs
 
     wanted = target(to)
     spec, plan = planned(file, overrides or [], wanted.plan, DEFAULT_RUNS)
@@ -56,10 +56,10 @@ def render(
         return
     if wanted.directory:
         files = directory_renderer(to)(source)
-        _write_directory(output, files, private=programs.sets_variables(spec.model_dump()))
+        _write_directory(output, files, private=role_programs.sets_variables(spec.model_dump()))
     else:
         files = {output.name: ""}
-        write(output, renderer(to)(source), private=programs.sets_variables(spec.model_dump()))
+        write(output, renderer(to)(source), private=role_programs.sets_variables(spec.model_dump()))
     if as_json:
         written = [str(output / name) if wanted.directory else str(output) for name in files]
         print(json.dumps({"to": to, "name": spec.name, "files": written}))

@@ -11,7 +11,7 @@ from rich.text import Text
 from launcher.backend.model import Backend
 from launcher.backend.registry import in_directories
 from launcher.cli import formats, measures
-from launcher.cli.event_lines import LAUNCHER_NOTE, event_in
+from launcher.cli.output_lines import LAUNCHER_NOTE, event_in
 from launcher.cli.run_lookup import command, near
 from launcher.cli.tables import fact_lines
 from launcher.cli.task_rows import MARKS

@@ -101,7 +101,7 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
     """Return what differs from the spec that the run was started with last, or None where that is not known."""
     from launcher.spec import container_rules
     from launcher.spec.loader import changes, dump, redumped
-    from launcher.spec.programs import volumes_of
+    from launcher.spec.role_programs import volumes_of
 
     known = backend.spec(spec.name)
     if known is None:

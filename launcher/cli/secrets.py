@@ -11,7 +11,7 @@ from launcher.backend.registry import BACKENDS
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
-from launcher.spec.programs import secrets_beside
+from launcher.spec.role_programs import secrets_beside
 
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*(.*?)\s*\Z")
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)\"""")

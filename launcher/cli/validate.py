@@ -13,7 +13,7 @@ from launcher.errors import Problem, SpecError
 from launcher.plan.left_out import PLACES, left_out
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import may_be_secret
-from launcher.spec.programs import described, storage_of
+from launcher.spec.role_programs import described, storage_of
 
 EXAMPLES = (
     ("launcher validate cluster.yaml", "says ok, or every problem with its line"),

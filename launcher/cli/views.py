@@ -5,7 +5,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from launcher.cli.event_lines import is_chatter, shown
+from launcher.cli.output_lines import is_chatter, shown
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.throttle import Pace
 from launcher.runs.status import LogLine, RunStatus

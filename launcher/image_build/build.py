@@ -17,7 +17,7 @@ from launcher.image_build.context import DOCKERFILE, archive, default_base_image
 from launcher.image_build.failures import failure
 from launcher.image_build.steps import Output, Step, Steps
 from launcher.images import Image
-from launcher.plan.paths import CONTAINER_CODE
+from launcher.plan.container_paths import CONTAINER_CODE
 
 DEADLINE = 2 * 3600.0  # seconds; the CUDA libraries are 3 GB, and some lines are slow
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.models import RoleName, Target
 from launcher.spec.container_rules import is_in_compose
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
-from launcher.spec.programs import beside, containers_of, roles_of, storage_of
+from launcher.spec.role_programs import beside, containers_of, roles_of, storage_of
 
 # How messages call a target.
 PLACES: dict[Target, str] = {"local": "on this machine", "docker": "in Compose", "kubernetes": "on Kubernetes"}
@@ -59,14 +59,14 @@ def _run_volume(spec: ClusterSpec) -> list[str]:
 def _roles_without_run_volume(spec: ClusterSpec) -> list[RoleName]:
     """Return the roles of which a task does not have the run's volume in Compose: all tasks of a program have it, where there is one."""
     given = roles_of(spec)
-    roles = [role for role in rules.ROLE_ORDER if role in given]
+    roles = [role for role in role_rules.ROLE_ORDER if role in given]
     if storage_of(spec) is None:
         return roles
     if spec.train is None:
         return []
-    tasks = [(role, rules.task_name(role, index)) for role in roles for index in range(given[role].replicas)]
-    leads = rules.leader(name for role, name in tasks if role != "evaluator")
-    return list(dict.fromkeys(role for role, name in tasks if not rules.mounts_run_dir(name, leads=leads)))
+    tasks = [(role, role_rules.task_name(role, index)) for role in roles for index in range(given[role].replicas)]
+    leads = role_rules.leader(name for role, name in tasks if role != "evaluator")
+    return list(dict.fromkeys(role for role, name in tasks if not role_rules.mounts_run_dir(name, leads=leads)))
 
 
 _OF: dict[Target, tuple[Callable[[ClusterSpec], list[str]], ...]] = {

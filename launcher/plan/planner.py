@@ -11,19 +11,19 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan import machine as machines
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.addresses import ENDING_PORT, check_size, cluster
 from launcher.plan.addresses import addresses as addresses_on
+from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
 from launcher.plan.left_out import left_out
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
-from launcher.plan.paths import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
-from launcher.spec import programs
+from launcher.spec import role_programs
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.containers import Env, FromSecret
 from launcher.spec.models import ClusterSpec, Role
-from launcher.spec.programs import Program
 from launcher.spec.quantities import parse_duration, parse_memory
+from launcher.spec.role_programs import Program
 from trainer.settings import Ending, Restarts, Train, TrainerSettings
 from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import with_defaults
@@ -78,7 +78,7 @@ def plan(
     else:
         extra = {member.name: _container_environment(member.resources.cpu, least) for member in members}
     runs = {role: common.runs(role, machine if target == "local" else None) for role in {member.role for member in members}}
-    leads = rules.leader(names)
+    leads = role_rules.leader(names)
     limits = spec.limits
     tasks = tuple(
         Task(
@@ -89,7 +89,7 @@ def plan(
             tf_config={"cluster": by_role, "task": {"type": types.get(member.role, member.role), "index": member.index}},
             env=common.environment(member.role, machine, extra.get(member.name, {})),
             resources=member.resources,
-            mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or rules.mounts_run_dir(member.name, leads=leads)),
+            mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leads=leads)),
             **runs[member.role],
         )
         for member in members
@@ -104,7 +104,7 @@ def plan(
         start_timeout=parse_duration(limits.start_timeout),
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
-        decisive=rules.decisive((member.name for member in members), is_command=spec.train is None, success=spec.success),
+        decisive=role_rules.decisive((member.name for member in members), is_command=spec.train is None, success=spec.success),
         graces=_graces(spec),
         notices=(*notices, *left_out(spec, target)),
         spec_dir=str(common.spec_dir),
@@ -112,14 +112,14 @@ def plan(
 
 
 def _members(spec: ClusterSpec) -> Iterator[_Member]:
-    for role_name in rules.ROLE_ORDER:
+    for role_name in role_rules.ROLE_ORDER:
         role: Role | None = getattr(spec.roles, role_name)
         if role is None:
             continue
         memory = parse_memory(role.memory) if role.memory is not None else None
         resources = Resources(cpu=role.cpu, memory=memory, gpus=role.gpus, gpu_type=role.gpu_type)
-        for index in range(1 if role_name in rules.SINGULAR else role.replicas):
-            yield _Member(rules.task_name(role_name, index), role_name, index, resources)
+        for index in range(1 if role_name in role_rules.SINGULAR else role.replicas):
+            yield _Member(role_rules.task_name(role_name, index), role_name, index, resources)
 
 
 def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> TrainerSettings:
@@ -139,7 +139,7 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         start_timeout=parse_duration(limits.start_timeout),
         orphan_timeout=parse_duration(limits.orphan_timeout),
         ending=_ending(spec, target),
-        unsupervised=[name for name, role in programs.roles_of(spec).items() if not programs.is_supervised(spec, role)] or None,
+        unsupervised=[name for name, role in role_programs.roles_of(spec).items() if not role_programs.is_supervised(spec, role)] or None,
         train=_train(spec, spec.train, target) if spec.train else None,
     )
 
@@ -148,17 +148,21 @@ def _restarts(spec: ClusterSpec) -> dict[str, Restarts]:
     """Return how tasks are started again in place, of the roles that have it another way than the spec."""
     usual = Restarts(max_restarts=spec.limits.max_restarts)
     made = {
-        name: Restarts(restart=programs.restarts_when(role), max_restarts=programs.max_restarts(spec, role))
-        for name, role in programs.roles_of(spec).items()
+        name: Restarts(restart=role_programs.restarts_when(role), max_restarts=role_programs.max_restarts(spec, role))
+        for name, role in role_programs.roles_of(spec).items()
     }
     return {name: restarts for name, restarts in made.items() if restarts != usual}
 
 
 def _check_local(spec: ClusterSpec) -> None:
     """Raise UsageError where something runs that is in an image alone."""
-    names = [name for name, role in programs.roles_of(spec).items() if spec.train is None and not programs.program_of(spec, role).command]
+    names = [
+        name
+        for name, role in role_programs.roles_of(spec).items()
+        if spec.train is None and not role_programs.program_of(spec, role).command
+    ]
     if names:
-        image = programs.program_of(spec, programs.roles_of(spec)[names[0]]).image
+        image = role_programs.program_of(spec, role_programs.roles_of(spec)[names[0]]).image
         raise UsageError(
             f"roles {', '.join(names)}: the entrypoint of the image {image} is to run, and this machine runs programs without images",
             "give the program as `command`, or run it in containers: --on docker or --on kubernetes",
@@ -167,11 +171,11 @@ def _check_local(spec: ClusterSpec) -> None:
 
 def _ending(spec: ClusterSpec, target: Target) -> Ending | None:
     """Return how the tasks of a program learn that its run has ended, where no launcher may watch it: of the parents that know."""
-    roles = programs.roles_of(spec)
+    roles = role_programs.roles_of(spec)
     if (
         spec.train is not None
         or target == "local"
-        or not all(programs.is_supervised(spec, roles[role]) for role in programs.deciding(spec))
+        or not all(role_programs.is_supervised(spec, roles[role]) for role in role_programs.deciding(spec))
     ):
         return None
     return Ending(
@@ -185,7 +189,7 @@ def _ending(spec: ClusterSpec, target: Target) -> Ending | None:
 def _graces(spec: ClusterSpec) -> dict[RoleName, float]:
     limits = spec.limits
     worker, evaluator, peer = map(parse_duration, (limits.worker_grace, limits.evaluator_grace, limits.grace_period))
-    return rules.graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
+    return role_rules.graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
 
 
 def _train(spec: ClusterSpec, train: Train, target: Target) -> Train:
@@ -207,23 +211,23 @@ class _Common:
     @property
     def has_run_dir(self) -> bool:
         """Whether tasks find the run directory: on this machine always, in containers where they have a volume for it."""
-        return self.target == "local" or programs.storage_of(self.spec) is not None
+        return self.target == "local" or role_programs.storage_of(self.spec) is not None
 
     @property
     def all_mount_run_dir(self) -> bool:
         """Whether all tasks have the run directory, not only those that the trainer itself wants to have it."""
-        return programs.mount_of(self.spec) == "all" if self.target == "kubernetes" else self.spec.train is None
+        return role_programs.mount_of(self.spec) == "all" if self.target == "kubernetes" else self.spec.train is None
 
     def runs(self, role_name: RoleName, machine: Machine | None) -> dict[str, Any]:
         """Return what the tasks of a role run, where, in which image, and when that is started again, as fields of Task."""
-        role = programs.roles_of(self.spec)[role_name]
-        program = programs.program_of(self.spec, role)
+        role = role_programs.roles_of(self.spec)[role_name]
+        program = role_programs.program_of(self.spec, role)
         is_entrypoint = self.spec.train is None and not program.command
         command = self._local_command(program, machine) if machine is not None else self._container_command(program)
-        scope = rules.restart_scope(self.spec.strategy, role_name)
+        scope = role_rules.restart_scope(self.spec.strategy, role_name)
         return {
             "command": command,
-            "restart": RestartRule(scope, programs.max_restarts(self.spec, role), programs.restarts_when(role)),
+            "restart": RestartRule(scope, role_programs.max_restarts(self.spec, role), role_programs.restarts_when(role)),
             "cwd": self._cwd(role),
             "image": program.image,
             "is_hardened": self.spec.security == "hardened",
@@ -242,12 +246,12 @@ class _Common:
     def _container_command(self, program: Program) -> tuple[str, ...]:
         """Return the same inside an image; to another image than ours the parent comes with the run, where that may have Python."""
         if self.spec.train is not None:
-            return rules.TRAINER
+            return role_rules.TRAINER
         if not program.command:
             return program.args
         if program.image:
-            return (*rules.PARENT[self.target], "--", *program.command) if self.spec.supervise else program.command
-        return (*rules.TRAINER, "--", *program.command)
+            return (*role_rules.PARENT[self.target], "--", *program.command) if self.spec.supervise else program.command
+        return (*role_rules.TRAINER, "--", *program.command)
 
     def code(self) -> str | None:
         if self.spec.code is None:
@@ -276,7 +280,7 @@ class _Common:
         return {name: SecretKey(value.secret, value.key) for name, value in given if isinstance(value, FromSecret)}
 
     def _env(self, role_name: RoleName) -> Env:
-        return {**self.spec.env, **programs.roles_of(self.spec)[role_name].env}
+        return {**self.spec.env, **role_programs.roles_of(self.spec)[role_name].env}
 
     def environment(self, role: RoleName, machine: Machine | None, shares_of_task: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of one task. The user's `env` may change ours, but not what says which task this is."""

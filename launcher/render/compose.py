@@ -10,13 +10,13 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.images import HEALTH_COMMAND, USER, all_for, image_for, image_of, is_ours
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.addresses import tf_config_text
+from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.plan.models import Plan, Task
-from launcher.plan.paths import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.plan.role_groups import groups
-from launcher.render import compose_beside, labels, parent_file, tensorboard_command
-from launcher.render.compose_beside import PREPARE
+from launcher.render import compose_extras, labels, parent_file, tensorboard_command
+from launcher.render.compose_extras import PREPARE
 from launcher.render.compose_values import IMAGE_VARIABLE, amounts, bind, escaped, image
 from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import Source
@@ -24,8 +24,8 @@ from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
 from launcher.spec.names import RUN_VOLUME, TMP
-from launcher.spec.programs import has_init_containers, has_sidecars, has_tensorboard, secrets_beside, storage_of
 from launcher.spec.quantities import parse_memory
+from launcher.spec.role_programs import has_init_containers, has_sidecars, has_tensorboard, secrets_beside, storage_of
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
 
@@ -66,12 +66,12 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     anchors: dict[str, dict[str, Any]] = {"labels": common, "environment": environment, "container": base, "task": task}
     roles: dict[str, dict[str, Any]] = {role: {MERGE: task, **own} for role, of_role in of_roles.items() if (own := _other(of_role, task))}
     parent = {MERGE: environment, parent_file.VARIABLE: parent_file.packed()}
-    some = any(map(rules.brings_parent, plan.tasks)) and parent_file.VARIABLE not in environment
+    some = any(map(role_rules.brings_parent, plan.tasks)) and parent_file.VARIABLE not in environment
     anchors |= {"parent": parent} if some else {}
     anchors |= roles | ({"hardened": hardened} if hardened is not base else {})
     devices = _devices(plan)
-    scratch = compose_beside.scratch(source)
-    services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, scratch)} if compose_beside.has_prepare(source) else {}
+    scratch = compose_extras.scratch(source)
+    services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, scratch)} if compose_extras.has_prepare(source) else {}
     for member in plan.tasks:
         services[member.name] = {
             MERGE: roles.get(member.role, task),
@@ -79,13 +79,13 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             "labels": {MERGE: common, **labels.of_task(plan, member)},
             "stop_grace_period": _seconds(_grace(plan, member)),
             "environment": {
-                MERGE: parent if some and rules.brings_parent(member) else environment,
+                MERGE: parent if some and role_rules.brings_parent(member) else environment,
                 **_own_environment(member, environment),
             },
             **_limits(member, devices.get(member.name)),
             **_storage(source, member, scratch),
         }
-        services |= compose_beside.services(source, member, base, common)
+        services |= compose_extras.services(source, member, base, common)
     has_volume = storage_of(spec) is not None
     if spec.tensorboard is not None and has_volume:
         services[TENSORBOARD] = _tensorboard(spec, spec.tensorboard, plan, hardened, common)
@@ -142,7 +142,7 @@ def _notes(source: Source) -> list[str]:
         notes.append("limits.deadline is kept by `launcher up --on docker`; Compose knows no deadline")
     if types := sorted({task.resources.gpu_type for task in plan.tasks if task.resources.gpu_type}):
         notes.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
-    if by_code := sorted({task.role for task in plan.tasks if task.restart.when == "exit_code" and not rules.supervised(task)}):
+    if by_code := sorted({task.role for task in plan.tasks if task.restart.when == "exit_code" and not role_rules.supervised(task)}):
         notes.append(
             f"restart: exit_code of {', '.join(by_code)} is kept by `launcher up --on docker`; Compose cannot tell exit codes apart, "
             "and starts none of these containers again"
@@ -150,7 +150,7 @@ def _notes(source: Source) -> list[str]:
     if _downloads(spec):
         # The host is the gateway of such a network, and TensorFlow listens on every address.
         notes.append("data: download gives tasks a way out, by a network where programs of the host reach TensorFlow's port")
-    if any(map(rules.brings_parent, plan.tasks)):
+    if any(map(role_rules.brings_parent, plan.tasks)):
         notes.append(
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
@@ -158,7 +158,7 @@ def _notes(source: Source) -> list[str]:
     if secrets:
         file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
         notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
-    if spec.train is None and len(plan.tasks) > 1 and not all(map(rules.supervised, plan.tasks)):
+    if spec.train is None and len(plan.tasks) > 1 and not all(map(role_rules.supervised, plan.tasks)):
         notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
     if has_sidecars(spec):
         notes.append("sidecars go on after their tasks: `launcher up --on docker` ends them, or `down`")
@@ -184,7 +184,7 @@ def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
 
 def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
     """Return what the services of a role have in common, of which `task` is one."""
-    supervised = rules.supervised(task)
+    supervised = role_rules.supervised(task)
     networks = ["cluster", *(["egress"] if _downloads(spec) else [])]
     command = [escaped(word) for word in task.command]
     of_image = not task.is_entrypoint
@@ -211,7 +211,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
 
 def _restart(task: Task) -> str:
     """Return when the engine starts a task's container again: without the trainer's parent nothing else does."""
-    rule, supervised = task.restart, rules.supervised(task)
+    rule, supervised = task.restart, role_rules.supervised(task)
     if not supervised and rule.when != "on_failure":  # it cannot tell exit codes apart
         return "unless-stopped" if rule.when == "always" else "no"
     times = min(ENGINE_RESTARTS, rule.max_restarts) if supervised else rule.max_restarts
@@ -231,7 +231,7 @@ def _other(mapping: dict[str, Any], of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _health(task: Task) -> list[str]:
-    return [*map(escaped, rules.PARENT["docker"]), "--health"] if rules.brings_parent(task) else list(HEALTH_COMMAND)
+    return [*map(escaped, role_rules.PARENT["docker"]), "--health"] if role_rules.brings_parent(task) else list(HEALTH_COMMAND)
 
 
 def _grace(plan: Plan, task: Task) -> float:
@@ -244,7 +244,7 @@ def _shared_environment(plan: Plan) -> dict[str, str | None]:
     first, *others = map(_variables, plan.tasks)
     shared = {name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.
-    parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(rules.brings_parent, plan.tasks)) else {}
+    parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(role_rules.brings_parent, plan.tasks)) else {}
     home = {"HOME": TMP} if plan.tasks[0].is_hardened else {}
     return home | {"TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent
 
@@ -276,10 +276,10 @@ def _storage(source: Source, task: Task, scratch: list[str]) -> dict[str, Any]:
         volumes.append(bind(spec.code, CONTAINER_CODE, directory))
     if spec.train is not None and is_directory_name(spec.train) and not is_mounted(filter(is_in_compose, spec.volumes), spec.train.data):
         volumes.append(bind(spec.train.data, CONTAINER_DATA, directory))
-    volumes += compose_beside.of_task(source, task)
-    gets_run_volume = task.mounts_run_dir and compose_beside.prepares_run_volume(source.plan)
+    volumes += compose_extras.of_task(source, task)
+    gets_run_volume = task.mounts_run_dir and compose_extras.prepares_run_volume(source.plan)
     needs_prepared = gets_run_volume or any(volume["source"] in scratch for volume in volumes)
-    after = compose_beside.after(source, task) or (compose_beside.completed(PREPARE) if needs_prepared else {})
+    after = compose_extras.after(source, task) or (compose_extras.completed(PREPARE) if needs_prepared else {})
     return ({"depends_on": after} if after else {}) | ({"volumes": volumes} if volumes else {})
 
 
@@ -336,7 +336,7 @@ def _prepare(source: Source, base: dict[str, Any], common: dict[str, str], scrat
     """
     spec, plan = source.spec, source.plan
     to_all = spec.security == "image"
-    mounted = {RUN_VOLUME: CONTAINER_RUNS} if compose_beside.prepares_run_volume(plan) else {}
+    mounted = {RUN_VOLUME: CONTAINER_RUNS} if compose_extras.prepares_run_volume(plan) else {}
     mounted |= {name: f"/scratch/{name}" for name in scratch}
     own = {"image": image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # one that is needed in any case
     return {
@@ -359,7 +359,7 @@ def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
         **({TENSORBOARD: {"labels": common}} if has_tensorboard(spec) else {}),
     }
     if has_init_containers(spec):
-        networks[compose_beside.INIT] = {"labels": common}
+        networks[compose_extras.INIT] = {"labels": common}
     if _downloads(spec):
         networks["egress"] = {"labels": common}
     return networks

@@ -1,6 +1,6 @@
 """TensorBoard as every container runs it, under Compose and on Kubernetes. Pure."""
 
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
 
@@ -14,5 +14,5 @@ def command(spec: ClusterSpec, plan: Plan) -> list[str]:
     """
     own = spec.tensorboard.image if spec.tensorboard else None
     ours = own is None and (spec.image is None or spec.train is not None)
-    start = (*rules.TRAINER[:-1], "trainer.tensorboard") if ours else ("python", "-m", "tensorboard.main")
+    start = (*role_rules.TRAINER[:-1], "trainer.tensorboard") if ours else ("python", "-m", "tensorboard.main")
     return [*start, "--logdir", f"{plan.run_dir}/logs", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104

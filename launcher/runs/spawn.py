@@ -11,13 +11,13 @@ from io import FileIO
 from typing import Any
 
 from launcher.errors import LauncherError, UsageError
-from launcher.plan.document import to_document
 from launcher.plan.machine import search_path, source_directory
 from launcher.plan.models import Plan
+from launcher.plan.plan_json import to_document
 from launcher.runs import locks, process_identity
 from launcher.runs.paths import RunPaths
 from launcher.runs.state_file import write_json
-from launcher.spec.programs import sets_variables
+from launcher.spec.role_programs import sets_variables
 
 # Another verb may look at the lock at this moment, or a supervisor may just be leaving.
 _LOCK_WAIT = 3.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
 from launcher.spec.problems import Finding, Path, all_of, nearest, shown
-from launcher.spec.programs import images_of, roles_of
+from launcher.spec.role_programs import images_of, roles_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.strategies import STRATEGIES
 

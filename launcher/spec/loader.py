@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.errors import Problem, SpecError
-from launcher.spec import messages, names, programs, rules, syntax
+from launcher.spec import messages, names, role_programs, rules, syntax
 from launcher.spec import overrides as override
 from launcher.spec.document import Document, Reader, without
 from launcher.spec.kubernetes import Volume
@@ -79,7 +79,7 @@ def run_name(path: Path) -> str:
 
 def dump(spec: ClusterSpec) -> dict[str, Any]:
     """Return the spec as JSON has it, with every default filled in, the workload's own included."""
-    storage = programs.storage_of(spec)
+    storage = role_programs.storage_of(spec)
     dumped = spec.model_copy(update={"storage": storage}).model_dump(mode="json", by_alias=True)
     if spec.train is not None:
         train = catalog.with_defaults(spec.train, spec.strategy).model_dump(mode="json")

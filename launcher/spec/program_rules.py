@@ -6,7 +6,7 @@ from typing import Any
 from launcher.spec import names
 from launcher.spec.containers import Env, FromSecret
 from launcher.spec.problems import FieldError, Finding, Path
-from launcher.spec.programs import ROLES, containers_of, deciding, roles_of
+from launcher.spec.role_programs import ROLES, containers_of, deciding, roles_of
 from launcher.spec.rule_context import RuleContext
 
 # Keys of a role that are for a program alone.

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from launcher.spec import code_rules, container_rules, messages, names, program_rules, quantities
 from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, path_text, shown
-from launcher.spec.programs import containers_of, leads, roles_of, volumes_of
+from launcher.spec.role_programs import containers_of, leads, roles_of, volumes_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import misfits

@@ -5,7 +5,7 @@ from typing import Any
 from launcher.plan.addresses import PORT
 from launcher.spec import names
 from launcher.spec.problems import FieldError, Path, shown
-from launcher.tfjob import resources, variables, volumes
+from launcher.tfjob import pod_volumes, resources, variables
 from launcher.tfjob.draft import RoleDraft, Shared
 from launcher.tfjob.reading import Handler, LeftOut, walk
 
@@ -80,7 +80,7 @@ def _security(role: RoleDraft, path: Path) -> None:
 
 
 def _mounts(role: RoleDraft, path: Path) -> None:
-    volumes.read_mounts(role, path)
+    pod_volumes.read_mounts(role, path)
 
 
 def _read_elsewhere(_role: RoleDraft, _path: Path) -> None:
@@ -125,7 +125,7 @@ def read(role: RoleDraft, path: Path) -> None:
     """Carry over the task's container."""
     walk(role.reading, path, CONTAINER, role)
     if "volumeDevices" in role.container:
-        role.container["volumeDevices"] = volumes.renamed(role, role.container)["volumeDevices"]
+        role.container["volumeDevices"] = pod_volumes.renamed(role, role.container)["volumeDevices"]
     if not role.reading.has((*path, "image")):
         role.reading.refuse(path, f"the {role.kind} has no image", "the image of its program", "add `image`")
     known = variables.read(role, path)

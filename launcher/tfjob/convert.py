@@ -7,7 +7,7 @@ from launcher.errors import Problem, SpecError
 from launcher.spec import loader
 from launcher.spec.document import Document
 from launcher.spec.problems import all_of
-from launcher.tfjob import documents, finish, job, roles, summary, templates, writing
+from launcher.tfjob import documents, finish, job_fields, replica_specs, summary, templates, writing
 from launcher.tfjob.documents import Beside
 from launcher.tfjob.draft import Draft
 from launcher.tfjob.reading import Reading, Remark
@@ -37,8 +37,8 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
     draft = Draft(Reading(document))
     for finding in templates.in_values(document):
         draft.reading.problems.append(document.problem(finding))
-    job.read(draft)
-    roles.read(draft)
+    job_fields.read(draft)
+    replica_specs.read(draft)
     _raise_for(draft.reading.problems)
     finish.finish(draft)
     differences = summary.differences(draft)

@@ -1,6 +1,6 @@
 """The last steps, for all roles together: what all roles have alike moves up, and all that no field says goes into overrides."""
 
-from launcher.tfjob import volumes
+from launcher.tfjob import pod_volumes
 from launcher.tfjob.draft import Draft, RoleDraft, Shared
 
 # Fields of roles that a spec may say once for all.
@@ -12,7 +12,7 @@ def finish(draft: Draft) -> None:
     """Complete the spec."""
     draft.put(("version",), 1, ())
     draft.put(("security",), "image", ())
-    volumes.share(draft)
+    pod_volumes.share(draft)
     _share(draft)
     if draft.is_alone:
         draft.roles[0].container.setdefault("env", []).append(_NO_TF_CONFIG)

@@ -4,9 +4,9 @@ from pydantic import ValidationError
 
 from launcher.spec.kubernetes import Toleration
 from launcher.spec.problems import Path, shown
-from launcher.tfjob import beside, container, volumes
-from launcher.tfjob.beside import MAIN
+from launcher.tfjob import container, pod_containers, pod_volumes
 from launcher.tfjob.draft import RoleDraft, Shared
+from launcher.tfjob.pod_containers import MAIN
 from launcher.tfjob.reading import Handler, LeftOut, walk
 
 _POD_POLICIES = {"Always", "OnFailure", "Never"}
@@ -84,7 +84,7 @@ def _priority_class(role: RoleDraft, path: Path) -> None:
 
 
 def _init_containers(role: RoleDraft, path: Path) -> None:
-    beside.read_init_containers(role, path)
+    pod_containers.read_init_containers(role, path)
 
 
 def _containers(role: RoleDraft, path: Path) -> None:
@@ -99,11 +99,11 @@ def _containers(role: RoleDraft, path: Path) -> None:
         if index in mains:
             container.read(role, below)
         else:
-            beside.read_sidecar(role, below)
+            pod_containers.read_sidecar(role, below)
 
 
 def _volumes(role: RoleDraft, path: Path) -> None:
-    volumes.read(role, path)
+    pod_volumes.read(role, path)
 
 
 _OURS = LeftOut("would take the pod's address in the cluster from it: left out", "read addresses from TF_CONFIG")

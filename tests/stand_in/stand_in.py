@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.engine import evaluations, peer_wait, run_record
+from trainer.engine import evaluations, peer_wait, run_state
 from trainer.engine.cadence import REPORT_EVERY, Interval
 from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
@@ -166,7 +166,7 @@ def _evaluate(context: Context) -> ExitCode:
     job, seen, last = context.job, 0, 0
     heard, updated = time.monotonic(), None
     while not context.stopped():
-        facts = run_record.read(job.run_dir)
+        facts = run_state.read(job.run_dir)
         over = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (job.steps, job.spec_digest, "succeeded")
         steps = _saved(job)
         if steps and steps[-1] != seen:
@@ -300,14 +300,14 @@ class _Chief:
         if self._saved_step == self.step:
             return
         path = _path(self.job, self.step)
-        run_record.write_atomically(path.with_name(f"{path.name}.data-00000-of-00001"), json.dumps({"step": self.step}))
-        run_record.write_atomically(path.with_name(f"{path.name}.index"), "")
+        run_state.write_atomically(path.with_name(f"{path.name}.data-00000-of-00001"), json.dumps({"step": self.step}))
+        run_state.write_atomically(path.with_name(f"{path.name}.index"), "")
         for old in _saved(self.job)[: -self.job.checkpoint.keep]:
             for file in path.parent.glob(f"ckpt-{old}.*"):
                 file.unlink(missing_ok=True)
         lines = [f"model_checkpoint_path: {json.dumps(path.name)}"]
         lines += [f"all_model_checkpoint_paths: {json.dumps(_path(self.job, step).name)}" for step in _saved(self.job)]
-        run_record.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
+        run_state.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
         self._saved_step = self.step
         self._keep("running", checkpoint=str(path))
         self._context.report("checkpoint", step=self.step, path=str(path), seconds=0.0)
@@ -327,9 +327,9 @@ class _Chief:
         """Say that all is done, at last."""
         self._context.report("done", step=self.step, seconds=time.time() - self._context.began, metrics={"accuracy": 1.0})
 
-    def _keep(self, state: run_record.RunState, **facts: Any) -> None:
+    def _keep(self, state: run_state.RunState, **facts: Any) -> None:
         self._facts |= {**facts, "state": state, "step": self.step, "updated": time.time()}
-        run_record.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
+        run_state.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
 
 
 def _lead(context: Context) -> ExitCode:

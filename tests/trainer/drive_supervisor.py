@@ -5,8 +5,8 @@ import os
 import sys
 
 from trainer.events import Reporter
-from trainer.job import Job, Patience
 from trainer.output import Output
+from trainer.parent_job import ParentJob, Patience
 from trainer.restarts import Policy
 from trainer.supervise import supervise
 
@@ -16,5 +16,5 @@ job["watched_workers"] = tuple(job.get("watched_workers", ()))
 job["policy"] = Policy(**{"first_delay": 0.1, "longest_delay": 0.4, **job.get("policy", {})})
 job["patience"] = Patience(**job.get("patience", {}))
 output = Output()
-code = supervise(Job(**job), Reporter(os.environ.get("TASK", "chief"), output), output)
+code = supervise(ParentJob(**job), Reporter(os.environ.get("TASK", "chief"), output), output)
 os._exit(code)

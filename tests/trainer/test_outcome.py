@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer.engine import run_record
+from trainer.engine import run_state
 
 
 def settings(run_dir: Path, **more: Any) -> str:
@@ -30,7 +30,7 @@ def settings(run_dir: Path, **more: Any) -> str:
 def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train={"workload": "no.such:Model"})})
     assert run.code(90) == 2
-    found = run_record.read(tmp_path)
+    found = run_state.read(tmp_path)
     assert (found["state"], found["name"], found["step"]) == ("failed", "small", 0)
     assert found["reason"] == f"the configuration is wrong: {run.event('failed')['detail']}"
     assert "no module no" in found["reason"]
@@ -40,10 +40,10 @@ def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -
 def test_a_run_that_gives_up_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path, eventually: Any) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)})
     saved = eventually("a checkpoint", lambda: run.events("checkpoint"), 90, told=lambda: run.lines)[0]
-    assert run_record.read(tmp_path)["state"] == "running"
+    assert run_state.read(tmp_path)["state"] == "running"
     os.kill(run.event("started")["pid"], signal.SIGKILL)
     assert run.code() == 1
-    found = run_record.read(tmp_path)
+    found = run_state.read(tmp_path)
     assert found["state"] == "failed"
     assert "killed by SIGKILL (out of memory?), exit code 137" in found["reason"]
     assert "the limit of 0 restarts is reached" in found["reason"]
@@ -54,12 +54,12 @@ def test_a_run_that_gives_up_says_so_and_one_that_goes_on_says_that(trainers: An
     again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)})
     eventually("a checkpoint", lambda: again.events("checkpoint"), 90, told=lambda: again.lines)
     assert again.events("restored")
-    assert (run_record.read(tmp_path)["state"], run_record.read(tmp_path).get("reason")) == ("running", None)
+    assert (run_state.read(tmp_path)["state"], run_state.read(tmp_path).get("reason")) == ("running", None)
     again.send(signal.SIGTERM)
     assert again.code(90) == 143
-    assert (run_record.read(tmp_path)["state"], run_record.read(tmp_path).get("reason")) == ("stopped", None)
+    assert (run_state.read(tmp_path)["state"], run_state.read(tmp_path).get("reason")) == ("stopped", None)
     done = again.events("checkpoint")[-1]["step"]
-    assert run_record.read(tmp_path)["step"] == done
+    assert run_state.read(tmp_path)["step"] == done
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_stop_while_the_collective_runtime_starts_is_heard(trainers: Any, port
     time.sleep(0.5)  # whatever heard it has heard it
     trainers.trainer(env=environments[1])
     assert leader.code(90) == 143
-    assert run_record.read(tmp_path)["state"] == "stopped"
+    assert run_state.read(tmp_path)["state"] == "stopped"
     assert leader.events("checkpoint")
 
 

@@ -16,7 +16,7 @@ from trainer.engine import callback_state
 from trainer.engine.changes import Snapshot
 from trainer.engine.epochs import Pass
 from trainer.engine.job import Job
-from trainer.engine.run_record import write_atomically
+from trainer.engine.run_state import write_atomically
 from trainer.engine.session import Progress, Session
 from trainer.events import Reporter
 from trainer.workloads.errors import WorkloadError

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from trainer.engine import schedules
 from trainer.engine.model_ops import seeds
-from trainer.engine.run_record import write_atomically
+from trainer.engine.run_state import write_atomically
 from trainer.workloads.errors import WorkloadError
 
 # Where a checkpoint has the value of a variable.

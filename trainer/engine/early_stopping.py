@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.engine import evaluations, run_record
+from trainer.engine import evaluations, run_state
 from trainer.engine.evaluations import Evaluated
 from trainer.settings import EarlyStopping, Train, direction
 from trainer.workloads.errors import WorkloadError
@@ -17,7 +17,7 @@ class EarlyStop:
 
     def __init__(self, train: Train, run_dir: Path) -> None:
         self._train, self._run_dir = train, run_dir
-        self._before = float(run_record.read(run_dir).get("trained_seconds") or 0.0) if train.max_seconds else 0.0
+        self._before = float(run_state.read(run_dir).get("trained_seconds") or 0.0) if train.max_seconds else 0.0
         self._began = time.monotonic()
         self._stamp: float | None = None
         self._reason: str | None = None

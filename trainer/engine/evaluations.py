@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.engine.run_record import write_atomically
+from trainer.engine.run_state import write_atomically
 from trainer.events import finite
 
 KEPT = 1000  # the newest that stay: the file is written again each time

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.engine import evaluations, model_ops, moving_averages, run_record
+from trainer.engine import evaluations, model_ops, moving_averages, run_state
 from trainer.engine.checkpoints import listed, step_of
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
-from trainer.engine.logs import Logs
 from trainer.engine.session import PeerLostError
+from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 
@@ -72,7 +72,7 @@ class _Chief:
 
     def is_done(self) -> bool:
         """Look, and tell whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
-        facts = run_record.read(self._job.run_dir)
+        facts = run_state.read(self._job.run_dir)
         self._step = facts.get("step", 0)
         # What an earlier run of fewer steps, or of another spec, has left is no end of this one.
         # How many steps epochs are, the chief alone knows: its devices count.

@@ -15,9 +15,9 @@ from trainer.engine.divergence import Divergence
 from trainer.engine.early_stopping import EarlyStop, check_metric
 from trainer.engine.export import BestModel, write_last
 from trainer.engine.job import Job
-from trainer.engine.logs import Logs
-from trainer.engine.run_record import Record, RunState
+from trainer.engine.run_state import Record, RunState
 from trainer.engine.session import Progress, Session, WorkerProgress
+from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from trainer.engine.run_record import write_atomically
+from trainer.engine.run_state import write_atomically
 from trainer.programs import devices
 from trainer.programs.device_log import DeviceLog
-from trainer.programs.tables import table
+from trainer.programs.text_tables import table
 from trainer.workloads.errors import WorkloadError
 
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ from tensorflow.python.eager import context, execute
 
 from trainer.programs import devices
 from trainer.programs.devices import Device
-from trainer.programs.tables import table
+from trainer.programs.text_tables import table
 
 HEADERS = ("OPERATION", "NAME", "TIMES", "TASK", "DEVICE", "ASKED FOR")
 _MOST_ROWS = 500  # different ones; a program that names each operation again does not fill the memory

@@ -9,7 +9,7 @@ import traceback
 from launcher.backend.docker.engine import Engine, endpoint
 from launcher.backend.docker.supervisor import Keeper
 from launcher.errors import LauncherError
-from launcher.plan.document import from_document
+from launcher.plan.plan_json import from_document
 from launcher.runs.child_process import options, tell
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths

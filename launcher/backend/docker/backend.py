@@ -24,8 +24,8 @@ from launcher.backend.docker.stop import stop_running
 from launcher.backend.docker.supervisor import COMPOSE_FILE
 from launcher.backend.model import Board, always
 from launcher.errors import LauncherError, UsageError, did_you_mean
-from launcher.plan.document import from_document
 from launcher.plan.models import Plan
+from launcher.plan.plan_json import from_document
 from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.os_errors import explain
@@ -34,7 +34,7 @@ from launcher.runs.reasons import killed
 from launcher.runs.status import ENDED, LogLine, RunStatus, State
 from launcher.runs.stored import Part, Stored, nothing
 from launcher.runs.supervised_runs import SupervisedRuns
-from launcher.spec.programs import sets_variables
+from launcher.spec.role_programs import sets_variables
 
 # The spec's models take as long to import as all else here, and most verbs ask for no spec.
 if TYPE_CHECKING:

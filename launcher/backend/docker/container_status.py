@@ -13,7 +13,7 @@ from launcher import images, timestamps
 from launcher.backend.docker import log_stream
 from launcher.backend.docker.engine import Engine
 from launcher.backend.docker.task_state import TaskView
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.render import labels
 from launcher.runs.progress import Progress
 from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
@@ -101,7 +101,7 @@ def _read(engine: Engine, container: Container, task: str, **chosen: Any) -> Ite
 
 
 def _has_trainer(container: Container) -> bool:
-    return rules.has_trainer(container.attrs["Config"]["Cmd"] or ())
+    return role_rules.has_trainer(container.attrs["Config"]["Cmd"] or ())
 
 
 def _in_own_image(container: Container) -> bool:

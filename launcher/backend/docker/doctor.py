@@ -10,7 +10,7 @@ from launcher.backend.findings import CheckRequest, Finding, of_error, ok, probl
 from launcher.cli.formats import decimal
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec
-from launcher.spec.programs import roles_of
+from launcher.spec.role_programs import roles_of
 
 
 def examine(question: CheckRequest) -> Iterator[Finding]:

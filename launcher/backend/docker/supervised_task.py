@@ -16,7 +16,7 @@ from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.backend.docker.stop import never_again, stop
 from launcher.backend.docker.task_state import OVER, TaskView
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.models import Task
 from launcher.runs import restart_policy
 from launcher.runs.event_lines import log_line
@@ -49,7 +49,7 @@ class SupervisedTask:
         self.view = TaskView(
             task.name,
             task.address,
-            has_trainer=rules.supervised(task),
+            has_trainer=role_rules.supervised(task),
             limit=task.restart.max_restarts,
             in_own_image=task.image is not None and task.is_hardened,
         )

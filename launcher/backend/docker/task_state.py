@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher import timestamps
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.runs.progress import Pace, number, whole
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, Start, meets_restriction, out_of_memory, said_with, waiting, was_killed
 from launcher.runs.status import Restart, State, TaskStatus
@@ -155,7 +155,7 @@ class TaskView:
         if self.failure:
             return self.failure
         if self.had_no_parent(code):
-            return rules.NO_PYTHON
+            return role_rules.NO_PYTHON
         if code is None:
             return "its container was started again"
         if code in {SIGKILL, ExitCode.STOPPED} or not self.last.line:
@@ -169,7 +169,7 @@ class TaskView:
     def _remedy(self, state: State) -> str:
         """Return what to do about it when it could not be started, or was killed, for memory as it seems."""
         if state is State.FAILED and self.had_no_parent(self.code):
-            return rules.NO_PYTHON_REMEDY
+            return role_rules.NO_PYTHON_REMEDY
         if state is State.FAILED and self.in_own_image and meets_restriction(self.why(self.code)):
             return RESTRICTION_REMEDY
         killed = self.container.get("OOMKilled") or self._killed or self.code == SIGKILL

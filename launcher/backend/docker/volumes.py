@@ -15,7 +15,7 @@ from launcher.backend.docker.engine import COPY, ERRORS, READER, TIMEOUT, Engine
 from launcher.backend.docker.errors import explain
 from launcher.backend.docker.task_state import OVER
 from launcher.errors import LauncherError
-from launcher.plan.paths import CONTAINER_RUNS
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.runs.stored import PLACES, Part, Stored, nothing
 from launcher.spec.models import ClusterSpec

@@ -36,7 +36,7 @@ from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterS
 from launcher.backend.model import Board, Where, always
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
-from launcher.plan import paths, planner
+from launcher.plan import container_paths, planner
 from launcher.plan.models import Plan
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -376,7 +376,7 @@ class KubernetesBackend:
         if stored is None:
             return None
         spec = _spec(stored)
-        plan = planner.plan(spec, "kubernetes", run_dir=paths.run_dir("kubernetes", self._runs, name))
+        plan = planner.plan(spec, "kubernetes", run_dir=container_paths.run_dir("kubernetes", self._runs, name))
         return helper_pod.on_its_claim(self._cluster(name), Run(spec, plan, image_for(spec)))
 
     def _look_at(self, name: str) -> _Known:

@@ -12,8 +12,8 @@ from typing import Any
 
 from launcher import images
 from launcher.backend.kubernetes import room
-from launcher.plan import rules
-from launcher.plan.paths import CONTAINER_RUNS
+from launcher.plan import role_rules
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, meets_restriction, said_with, was_killed
 from trainer.exit_codes import describe
 
@@ -201,7 +201,7 @@ def _of_containers(pod: Object) -> Diagnosis | None:
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
         never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
         if _NO_PYTHON.search(str(never_ran.get("message"))):
-            return Diagnosis("container", rules.NO_PYTHON, rules.NO_PYTHON_REMEDY, final=True)
+            return Diagnosis("container", role_rules.NO_PYTHON, role_rules.NO_PYTHON_REMEDY, final=True)
         if meets_restriction(str(waiting.get("message"))):
             return Diagnosis("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:

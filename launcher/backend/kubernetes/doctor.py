@@ -14,14 +14,14 @@ from launcher.backend.kubernetes.errors import strange
 from launcher.backend.kubernetes.room import amount
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
-from launcher.plan.paths import CONTAINER_RUNS
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import network
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, Run
 from launcher.render.kubernetes.storage import sharing
 from launcher.spec.kubernetes import DEFAULT_VERSION, parse_version
 from launcher.spec.models import ClusterSpec, Role, Roles
 from launcher.spec.problems import all_of
-from launcher.spec.programs import ROLES, access_of, storage_of
+from launcher.spec.role_programs import ROLES, access_of, storage_of
 
 # What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
 RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

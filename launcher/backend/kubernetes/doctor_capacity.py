@@ -13,8 +13,8 @@ from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container
 from launcher.spec.models import ClusterSpec, Role
 from launcher.spec.problems import all_of
-from launcher.spec.programs import init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import millicores
+from launcher.spec.role_programs import init_containers_of, roles_of, sidecars_of
 
 _CLUSTER_ROLE = "have docs/kubernetes-clusterrole.yaml applied and bound to you: it is optional"
 _KEEPS_OFF = frozenset({"NoSchedule", "NoExecute"})

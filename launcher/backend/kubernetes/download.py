@@ -28,7 +28,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError, UsageError
 from launcher.images import USER
 from launcher.plan import planner
-from launcher.plan.paths import CONTAINER_RUNS
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import TRAINER, Run
 from launcher.runs import archive
 from launcher.runs.stored import PLACES, Part, Stored, nothing

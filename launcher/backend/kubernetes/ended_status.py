@@ -6,7 +6,7 @@ from pathlib import Path
 from launcher.backend.kubernetes import pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.pod_logs import kept_tasks
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.runs.status import RunStatus, State, TaskStatus
 
 BACKEND = "kubernetes"
@@ -49,8 +49,8 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended
 def tasks(noted: Object | None) -> list[str]:
     """Return the tasks of the run that was last started, none where they are not known."""
     roles = (run_record.spec(noted) or {}).get("roles") or {}
-    sizes = {role: int((roles.get(role) or {}).get("replicas", 0)) for role in rules.ROLE_ORDER}
-    return [rules.task_name(role, index) for role, size in sizes.items() for index in range(size)]
+    sizes = {role: int((roles.get(role) or {}).get("replicas", 0)) for role in role_rules.ROLE_ORDER}
+    return [role_rules.task_name(role, index) for role, size in sizes.items() for index in range(size)]
 
 
 def _leaving(known: Iterable[str], pods: Iterable[Object]) -> list[TaskStatus]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from launcher.backend.kubernetes import diagnosis, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.errors import LauncherError, UsageError
-from launcher.plan.paths import CONTAINER_RUNS
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, amounts, metadata
 

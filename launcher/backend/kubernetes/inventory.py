@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.runs.status import ENDED, Loss, RunStatus, State, TaskStatus
 
 # Those of a run's kinds that start tasks. They are made, never changed: one that is there is another launcher's.
@@ -130,7 +130,7 @@ def compared(status: RunStatus, found: Found, namespace: str) -> RunStatus:
         state=State.PENDING if stands_still else status.state,
         eta=None if stands_still else status.eta,
         reason=_words(status.name, found, namespace),
-        tasks=tuple(sorted(tasks, key=lambda task: rules.ROLE_ORDER.index(task.name.partition("-")[0]))),
+        tasks=tuple(sorted(tasks, key=lambda task: role_rules.ROLE_ORDER.index(task.name.partition("-")[0]))),
         missing=tuple(map(str, (*found.gone, *found.strays))),
     )
 

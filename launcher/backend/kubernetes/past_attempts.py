@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from launcher.backend.kubernetes import diagnosis
 from launcher.backend.kubernetes.pod_status import DELETED, Object, condition, restart, role_of, task_of
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.runs.status import Restart
 from launcher.timestamps import seconds
 
@@ -38,7 +38,7 @@ def attempts(
     # Those that nothing has replaced were made between two questions to the API server, and are not in its answers yet.
     found = {name: (task, time) for name, (task, time) in made.items() if name not in left and time <= newest.get(task, -1.0)}
     if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # which let pods go for good
-        wanted = {rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
+        wanted = {role_rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
         mine = {name: pod for name, pod in before.items() if name not in left and _is_of(job, pod) and task_of(pod) in wanted}
         found |= {name: (task_of(pod), 0.0) for name, pod in mine.items() if pod.get("status", {}).get("phase") != "Succeeded"}
     return {name: (task, _ended(name, told, before.get(name, {}), time)) for name, (task, time) in found.items()}
@@ -51,7 +51,7 @@ def _made(job: Object, events: Iterable[Object]) -> dict[str, tuple[str, float]]
         match = _MADE.search(str(one.get("message", ""))) if one.get("involvedObject", {}).get("uid") == head.get("uid") else None
         index = match[1].removeprefix(f"{head['name']}-").partition("-")[0] if match else ""
         if match and index.isdecimal():
-            made[match[1]] = rules.task_name(role_of(job), int(index)), _time(one) or 0.0  # type: ignore[arg-type]  # a label is one of the roles
+            made[match[1]] = role_rules.task_name(role_of(job), int(index)), _time(one) or 0.0  # type: ignore[arg-type]  # a label is one of the roles
     return made
 
 

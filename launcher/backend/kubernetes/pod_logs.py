@@ -14,7 +14,7 @@ from launcher.backend.kubernetes.diagnosis import is_silent
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.pod_status import Object, task_of
 from launcher.errors import LauncherError
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import TRAINER
 from launcher.runs.event_lines import log_line
 from launcher.runs.status import LogLine
@@ -319,7 +319,7 @@ def _last_stamp(path: Path) -> str:
 def _has_trainer(pod: Object) -> bool:
     """Return whether events are to be expected of a pod: not of one that runs the entrypoint of its image, without a `command`."""
     containers = pod.get("spec", {}).get("containers") or ()
-    return all(rules.has_trainer(one.get("command") or ()) for one in containers if one.get("name") == TRAINER)
+    return all(role_rules.has_trainer(one.get("command") or ()) for one in containers if one.get("name") == TRAINER)
 
 
 def _is_over(pod: Object) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.backend.kubernetes import diagnosis, tied
 from launcher.backend.kubernetes.diagnosis import Diagnosis
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS
 from launcher.runs.status import Restart, RunStatus, State, TaskStatus
 from launcher.timestamps import seconds
@@ -111,7 +111,7 @@ def _run_state(seen: ClusterSnapshot, jobs: Sequence[Object], tasks: tuple[TaskS
 
 def leads(seen: ClusterSnapshot, job: Object) -> bool:
     """Return whether a Job has the task that leads: the chief, or worker-0."""
-    return role_of(job) == rules.leading_role(map(role_of, seen.jobs))
+    return role_of(job) == role_rules.leading_role(map(role_of, seen.jobs))
 
 
 def succeeded_at(seen: ClusterSnapshot) -> float | None:
@@ -152,7 +152,7 @@ def why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> str:
         return _with(f"{task.name}, attempt {len(task.restarts) + (task.state is State.FAILED)}: {task.reason}", task.remedy)
     message = str(found.get("message") or found.get("reason", ""))
     if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
-        return f"{rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}"  # type: ignore[arg-type]  # a label is one of the roles
+        return f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}"  # type: ignore[arg-type]  # a label is one of the roles
     return f"{role_of(job) or maker(seen.jobs)}: {message}"
 
 
@@ -179,7 +179,7 @@ def _tasks(seen: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatu
             pods.setdefault(_index(pod), []).append(pod)
     for index in range(int(annotation(job, TASKS) or job.get("spec", {}).get("completions") or 1)):
         attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        yield _task(seen, job, rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
+        yield _task(seen, job, role_rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
 
 
 def _task(seen: ClusterSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
@@ -282,7 +282,7 @@ def restart(pod: Object, attempt: int = 0) -> Restart:
 
 def is_role(job: Object) -> bool:
     """Return whether a Job is that of a role, and none of another purpose."""
-    return role_of(job) in rules.ROLE_ORDER
+    return role_of(job) in role_rules.ROLE_ORDER
 
 
 def maker(jobs: Iterable[Object]) -> str | None:
@@ -326,7 +326,7 @@ def role_of(job: Object) -> str:
 
 def task_of(pod: Object) -> str:
     """Return the task that a pod is an attempt of."""
-    return rules.task_name(_label(pod, COMPONENT), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
+    return role_rules.task_name(_label(pod, COMPONENT), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
 
 
 def condition(thing: Object, kind: str) -> Object | None:
@@ -372,7 +372,7 @@ def _label(thing: Object, key: str) -> str:
 
 
 def _order(role: str) -> int:
-    known: tuple[str, ...] = rules.ROLE_ORDER
+    known: tuple[str, ...] = role_rules.ROLE_ORDER
     return known.index(role) if role in known else len(known)
 
 

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
-from launcher.spec.programs import has_sidecars
+from launcher.spec.role_programs import has_sidecars
 
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")

@@ -10,7 +10,7 @@ import traceback
 
 from launcher.backend.local.supervisor import Supervisor
 from launcher.errors import LauncherError
-from launcher.plan.document import from_document
+from launcher.plan.plan_json import from_document
 from launcher.runs.child_process import options, tell
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths

@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.backend.findings import CheckRequest, Finding, ok, problem, warning
 from launcher.cli.formats import decimal, memory
 from launcher.plan.machine import detect
-from launcher.spec.programs import roles_of
+from launcher.spec.role_programs import roles_of
 
 _LEAST_DISK = 1_000_000_000  # bytes for checkpoints and logs
 

@@ -21,8 +21,8 @@ from launcher.backend.local.lifelines import Lifelines
 from launcher.backend.local.signal_pipe import SignalPipe
 from launcher.backend.local.task import TaskRun
 from launcher.plan.addresses import LOOPBACK, readdress
-from launcher.plan.document import to_document
 from launcher.plan.models import Plan
+from launcher.plan.plan_json import to_document
 from launcher.runs import locks, orphans, ports, process_identity, run_json, state_file, stop_order
 from launcher.runs.paths import RunPaths
 from launcher.runs.progress import Progress

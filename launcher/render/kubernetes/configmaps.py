@@ -14,8 +14,8 @@ from pathlib import Path
 
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import code as code_files
-from launcher.plan import rules
-from launcher.plan.paths import CONTAINER_PARENT
+from launcher.plan import role_rules
+from launcher.plan.container_paths import CONTAINER_PARENT
 from launcher.render import parent_file
 from launcher.render.kubernetes.objects import Object, Run, metadata
 
@@ -64,7 +64,7 @@ def parent_name(run: Run) -> str:
 
 def parent(run: Run) -> list[Object]:
     """Return the ConfigMap with the parent of a command; none where the image has it, or nothing is to have one."""
-    if not any(map(rules.brings_parent, run.plan.tasks)):
+    if not any(map(role_rules.brings_parent, run.plan.tasks)):
         return []
     text = {posixpath.basename(CONTAINER_PARENT): parent_file.text()}
     return [_immutable(run, parent_name(run)) | {"data": text}]

@@ -3,7 +3,7 @@
 import math
 
 from launcher.errors import UsageError
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.role_groups import Group, groups
 from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
@@ -33,7 +33,7 @@ def spec_of(run: Run, group: Group, *, retries: int, joined: bool = False) -> Ob
     `joined` says that the run's Jobs are one: when one fails, somebody starts all of them again or ends them, as JobSet does.
     """
     checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
-    if group.task.restart.when == "always" and not rules.supervised(group.task):
+    if group.task.restart.when == "always" and not role_rules.supervised(group.task):
         raise UsageError(
             f"roles.{group.role}.restart is always; Kubernetes starts the pod of a Job again after failures alone",
             "give the role a `command`, which then runs under the trainer's parent, and no `supervise: false`; or remove `restart`",
@@ -66,7 +66,7 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
 def _failure_rules(run: Run, group: Group, *, joined: bool, may_outgrow: bool) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
-    if group.task.restart.when == "exit_code" and not rules.supervised(group.task):
+    if group.task.restart.when == "exit_code" and not role_rules.supervised(group.task):
         final = list(range(1, OF_SIGNALS))
     if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and anyone who waits for these nodes need not wait for more attempts.
@@ -78,7 +78,7 @@ def _failure_rules(run: Run, group: Group, *, joined: bool, may_outgrow: bool) -
     if pods.outlasts_eviction(run, group) or not may_outgrow:
         # Else it is also of a pod that was evicted as it has outgrown its storage, which has no condition that tells it from a deleted one.
         found.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
-    if rules.supervised(group.task):
+    if role_rules.supervised(group.task):
         # It has tried limits.max_restarts times before it left with a failure.
         found.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))
     return found
@@ -87,12 +87,12 @@ def _failure_rules(run: Run, group: Group, *, joined: bool, may_outgrow: bool) -
 def _follows_the_chief(run: Run, group: Group) -> bool:
     """Return whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
-        return rules.supervised(group.task) and rules.tells_its_end(run.plan) and not _leads(run, group)
+        return role_rules.supervised(group.task) and role_rules.tells_its_end(run.plan) and not _leads(run, group)
     return group.role in ({"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"})
 
 
 def _leads(run: Run, group: Group) -> bool:
-    return group.role == rules.leading_role(task.name for task in run.plan.tasks)
+    return group.role == role_rules.leading_role(task.name for task in run.plan.tasks)
 
 
 def _waits_for_another_job(run: Run, group: Group) -> bool:
@@ -102,9 +102,9 @@ def _waits_for_another_job(run: Run, group: Group) -> bool:
     for good; of a task of their own Job Kubernetes does, by ending them.
     """
     if run.plan.strategy in SERVED:
-        return rules.supervised(group.task) and _leads(run, group)
+        return role_rules.supervised(group.task) and _leads(run, group)
     others = [other for other in groups(run.plan) if other.role != group.role]
-    return rules.supervised(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
+    return role_rules.supervised(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
 
 
 def _on_exit(action: str, operator: str, values: list[int]) -> Object:
@@ -147,7 +147,7 @@ def _end(run: Run, group: Group) -> dict[str, str]:
 
 
 def _is_unwatched(run: Run, group: Group) -> bool:
-    return run.spec.train is None and not (rules.supervised(group.task) and rules.tells_its_end(run.plan))
+    return run.spec.train is None and not (role_rules.supervised(group.task) and role_rules.tells_its_end(run.plan))
 
 
 def _job(run: Run, group: Group) -> Object:

@@ -5,7 +5,7 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The J
 
 import dataclasses
 
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.addresses import PORT, readdress
 from launcher.plan.role_groups import Group, groups
 from launcher.render.kubernetes import jobs, storage
@@ -80,7 +80,7 @@ def _replicated(run: Run, group: Group) -> Object:
 
 def _ends_by_itself(run: Run, group: Group) -> bool:
     """Return whether the trainer ends the tasks of a user's program with their run, each in its time."""
-    return run.spec.train is None and rules.supervised(group.task) and rules.tells_its_end(run.plan)
+    return run.spec.train is None and role_rules.supervised(group.task) and role_rules.tells_its_end(run.plan)
 
 
 def _failure_policy(by_role: tuple[Group, ...]) -> Object:

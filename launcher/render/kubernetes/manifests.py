@@ -21,7 +21,7 @@ from launcher.render.targets import Source
 from launcher.render.yaml_text import text
 from launcher.spec.container_rules import is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
-from launcher.spec.programs import volumes_of
+from launcher.spec.role_programs import volumes_of
 from launcher.spec.rules import is_directory_name
 
 KUSTOMIZATION = "kustomization.yaml"

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.images import all_for
 from launcher.plan.models import Plan, SecretKey
-from launcher.spec import programs
+from launcher.spec import role_programs
 from launcher.spec.containers import FromSecret
 from launcher.spec.kubernetes import DEFAULT_VERSION, Kubernetes, parse_version
 from launcher.spec.models import ClusterSpec, Storage
@@ -88,12 +88,12 @@ class Run:
     @property
     def storage(self) -> Storage | None:
         """The volume with the run directory, None where the run has none."""
-        return programs.storage_of(self.spec)
+        return role_programs.storage_of(self.spec)
 
     @property
     def has_tensorboard(self) -> bool:
         """Whether TensorBoard runs beside the tasks: it reads the run's volume."""
-        return self.options.tensorboard and programs.has_tensorboard(self.spec)
+        return self.options.tensorboard and role_programs.has_tensorboard(self.spec)
 
     @property
     def own_claim(self) -> bool:
@@ -107,7 +107,7 @@ class Run:
             return "ReadWriteMany"
         # What a spec says of a claim that is not the run's own holds: volumes may serve more nodes than their claims say, such as NFS.
         said = self.storage.access if self.options.claim else None
-        return said or self.claim_access or programs.access_of(self.spec)
+        return said or self.claim_access or role_programs.access_of(self.spec)
 
     @property
     def claim(self) -> str:

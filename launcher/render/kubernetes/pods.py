@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.plan import rules
+from launcher.plan import role_rules
+from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.plan.models import Task
-from launcher.plan.paths import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.plan.role_groups import Group
-from launcher.render.kubernetes import beside, storage
+from launcher.render.kubernetes import extra_containers, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import (
@@ -28,7 +28,7 @@ from launcher.render.kubernetes.objects import (
 from launcher.spec.kubernetes import EnvSource, Kubernetes, Volume
 from launcher.spec.models import Role
 from launcher.spec.names import TMP
-from launcher.spec.programs import roles_of, volumes_of
+from launcher.spec.role_programs import roles_of, volumes_of
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _EXECUTABLE = 0o555
@@ -53,7 +53,7 @@ def template(run: Run, group: Group) -> Object:
         **(hardened(run) if group.task.is_hardened else _unhardened(run, group)),
         **_scheduling(run, group),
         **({"automountServiceAccountToken": True} if run.options.service_account else {}),
-        **beside.init_containers(run, group),
+        **extra_containers.init_containers(run, group),
         "containers": [_container(run, group)],
         "volumes": _volumes(run, group),
     }
@@ -62,7 +62,7 @@ def template(run: Run, group: Group) -> Object:
 
 def outlasts_eviction(run: Run, group: Group) -> bool:
     """Return whether a task that is evicted for its own excess is killed, rather than ends as one that somebody has deleted."""
-    return rules.supervised(group.task) and run.plan.grace_period > _STOP_SECONDS
+    return role_rules.supervised(group.task) and run.plan.grace_period > _STOP_SECONDS
 
 
 def may_outgrow(made: Object) -> bool:
@@ -206,9 +206,9 @@ def _volumes(run: Run, group: Group) -> list[Object]:
         own.insert(0, storage.scratch())
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
-    if rules.brings_parent(group.task):
+    if role_rules.brings_parent(group.task):
         own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
-    beside_mount = beside.mounted(run, group.role)
+    beside_mount = extra_containers.mounted(run, group.role)
     return own + [
         {"name": extra.name, **(extra.source or {})}
         for extra in volumes_of(run.spec)
@@ -232,7 +232,7 @@ def _mounts(run: Run, group: Group) -> list[Object]:
         own.insert(0, storage.mount())
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
-    if rules.brings_parent(group.task):
+    if role_rules.brings_parent(group.task):
         own.append({"name": _PARENT, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
     for extra in volumes_of(run.spec):
         if _is_mounted(extra, group):

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.plan.models import RoleName
-from launcher.plan.paths import CONTAINER_RUNS
 from launcher.plan.role_groups import groups
-from launcher.plan.rules import leading_role
+from launcher.plan.role_rules import leading_role
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 from launcher.spec.problems import all_of
-from launcher.spec.programs import leads, roles_of
+from launcher.spec.role_programs import leads, roles_of
 
 _HOSTNAME = "kubernetes.io/hostname"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import launcher
 from launcher import images
 from launcher.image_build import context
-from launcher.plan import paths
+from launcher.plan import container_paths
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / context.DOCKERFILE).read_text(encoding="utf-8")
@@ -64,9 +64,9 @@ def test_an_installed_wheel_sends_the_same_bytes_as_a_checkout(tmp_path: Path) -
 def test_the_dockerfile_has_the_launcher_s_version_user_and_places() -> None:
     assert set(re.findall(r"^ARG VERSION=(\S+)", DOCKERFILE, re.MULTILINE)) == {launcher.__version__}
     assert set(re.findall(r"^USER (\S+)", DOCKERFILE, re.MULTILINE)) == {f"{images.USER}:{images.USER}"}
-    assert f"-o {images.USER} -g 0 {paths.CONTAINER_RUNS} " in DOCKERFILE
-    assert f"WORKDIR {paths.CONTAINER_CODE}\n" in DOCKERFILE
-    assert f"PYTHONPATH={paths.CONTAINER_CODE} " in DOCKERFILE
+    assert f"-o {images.USER} -g 0 {container_paths.CONTAINER_RUNS} " in DOCKERFILE
+    assert f"WORKDIR {container_paths.CONTAINER_CODE}\n" in DOCKERFILE
+    assert f"PYTHONPATH={container_paths.CONTAINER_CODE} " in DOCKERFILE
 
 
 def test_the_images_hold_the_versions_that_are_tested() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from launcher.errors import LauncherError, UsageError
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.addresses import ENVIRONMENT_LIMIT, readdress, tf_config_text
-from launcher.plan.document import from_document, to_document
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, SecretKey, Target
+from launcher.plan.plan_json import from_document, to_document
 from launcher.plan.planner import plan
 from launcher.spec.models import ClusterSpec
 from trainer.settings import TrainerSettings
@@ -279,7 +279,7 @@ def test_tasks_ask_for_the_end_of_their_run_only_where_those_that_decide_it_can_
     document = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "success": success}
     document |= {"command": ["./train"]} if roles["worker"] == {} else {}
     made = plan(ClusterSpec.model_validate(document), "kubernetes", run_dir="/runs/digits")
-    assert (settings(made).ending is not None, rules.tells_its_end(made)) == (tells, tells)
+    assert (settings(made).ending is not None, role_rules.tells_its_end(made)) == (tells, tells)
     assert settings(made).unsupervised == ([role for role, own in roles.items() if "image" in own and "command" not in own] or None)
 
 

@@ -14,7 +14,7 @@ import yaml
 from launcher import images
 from launcher.cli.planning import planned
 from launcher.errors import UsageError
-from launcher.plan import paths
+from launcher.plan import container_paths
 from launcher.render import compose, parent_file
 from launcher.render.targets import Source
 
@@ -75,7 +75,7 @@ def test_only_those_that_need_the_run_directory_mount_it(rendered: Render) -> No
     mounted = {name: service["volumes"][0] for name, service in services.items() if "volumes" in service}
     assert set(mounted) == {"chief", "evaluator", "tensorboard"}
     assert {name for name, volume in mounted.items() if volume.get("read_only")} == {"tensorboard"}
-    assert {volume["target"] for volume in mounted.values()} == {paths.CONTAINER_RUNS}
+    assert {volume["target"] for volume in mounted.values()} == {container_paths.CONTAINER_RUNS}
     assert services["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.render import parent_file
 
 CHIEF = {"cluster": {"chief": ["127.0.0.1:2222"]}, "task": {"type": "chief", "index": 0}}
@@ -106,7 +106,7 @@ def test_a_program_runs_to_its_end_with_what_its_parent_adds(start: Started) -> 
 
 
 def test_where_no_file_can_be_put_the_text_comes_in_a_variable_that_the_program_does_not_get(start: Started) -> None:
-    words = rules.PARENT["docker"][rules.PARENT["docker"].index("-c") :]
+    words = role_rules.PARENT["docker"][role_rules.PARENT["docker"].index("-c") :]
     packed = {parent_file.VARIABLE: parent_file.packed()}
     code, lines, err = ended(start("--", "sh", "-c", 'echo "$TRAINER_PARENT."', words=words, TF_CONFIG=CHIEF, **packed))
     assert (code, err) == (0, "")

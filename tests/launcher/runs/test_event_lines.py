@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli.event_lines import event_in, raw, shown
+from launcher.cli.output_lines import event_in, raw, shown
 from launcher.runs.event_lines import log_line
 from trainer.events import escaped
 

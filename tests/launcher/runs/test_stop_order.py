@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launcher.plan import rules
+from launcher.plan import role_rules
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
 from launcher.runs import stop_order
 
@@ -16,7 +16,7 @@ def plan(strategy: str, *, trains: bool) -> Plan:
     tasks = tuple(
         Task(name, role, 0, "", {}, (), env, Resources(), RestartRule("alone", 0), mounts_run_dir=True) for name, role in NAMES.items()
     )
-    graces = rules.graces(strategy, worker=10, evaluator=600, peer=20)
+    graces = role_rules.graces(strategy, worker=10, evaluator=600, peer=20)
     return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), graces)
 
 

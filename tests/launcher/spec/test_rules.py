@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.spec import programs
+from launcher.spec import role_programs
 from launcher.spec.loader import dump, load
 from launcher.spec.rules import check_workload
 
@@ -57,8 +57,8 @@ def test_each_role_has_something_to_run(strategy: str, roles: str, more: str, tm
 
 def test_variables_of_a_role_are_secrets_too(tmp_path: Path) -> None:
     roles = "{chief: {env: {TOKEN: a}}}"
-    assert programs.sets_variables(dump(load(spec_of(tmp_path, "single", roles))))
-    assert not programs.sets_variables(dump(load(spec_of(tmp_path, "single", "{chief: {}}"))))
+    assert role_programs.sets_variables(dump(load(spec_of(tmp_path, "single", roles))))
+    assert not role_programs.sets_variables(dump(load(spec_of(tmp_path, "single", "{chief: {}}"))))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.cli.main import run
 from launcher.spec.loader import load
-from launcher.tfjob import container, job, pod, roles
+from launcher.tfjob import container, job_fields, pod, replica_specs
 from tests.launcher.tfjob.pods import check
 
 HERE = Path(__file__).parent
@@ -68,10 +68,10 @@ def test_each_problem_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 TABLES: dict[str, Iterable[str]] = {
-    "metadata": job.METADATA,
-    "spec": job.SPEC,
-    "schedulingPolicy": job.SCHEDULING,
-    "replica": roles.REPLICA,
+    "metadata": job_fields.METADATA,
+    "spec": job_fields.SPEC,
+    "schedulingPolicy": job_fields.SCHEDULING,
+    "replica": replica_specs.REPLICA,
     "template.metadata": pod.METADATA,
     "template.spec": pod.POD,
     "container": container.CONTAINER,

@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.engine.calling import Calling, Changing, Make, calling_job
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
-from trainer.engine import loop, run_record
+from trainer.engine import loop, run_state
 from trainer.engine.callbacks import Hooks, continue_logs
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
@@ -189,8 +189,8 @@ def test_early_stopping_as_the_guide_has_it_ends_the_run_and_says_why(tmp_path: 
     assert (outcome.step % 25, outcome.step < 2500) == (0, True)
     why = f"the callback EarlyStoppingAtMinLoss.on_epoch_end has set model.stop_training in epoch {outcome.step // 25}"
     assert f"the run ends after step {outcome.step} of 2500: {why}" in notices(output)
-    assert run_record.read(tmp_path)["state"] == "succeeded"
-    assert run_record.read(tmp_path)["ended_early"] == why
+    assert run_state.read(tmp_path)["state"] == "succeeded"
+    assert run_state.read(tmp_path)["ended_early"] == why
     for weight, best in zip(session.model.get_weights(), stopping.best_weights, strict=True):
         np.testing.assert_array_equal(weight, best)
 
@@ -360,6 +360,6 @@ def test_nan_fails_the_run_or_ends_it_by_the_callback(tmp_path: Path) -> None:
     )
     assert (outcome.finished, outcome.step) == (True, 31)
     assert (
-        run_record.read(tmp_path / "warn")["ended_early"]
+        run_state.read(tmp_path / "warn")["ended_early"]
         == "the callback TerminateOnNaN.on_train_batch_end has set model.stop_training in epoch 2"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.engine.test_loop import train
-from trainer.engine import run_record
+from trainer.engine import run_state
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.early_stopping import no_better
 from trainer.engine.evaluations import Evaluated
@@ -43,8 +43,8 @@ def test_a_run_that_gets_no_better_ends_as_done_after_a_checkpoint(tmp_path: Pat
     session, outcome, output = train(tmp_path, 5000, early_stopping=rule)
     assert outcome.finished
     assert 60 <= session.step < 5000
-    assert run_record.read(tmp_path)["state"] == "succeeded"
-    assert "did not improve on" in run_record.read(tmp_path)["ended_early"]
+    assert run_state.read(tmp_path)["state"] == "succeeded"
+    assert "did not improve on" in run_state.read(tmp_path)["ended_early"]
     assert any("train.early_stopping" in event["message"] for event in output.events("notice"))
     assert output.events("checkpoint")[-1]["step"] == session.step
     assert Checkpoints(tmp_path / "checkpoints", session.model, session.optimizer, 1).latest is not None
@@ -58,7 +58,7 @@ def test_a_metric_that_evaluations_do_not_have_is_refused_before_training(tmp_pa
 def test_a_run_ends_when_its_time_is_up_and_stays_ended(tmp_path: Path) -> None:
     session, outcome, _ = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
     assert outcome.finished
-    kept = run_record.read(tmp_path)
+    kept = run_state.read(tmp_path)
     assert kept["trained_seconds"] >= 1.5
     again, outcome, output = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
     assert outcome.finished

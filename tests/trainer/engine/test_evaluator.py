@@ -12,7 +12,7 @@ import pytest
 from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.trainer.tensorboard_reader import read_events
-from trainer.engine import evaluations, evaluator, run_record
+from trainer.engine import evaluations, evaluator, run_state
 from trainer.engine.loop import Outcome
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
@@ -113,7 +113,7 @@ def test_a_slow_one_takes_the_newest_and_the_last_while_the_chief_deletes_old_on
     assert set(steps) <= saved
     assert len(steps) < len(saved)
     assert steps[-1] == 3000
-    assert slow.event("done")["time"] > run_record.read(tmp_path)["updated"]
+    assert slow.event("done")["time"] > run_state.read(tmp_path)["updated"]
     assert len(list(tmp_path.glob("checkpoints/*.index"))) == 1
     # The chief evaluates the last step as well, for run.json; only the evaluator writes of it.
     assert [event["step"] for event in fast.events("evaluated")] == [3000]
@@ -164,7 +164,7 @@ def test_another_models_checkpoint_is_not_evaluated(tmp_path: Path) -> None:
 
 def test_a_run_that_ended_early_is_over_and_one_of_fewer_steps_is_not(tmp_path: Path) -> None:
     chief(tmp_path, 30)
-    facts = run_record.read(tmp_path) | {"state": "succeeded"}
+    facts = run_state.read(tmp_path) | {"state": "succeeded"}
     (tmp_path / "run.json").write_text(json.dumps(facts | {"steps": 30}))  # as an earlier run of 30 steps has left it
     output = Output()
 

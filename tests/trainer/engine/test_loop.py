@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Poisoned, Small
-from trainer.engine import loop, run_record
+from trainer.engine import loop, run_state
 from trainer.engine.checkpoints import CheckpointError
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.job import Job, job
@@ -97,7 +97,7 @@ def test_checkpoints_and_evaluations_come_when_they_are_due(tmp_path: Path) -> N
     assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40, 45]
     assert [event["step"] for event in output.events("evaluated")] == [20, 40, 45]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.index")) == ["ckpt-40.index", "ckpt-45.index"]
-    kept = run_record.read(tmp_path)
+    kept = run_state.read(tmp_path)
     assert (kept["state"], kept["step"], kept["steps"]) == ("succeeded", 45, 45)
     assert kept["metrics"] == pytest.approx(outcome.metrics)
     assert list(tmp_path.glob("logs/train/events*"))
@@ -151,7 +151,7 @@ def test_a_stop_saves_first_and_the_run_goes_on_from_there(tmp_path: Path) -> No
     assert not outcome.finished
     assert outcome.step == 34
     assert output.events("checkpoint")[-1]["step"] == 34
-    assert run_record.read(tmp_path)["state"] == "stopped"
+    assert run_state.read(tmp_path)["state"] == "stopped"
     _, resumed, output = train(tmp_path, 100)
     assert output.events("restored")[0]["step"] == 34
     assert resumed.step == 100

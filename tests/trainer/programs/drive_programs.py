@@ -45,7 +45,7 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     from trainer.engine.manual import program
     from trainer.programs.cluster import Cluster
     from trainer.programs.device_log import DeviceLog
-    from trainer.programs.loading import load_program
+    from trainer.programs.program_loading import load_program
     from trainer.settings import Train
     from trainer.tf_config import parse
 

@@ -4,7 +4,7 @@ import pytest
 
 from trainer.programs import devices
 from trainer.programs.devices import Device
-from trainer.programs.tables import table
+from trainer.programs.text_tables import table
 
 
 @pytest.mark.parametrize(

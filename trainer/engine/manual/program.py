@@ -22,17 +22,17 @@ from trainer import error_file
 from trainer.engine import peer_wait
 from trainer.engine.cadence import REPORT_EVERY
 from trainer.engine.job import Job
-from trainer.engine.logs import Logs
 from trainer.engine.manual.watchdog import Watch, unreachable
-from trainer.engine.run_record import Record
+from trainer.engine.run_state import Record
 from trainer.engine.session import PeerLostError, cause
+from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.programs import devices
 from trainer.programs.cluster import Cluster, Task
 from trainer.programs.device_log import DeviceLog
-from trainer.programs.loading import Program
+from trainer.programs.program_loading import Program
 from trainer.socket_filter import closed_to_others
 from trainer.tf_config import TaskConfig, task_name
 from trainer.workloads.errors import WorkloadError

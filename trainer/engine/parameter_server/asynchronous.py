@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.engine import model_ops
 from trainer.engine.job import Job
-from trainer.engine.parameter_server.session import ServerSession
+from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.state import device
 from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, constant, not_finite, watching
 from trainer.engine.session import NotFinite, Progress

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from trainer.engine import clock
 from trainer.engine.job import Job
+from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.servers import let_go_on
-from trainer.engine.parameter_server.session import ServerSession
 from trainer.engine.parameter_server.sync_server import LAST, Server
 from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, constant, not_finite, watching
 from trainer.engine.session import PeerLostError, Progress

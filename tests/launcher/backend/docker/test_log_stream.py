@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from launcher.backend.docker import log_stream
 from launcher.backend.docker.log_stream import lines
-from launcher.cli.event_lines import raw
+from launcher.cli.output_lines import raw
 from trainer.events import parse
 
 FIRST, SECOND = "2026-01-31T10:00:00.500000000Z", "2026-01-31T10:00:01.000000000Z"

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import log_lines, pod_logs
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.pod_logs import PodLogs, kept_lines
-from launcher.cli.event_lines import event_in, raw
+from launcher.cli.output_lines import event_in, raw
 from launcher.errors import LauncherError
 from launcher.runs.status import LogLine
 from trainer.events import parse

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan.document import to_document
 from launcher.plan.models import Plan
+from launcher.plan.plan_json import to_document
 from launcher.runs import process_identity, state_file
 from launcher.runs.paths import RunPaths
 from tests.launcher.backend.local.running import Runs
@@ -42,7 +42,7 @@ def foreground() -> Iterator[Callable[[Plan], "subprocess.Popen[str]"]]:
         text = (
             "import json, sys, time, pathlib\n"
             "from launcher.backend.local.backend import LocalBackend\n"
-            "from launcher.plan.document import from_document\n"
+            "from launcher.plan.plan_json import from_document\n"
             "backend = LocalBackend(pathlib.Path(sys.argv[1]))\n"
             "backend.start(from_document(json.load(sys.stdin)), {}, detach=False)\n"
             "print('started', flush=True)\n"

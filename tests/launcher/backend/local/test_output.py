@@ -1,6 +1,6 @@
 """A program under the trainer that writes what it likes: its bytes are kept, and the trainer's events are read."""
 
-from launcher.cli.event_lines import event_in, raw, shown
+from launcher.cli.output_lines import event_in, raw, shown
 from launcher.runs.status import State
 from tests.launcher.backend.local.running import Runs
 

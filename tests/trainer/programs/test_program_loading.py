@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.programs.loading import load_program
+from trainer.programs.program_loading import load_program
 from trainer.settings import Train
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.errors import WorkloadError

@@ -5,7 +5,7 @@ from typing import Any
 from launcher.render.kubernetes.objects import TRAINER
 from launcher.spec import names
 from launcher.spec.problems import FieldError, Path
-from launcher.tfjob import resources, variables, volumes
+from launcher.tfjob import pod_volumes, resources, variables
 from launcher.tfjob.container import security
 from launcher.tfjob.draft import Beside, RoleDraft
 
@@ -41,7 +41,7 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
         return
     if name is None:
         return
-    given = volumes.renamed(role, reading.mapping(path))
+    given = pod_volumes.renamed(role, reading.mapping(path))
     image = reading.text((*path, "image"))
     if image is None:
         reading.refuse(path, f"the container {name} has no image", "an image", "add `image`")

@@ -6,8 +6,8 @@ Source: docs/architecture.md, "Who restarts what", and the storage contract: onl
 import posixpath
 from collections.abc import Iterable, Sequence
 
+from launcher.plan.container_paths import CONTAINER_PARENT
 from launcher.plan.models import Plan, RoleName, Target, Task
-from launcher.plan.paths import CONTAINER_PARENT
 from trainer.strategies import SERVED, STRATEGIES, Scope
 
 # The order in which tasks are listed, numbered and given their share of scarce things.

@@ -4,8 +4,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.images import image_of
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.plan.models import Plan, Task
-from launcher.plan.paths import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.render.compose_values import amounts, bind, bound, escaped, image
 from launcher.render.targets import Source
@@ -14,8 +14,8 @@ from launcher.spec.container_rules import is_in_compose
 from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.names import RUN_VOLUME, TMP
-from launcher.spec.programs import beside, init_containers_of, roles_of, sidecars_of
 from launcher.spec.quantities import parse_memory
+from launcher.spec.role_programs import beside, init_containers_of, roles_of, sidecars_of
 
 INIT = "init"  # the network of init containers: they may fetch something, and reach no task
 PREPARE = "prepare-volume"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.event_lines import event_in, is_chatter
+from launcher.cli.output_lines import event_in, is_chatter
 
 PROGRESS: dict[str, Any] = {
     "event": "progress",

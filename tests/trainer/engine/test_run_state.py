@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from trainer.engine import run_record
+from trainer.engine import run_state
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    kept = run_record.Record(tmp_path, name="mnist", steps=100)
+    kept = run_state.Record(tmp_path, name="mnist", steps=100)
     kept.update("running", 10)
     kept.update("running", 20, checkpoint="/ckpt-20")
-    found = run_record.read(tmp_path)
+    found = run_state.read(tmp_path)
     assert (found["name"], found["state"], found["step"], found["checkpoint"]) == ("mnist", "running", 20, "/ckpt-20")
     assert set(found["versions"]) == {"trainer", "tensorflow", "keras", "python"}
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
@@ -21,20 +21,20 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[1]"])
 def test_a_record_that_is_none_reads_as_empty(tmp_path: Path, content: str) -> None:
-    assert run_record.read(tmp_path) == {}
+    assert run_state.read(tmp_path) == {}
     (tmp_path / "run.json").write_text(content)
-    assert run_record.read(tmp_path) == {}
+    assert run_state.read(tmp_path) == {}
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     texts = [json.dumps({"step": n, "filler": str(n) * 20_000}) for n in range(2)]
-    run_record.write_atomically(path, texts[0])
+    run_state.write_atomically(path, texts[0])
     done = threading.Event()
 
     def write() -> None:
         for n in range(200):
-            run_record.write_atomically(path, texts[n % 2])
+            run_state.write_atomically(path, texts[n % 2])
         done.set()
 
     thread = threading.Thread(target=write)

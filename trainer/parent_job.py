@@ -31,7 +31,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Job:
+class ParentJob:
     """What to run and whom it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
 
     command: tuple[str, ...]

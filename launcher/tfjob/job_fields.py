@@ -184,7 +184,7 @@ def _run_policy(draft: Draft, path: Path) -> None:
 
 
 def _replicas(_draft: Draft, _path: Path) -> None:
-    """The replicas have tables of their own: launcher.tfjob.roles."""
+    """The replicas have tables of their own: launcher.tfjob.replica_specs."""
 
 
 def _dynamic_workers(draft: Draft, path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.plan.paths import CONTAINER_PARENT
+from launcher.plan.container_paths import CONTAINER_PARENT
 from launcher.spec import names
 from launcher.spec.containers import Mount
 from launcher.spec.kubernetes import Volume

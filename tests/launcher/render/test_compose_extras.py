@@ -14,7 +14,7 @@ from launcher.images import all_for
 from launcher.plan.models import Target
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import Source, renderer
-from launcher.spec.programs import sets_variables
+from launcher.spec.role_programs import sets_variables
 
 SPEC = """\
     version: 1

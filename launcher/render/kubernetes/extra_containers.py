@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from launcher.errors import UsageError
 from launcher.plan.role_groups import Group
 from launcher.render.kubernetes.objects import NO_RIGHTS, Object, Run, env, literal, resources
-from launcher.spec import programs
+from launcher.spec import role_programs
 from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.names import RUN_VOLUME, TMP
-from launcher.spec.programs import init_containers_of, roles_of, sidecars_of, volumes_of
+from launcher.spec.role_programs import init_containers_of, roles_of, sidecars_of, volumes_of
 
 
 def init_containers(run: Run, group: Group) -> Object:
@@ -26,7 +26,7 @@ def init_containers(run: Run, group: Group) -> Object:
 
 def mounted(run: Run, role_name: str) -> set[str]:
     """Return the names of the volumes that containers beside the tasks of a role mount."""
-    return {mount.volume for one in programs.beside(run.spec, roles_of(run.spec)[role_name]) for mount in one.mounts}
+    return {mount.volume for one in role_programs.beside(run.spec, roles_of(run.spec)[role_name]) for mount in one.mounts}
 
 
 def _container(run: Run, group: Group, one: Container) -> Object:

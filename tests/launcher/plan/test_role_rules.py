@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from launcher.plan import rules
+from launcher.plan import role_rules
 from trainer.strategies import STRATEGIES, Strategy
 
 
@@ -13,4 +13,8 @@ def test_every_strategy_has_a_row_and_a_restart_rule_for_each_of_its_roles() -> 
 
 
 def test_names() -> None:
-    assert [rules.task_name("chief", 0), rules.task_name("evaluator", 0), rules.task_name("ps", 1)] == ["chief", "evaluator", "ps-1"]
+    assert [role_rules.task_name("chief", 0), role_rules.task_name("evaluator", 0), role_rules.task_name("ps", 1)] == [
+        "chief",
+        "evaluator",
+        "ps-1",
+    ]
