@@ -166,7 +166,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), told), output)
     failed_at, why = told.get("failed", (time.monotonic(), ""))
     if settings is not None and not command and task.is_chief:
-        _settle(settings, code, why)
+        _mark_ended(settings, code, why)
     _outlast(code, told, stop_seconds)
     if "stopping" not in told:  # who asks it to stop has told its engine too, and waits for it
         _last_words(code, failed_at)
@@ -193,7 +193,7 @@ def _remembering(report: Report, told: dict[str, tuple[float, str]]) -> Report:
     return remember
 
 
-def _settle(settings: Settings, code: int, failure: str) -> None:
+def _mark_ended(settings: Settings, code: int, failure: str) -> None:
     """Make run.json say how the run ended, where the training process did not live to say it."""
     from pathlib import Path
 
@@ -202,9 +202,9 @@ def _settle(settings: Settings, code: int, failure: str) -> None:
     facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest}
     with contextlib.suppress(OSError):  # its directory cannot be written: the event has said it
         if failure:
-            run_state.settle(Path(settings.run_dir), "failed", failure, **facts)
+            run_state.mark_ended(Path(settings.run_dir), "failed", failure, **facts)
         elif code != ExitCode.DONE:
-            run_state.settle(
+            run_state.mark_ended(
                 Path(settings.run_dir), "stopped", "it ended before it could save; training goes on from the last checkpoint", **facts
             )
 

@@ -85,7 +85,9 @@ def _with_code(code: int) -> str:
     return cause if final(told) == told or str(told) in cause else f"{cause}, exit code {told}"
 
 
-def judge(code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", together: float = 0.0) -> Restart | End:
+def decide_restart(
+    code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", together: float = 0.0
+) -> Restart | End:
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
     Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py, tracebacks.py): a third would be too.

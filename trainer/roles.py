@@ -149,7 +149,7 @@ def _train(context: Context) -> ExitCode:
 
     # All sessions but one configure TensorFlow's devices, so they are prepared before anything that starts it up.
     workload = _workload(context)
-    if not STRATEGIES[context.job.strategy].alone:
+    if not STRATEGIES[context.job.strategy].single_replica:
         _check_not_started(context)
     strategy = context.job.strategy
     if not peer_wait.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):

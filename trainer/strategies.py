@@ -30,7 +30,7 @@ class Kind(NamedTuple):
     on_devices: bool = False
 
     @property
-    def alone(self) -> bool:
+    def single_replica(self) -> bool:
         """Whether one replica trains, in one task."""
         return self.trains and not (self.served or self.in_step or self.on_devices)
 

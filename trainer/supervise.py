@@ -22,7 +22,7 @@ from trainer.parent_job import ParentJob
 from trainer.peers import LISTED, PeerWait, Prober, Watch, shortened
 from trainer.process_group import kill_group, reap, spawn
 from trainer.reactor import Reactor, Timer
-from trainer.restarts import End, History, Restart, cause_of, exit_code_of, judge
+from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
 
 Report = Callable[..., None]
 
@@ -182,7 +182,7 @@ class _Supervisor:
         else:
             now = time.monotonic()
             together = 0.0 if self._together is None else now - self._together
-            self._follow(code, judge(code, now - self._began, self._history, self._job.policy, same, together), detail)
+            self._follow(code, decide_restart(code, now - self._began, self._history, self._job.policy, same, together), detail)
 
     def _why(self, code: int) -> tuple[str, str]:
         """Return the error line of the attempt that has ended and its fingerprint: what it wrote down, else what a program raised."""

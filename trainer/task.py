@@ -113,15 +113,15 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     try:
         return roles.run(roles.Context(task, job(settings), port, report, stop, began))
     except PeerLostError as error:
-        _tell(str(error), "" if report.start is None else str(report.start))
+        _show_error(str(error), "" if report.start is None else str(report.start))
         return ExitCode.PEER_LOST
     except DivergedError as error:
-        _tell(str(error), f"{error_file.FOR_GOOD}training has diverged")
+        _show_error(str(error), f"{error_file.FOR_GOOD}training has diverged")
         return ExitCode.WRONG_CONFIGURATION  # the code alone is final: there may be no file for the parent
     except WorkloadError as error:
         if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
             print(user_errors.shown(error.__cause__, frames, task.name), file=sys.stderr)
-        _tell(str(error))
+        _show_error(str(error))
         return ExitCode.WRONG_CONFIGURATION
     except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line
         frames = user_errors.user_frames(error, users) if users else []
@@ -171,7 +171,7 @@ def _remedy(error: Exception) -> str:
     return pipeline.remedy(error)
 
 
-def _tell(line: str, fingerprint: str = "") -> None:
+def _show_error(line: str, fingerprint: str = "") -> None:
     """Show the error line, and leave it for the parent to report."""
     print(line, file=sys.stderr)
     error_file.write(line, fingerprint)

@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 from launcher.backend.model import Backend, Where
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters
-from launcher.cli.options import placed
+from launcher.cli.options import resolve_cluster_ref
 from launcher.cli.run_lookup import beside, find_run, home, homes, looks_like_file, run_names, run_names_here
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
@@ -102,7 +102,7 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
     make = getattr(importlib.import_module(module), attribute)
     if in_namespaces(name):
         where = where or Where()
-        context, namespace = placed(name, where.context, where.namespace)
+        context, namespace = resolve_cluster_ref(name, where.context, where.namespace)
         return cast("Backend", make(runs, Where(context, namespace)))
     if where is not None and (where.context or where.namespace):
         raise UsageError(f"--context and --namespace are for clusters; {name} is none", "leave them out, or say --on kubernetes")

@@ -9,7 +9,7 @@ import typer
 
 from launcher.backend.model import ComparesObjects, Where
 from launcher.backend.registry import in_namespaces, of_clusters
-from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, placed
+from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, homes
 from launcher.plan.models import Target
 
@@ -45,7 +45,7 @@ def diff(
 
     target = check_backend(on or (of_clusters() if context or namespace else _where(file, overrides or [], runs)))
     if in_namespaces(target):
-        context, namespace = placed(target, context, namespace)
+        context, namespace = resolve_cluster_ref(target, context, namespace)
         lines = _of_objects(file, overrides or [], runs, Where(context, namespace))
         told: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
     else:
@@ -64,11 +64,11 @@ def _where(file: Path, overrides: Sequence[str], runs: Path) -> str:
 
 def _of_objects(file: Path, overrides: Sequence[str], runs: Path, where: Where) -> list[str]:
     from launcher.cli.backends import check_backend, open_backend
-    from launcher.cli.planning import planned_there
+    from launcher.cli.planning import plan_for_cluster
     from launcher.spec.loader import dump
 
     on = of_clusters()
-    spec, plan, where = planned_there(file, overrides, check_backend(on), runs, where)
+    spec, plan, where = plan_for_cluster(file, overrides, check_backend(on), runs, where)
     backend = open_backend(on, runs, where)
     return list(backend.differences(plan, dump(spec))) if isinstance(backend, ComparesObjects) else []
 

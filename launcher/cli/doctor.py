@@ -11,7 +11,7 @@ import typer
 
 from launcher.backend.model import Where
 from launcher.backend.registry import BACKENDS
-from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def doctor(
     target = check_backend(on)
     spec = None if file is None else load(file, overrides or [])
     own = spec.kubernetes.namespace if spec is not None else None
-    context, namespace = placed(on, context, namespace)
+    context, namespace = resolve_cluster_ref(on, context, namespace)
     question = CheckRequest(spec, Where(context, namespace or own), str(runs))
     found = []
     for finding in _examine(BACKENDS[target].examiner, question):

@@ -14,7 +14,7 @@ from launcher.backend.registry import in_directories, in_namespaces, of_clusters
 from launcher.cli import owners
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
-from launcher.cli.run_lookup import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.errors import LauncherError, UsageError
 from launcher.runs.status import ENDED, RunStatus, State
 
@@ -130,12 +130,12 @@ def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:
 
 def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> dict[str, object]:
     """Stop a run and return what `--json` tells of it; `keeps` is whether its data stays."""
-    from launcher.cli.stopping import asking
+    from launcher.cli.stopping import stop_action
 
     status = backend.status(run)
     ended = status.state in ENDED
     if not ended and not now:
-        say(f"{run}: stopping: {asking(backend.spec(run))}")
+        say(f"{run}: stopping: {stop_action(backend.spec(run))}")
     # Also of a run that has ended: an interrupted one may have left processes.
     try:
         removed = backend.stop(run, now=now, tell=lambda message: say(f"{run}: {message}"))
@@ -147,7 +147,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
         what = ", ".join(count(number, kind) for kind, number in removed.items())
         did = f"{'ended' if 'process' in removed else 'removed'} {what}" if what else "there was nothing to remove"
         is_there = status.run_dir and (not in_directories(status.backend) or Path(status.run_dir).is_dir())
-        stays = f"; its data stays in {near(status.run_dir)}" if keeps and is_there and not status.data_lost else ""
+        stays = f"; its data stays in {relative_path(status.run_dir)}" if keeps and is_there and not status.data_lost else ""
         say(f"{run} {how} and does not run; {did}{stays}")
         after = status
     else:

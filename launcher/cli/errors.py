@@ -36,7 +36,7 @@ def report(error: Exception, *, as_json: bool) -> int:
     """Tell the user about `error` on stderr and return the exit code."""
     if os.environ.get("LAUNCHER_DEBUG"):
         traceback.print_exception(error)
-    told = _tell(error)
+    told = _document_of(error)
     if as_json:
         print(json.dumps(told), file=sys.stderr)
     else:
@@ -44,28 +44,28 @@ def report(error: Exception, *, as_json: bool) -> int:
     return int(told["exit_code"])
 
 
-def _tell(error: Exception) -> dict[str, Any]:
+def _document_of(error: Exception) -> dict[str, Any]:
     match error:
         case SpecError():
-            return _told(error.message, error.remedy, error.exit_code, [asdict(problem) for problem in error.problems])
+            return _document(error.message, error.remedy, error.exit_code, [asdict(problem) for problem in error.problems])
         case LauncherError():
-            return _told(error.message, error.remedy, error.exit_code)
+            return _document(error.message, error.remedy, error.exit_code)
         case typer.Abort():
-            return _told("given up at the prompt; nothing was changed", "", INTERRUPTED)
+            return _document("given up at the prompt; nothing was changed", "", INTERRUPTED)
     # Errors of the command line itself: typer's and click's classes differ between versions, not their shape.
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "launcher"
-        return _told(format_message().rstrip("."), f"`{path} --help` shows what there is", WRONG_USAGE)
+        return _document(format_message().rstrip("."), f"`{path} --help` shows what there is", WRONG_USAGE)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        return _told(message, _OS_REMEDY.get(error.errno or 0, "set LAUNCHER_DEBUG=1 to see where it happened"), 1)
-    return _told(f"unexpected {message}", "set LAUNCHER_DEBUG=1 to see the traceback, and report it", 1)
+        return _document(message, _OS_REMEDY.get(error.errno or 0, "set LAUNCHER_DEBUG=1 to see where it happened"), 1)
+    return _document(f"unexpected {message}", "set LAUNCHER_DEBUG=1 to see the traceback, and report it", 1)
 
 
-def _told(message: str, remedy: str, exit_code: int, problems: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def _document(message: str, remedy: str, exit_code: int, problems: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     return {"error": message, "remedy": remedy, "exit_code": exit_code, "problems": problems or []}
 
 

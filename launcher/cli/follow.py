@@ -104,12 +104,12 @@ class Stopper:
         self._says = (STOPPING.format(asking=asking), STOPPING_NOW)
         self._threads: list[threading.Thread] = []
         self._errors: list[Exception] = []
-        self._told: list[str] = []  # by the threads, for the one that shows it
+        self._messages: list[str] = []  # by the threads, for the one that shows it
 
     def check(self) -> None:
         """Start what the signals so far ask for. Raises what stopping raised."""
-        while self._told:
-            self._view.say(self._told.pop(0))
+        while self._messages:
+            self._view.say(self._messages.pop(0))
         if self._errors:
             raise self._errors[0]
         stage = len(self._threads)
@@ -126,7 +126,7 @@ class Stopper:
 
     def _stop(self, *, now: bool) -> None:
         try:
-            self._backend.stop(self._name, now=now, tell=self._told.append)
+            self._backend.stop(self._name, now=now, tell=self._messages.append)
         except Exception as error:  # noqa: BLE001  raised by check, on the thread that follows
             self._errors.append(error)
 

@@ -14,7 +14,7 @@ from launcher.backend.model import Where
 from launcher.cli import formats, unpacking
 from launcher.cli.interrupts import ending
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
-from launcher.cli.run_lookup import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.unpacking import Unpacked
 from launcher.runs.stored import Part, Stored, nothing
 
@@ -62,11 +62,11 @@ def get(
         facts = {"name": run, "what": what, "path": str(place), "origin": origin, "files": unpacked.files, "bytes": unpacked.size}
         print(json.dumps({**facts, "left_out": unpacked.left_out, "seconds": round(time.monotonic() - began, 3)}))
         return
-    _tell(run, what, place, unpacked)
+    _print_result(run, what, place, unpacked)
 
 
-def _tell(run: str, what: Part, place: Path, unpacked: Unpacked) -> None:
-    shown = near(str(place))
+def _print_result(run: str, what: Part, place: Path, unpacked: Unpacked) -> None:
+    shown = relative_path(str(place))
     print(f"{run}: the {_called(what, place)} in {shown}, {formats.count(unpacked.files, 'file')}, {formats.memory(unpacked.size)}")
     if unpacked.left_out:
         print(f"left out, as they lead elsewhere or are no files: {', '.join(unpacked.left_out)}", file=sys.stderr)

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import formats, measures, task_rows
-from launcher.cli.output_lines import LAUNCHER_NOTE, is_chatter, shown
+from launcher.cli.output_lines import LAUNCHER_NOTE, is_tf_noise, shown
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import fact_lines, grid
-from launcher.cli.throttle import Pace
+from launcher.cli.throttle import Throttle
 from launcher.runs.status import LogLine, RunStatus, State
 from trainer.events import Event, render
 
@@ -35,7 +35,7 @@ class LiveView:
         self._console = console
         self._name = name
         self._prefixes = Prefixes(tasks)
-        self._pace = Pace()
+        self._pace = Throttle()
         self._status: RunStatus | None = None
         self._progress: Event | None = None
         self._checkpoint: int | None = None
@@ -63,7 +63,7 @@ class LiveView:
 
     def output(self, line: LogLine) -> None:
         """Let a program's own output scroll, without TensorFlow's chatter."""
-        if is_chatter(line.text):
+        if is_tf_noise(line.text):
             return
         style = "yellow" if line.text.startswith(LAUNCHER_NOTE) else ""
         self._console.print(self._prefixes.line(line.task, shown(line), style), soft_wrap=True)
@@ -81,7 +81,7 @@ class LiveView:
         status = self._status
         if status is None:
             return Group(Text(), self._head(State.PENDING))
-        shown, left_out = task_rows.most_telling(status, self._console.height - _KEPT_FREE)
+        shown, left_out = task_rows.pick_rows(status, self._console.height - _KEPT_FREE)
         rows = [task_rows.row(task, self._prefixes, marked=True) for task in shown]
         parts: list[RenderableType] = [Text(), self._head(status.state), self._bar(status)]
         parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, whole=task_rows.WHOLE, width=self._console.width)]

@@ -115,7 +115,7 @@ Set = Annotated[
 ]
 
 
-def placed(on: str, context: str | None, namespace: str | None) -> tuple[str | None, str | None]:
+def resolve_cluster_ref(on: str, context: str | None, namespace: str | None) -> tuple[str | None, str | None]:
     """Return the context and the namespace that were given, or else, for a cluster, those that the environment names."""
     if not in_namespaces(on):
         return context, namespace

@@ -44,6 +44,6 @@ _CHATTER = re.compile(
 )
 
 
-def is_chatter(text: str) -> bool:
+def is_tf_noise(text: str) -> bool:
     """Return whether a line of output tells nobody anything while a run is watched; `logs` shows it."""
     return _CHATTER.match(text) is not None

@@ -8,7 +8,7 @@ import typer
 
 from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
-from launcher.cli.run_lookup import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.errors import UsageError
 from launcher.plan import role_rules
 from launcher.plan.models import Plan, Task
@@ -76,7 +76,7 @@ def _show(planned: Plan) -> None:
     console = Console(highlight=False)
     show(console, _HEADERS, rows, right=("CPU", "MEMORY", "GPUS"))
     console.print(
-        f"\n{planned.name}: {planned.strategy}, {f'run directory {near(planned.run_dir)}' if planned.run_dir else 'no run directory'}",
+        f"\n{planned.name}: {planned.strategy}, {f'run directory {relative_path(planned.run_dir)}' if planned.run_dir else 'no run directory'}",
         soft_wrap=True,
     )
     for notice in planned.notices:

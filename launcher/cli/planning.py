@@ -22,7 +22,7 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     return spec, planner.plan(spec, target, run_dir=where, digest=told, spec_dir=directory)
 
 
-def planned_there(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:
+def plan_for_cluster(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:
     """Return the same, and the place that is meant: the namespace that `where` names stands for the spec's own.
 
     Where neither names one, a namespace that was named when the run was started last holds on: it is the same run.

@@ -12,7 +12,7 @@ from launcher.backend.model import Backend
 from launcher.backend.registry import in_directories
 from launcher.cli import formats, measures
 from launcher.cli.output_lines import LAUNCHER_NOTE, event_in
-from launcher.cli.run_lookup import command, near
+from launcher.cli.run_lookup import command, relative_path
 from launcher.cli.tables import fact_lines
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
@@ -118,12 +118,12 @@ def _facts(status: RunStatus, last: str) -> list[tuple[str, str]]:
 
 
 def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tuple[str, str]]:
-    steps = [("run", near(status.run_dir))] if status.run_dir else []
+    steps = [("run", relative_path(status.run_dir))] if status.run_dir else []
     if status.checkpoint is not None:
-        steps.append(("checkpoint", near(status.checkpoint)))
+        steps.append(("checkpoint", relative_path(status.checkpoint)))
     if status.model is not None:
         taken = "" if in_directories(status.backend) else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
-        steps.append(("model", near(status.model) + taken))
+        steps.append(("model", relative_path(status.model) + taken))
     if status.state is not State.SUCCEEDED and started_by:
         steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from launcher.backend.model import Backend
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli import owners
-from launcher.cli.run_lookup import beside, command, homes, near, stored
+from launcher.cli.run_lookup import beside, command, homes, relative_path, stored
 from launcher.errors import UsageError
 from launcher.plan import code
 from launcher.plan.models import Plan, Target
@@ -34,7 +34,7 @@ _PATHS = frozenset({"code", "train.data", "env_file"})
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResumeFlags:
     """What the command line asks for by itself."""
 
     fresh: bool
@@ -44,7 +44,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def alone(runs: Path, name: str) -> Iterator[None]:
+def exclusive(runs: Path, name: str) -> Iterator[None]:
     """Keep every other `up` of that name out for a `with` block: two that start afresh would share one directory.
 
     Raises UsageError when another is at it, and LauncherError when `runs` cannot be written.
@@ -86,7 +86,11 @@ def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool
 def other_spec(runs: Path, plan: Plan) -> str:
     """Return in words that a run was started from a spec of another directory last, which is still there; empty where it was not."""
     before = str((stored(runs, plan.name, "plan", plan.target) or {}).get("spec_dir") or "")
-    return f"; it was started from a spec in {near(before)} before" if before not in {"", plan.spec_dir} and Path(before).is_dir() else ""
+    return (
+        f"; it was started from a spec in {relative_path(before)} before"
+        if before not in {"", plan.spec_dir} and Path(before).is_dir()
+        else ""
+    )
 
 
 def before(backend: Backend, name: str) -> RunStatus | None:
@@ -161,7 +165,7 @@ def _moved(change: Change, old_directory: str, directory: str) -> bool:
 
 
 def decide(
-    old: RunStatus | None, changes: Sequence[Change] | None, asked: Asked, runs: Path, *, digest: str = "", elsewhere: bool = False
+    old: RunStatus | None, changes: Sequence[Change] | None, asked: ResumeFlags, runs: Path, *, digest: str = "", elsewhere: bool = False
 ) -> Decision:
     """Return what `up` is to do; `changes` is None when it is not known which spec the old run had.
 
@@ -194,7 +198,7 @@ def decide(
     return "resume" if old.state is not State.SUCCEEDED else _complete(old, asked, digest)
 
 
-def _complete(old: RunStatus, asked: Asked, digest: str) -> Decision:
+def _complete(old: RunStatus, asked: ResumeFlags, digest: str) -> Decision:
     changed_since = code.is_other(old.spec_digest, digest)
     return _ask(f"{old.name} is complete, and its code has changed since", asked) if changed_since else "complete"
 
@@ -218,12 +222,12 @@ def change_table(changes: Sequence[Change]) -> str:
     return plain(("PATH", "WAS", "IS"), [(path, _shown(old), _shown(new)) for path, old, new in changes])
 
 
-def _ask_about(name: str, changes: Sequence[Change], asked: Asked) -> Decision:
+def _ask_about(name: str, changes: Sequence[Change], asked: ResumeFlags) -> Decision:
     print(f"the spec of {name} has changed since it ran last:\n\n{change_table(changes)}\n", file=sys.stderr)
     return _ask(f"the spec of {name} has changed since it ran last: {', '.join(path for path, _, _ in changes)}", asked)
 
 
-def _ask_about_data(loss: Loss, asked: Asked) -> Decision:
+def _ask_about_data(loss: Loss, asked: ResumeFlags) -> Decision:
     only_fresh: _Choices = {"fresh": "start from the first step on a new claim"}
     if loss.code != "replaced":
         return _ask(loss.message, asked, only_fresh)
@@ -232,7 +236,7 @@ def _ask_about_data(loss: Loss, asked: Asked) -> Decision:
     return _ask(loss.message, asked, {"resume": "go on from what is on that one", "fresh": "start from the first step"})
 
 
-def _ask(why: str, asked: Asked, choices: _Choices | None = None) -> Decision:
+def _ask(why: str, asked: ResumeFlags, choices: _Choices | None = None) -> Decision:
     """Return what the user chooses. Raises UsageError where nobody can be asked, or nothing is chosen."""
     choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start from the first step (the old run is moved aside)"}
     remedy = "say " + ", or ".join(f"--{choice} to {what}" for choice, what in choices.items())

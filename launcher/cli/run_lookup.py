@@ -69,7 +69,7 @@ def find_run(name: str | None, backend: Backend, runs: Path, on: str | None = No
     raise UsageError(f"there are {len(known)} runs {place(runs, on)}", f"say which one: {names}")
 
 
-def near(path: str) -> str:
+def relative_path(path: str) -> str:
     """Return a path for people: from the working directory, where it is below it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))

@@ -13,7 +13,7 @@ from launcher.backend.model import Backend, Where
 from launcher.cli import formats, measures, task_rows
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
-from launcher.cli.run_lookup import DEFAULT_RUNS, near
+from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.tables import fact_lines, grid, plain
 from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
@@ -87,7 +87,7 @@ def _rendered(current: RunStatus, width: int, height: int | None) -> RenderableT
     facts = _facts(current)
     parts: list[RenderableType] = [fact_lines(facts, {"state": f"bold {task_rows.MARKS[current.state][1]}"})]
     most = len(current.tasks) if height is None else height - len(facts) - 4
-    shown, left_out = task_rows.most_telling(_told_once(current), most)
+    shown, left_out = task_rows.pick_rows(_told_once(current), most)
     prefixes = Prefixes(task.name for task in current.tasks)
     rows = [task_rows.row(task, prefixes, marked=True) for task in shown]
     parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, whole=task_rows.WHOLE, width=width)]
@@ -113,8 +113,8 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "speed": _speed(current),
         "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),
         "checkpoint": _checkpoint(current),
-        "model": "" if current.model is None else near(current.model),
-        "run directory": near(current.run_dir),
+        "model": "" if current.model is None else relative_path(current.model),
+        "run directory": relative_path(current.run_dir),
         "data": current.data_lost.message if current.data_lost else "",
     }
     return [(fact, value) for fact, value in facts.items() if value]
@@ -142,5 +142,5 @@ def _speed(current: RunStatus) -> str:
 def _checkpoint(current: RunStatus) -> str:
     if current.checkpoint is None:
         return ""
-    path = near(current.checkpoint)
+    path = relative_path(current.checkpoint)
     return path if current.checkpoint_step is None else f"step {current.checkpoint_step:,}: {path}"

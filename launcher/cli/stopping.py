@@ -6,7 +6,7 @@ from typing import Any
 from launcher.spec.quantities import parse_duration
 
 
-def asking(spec: Mapping[str, Any] | None) -> str:
+def stop_action(spec: Mapping[str, Any] | None) -> str:
     """Return what a stop does first, of a run with this spec, as dumped; None where the spec is not known."""
     if not spec or spec.get("train"):
         return "saving a checkpoint"

@@ -55,7 +55,7 @@ def _reason(task: TaskStatus) -> str:
     return "; ".join(part for part in (f"waits {told}" if told else "", restarted) if part)
 
 
-def most_telling(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int]:
+def pick_rows(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int]:
     """Return up to `most` tasks, those in trouble first where not all fit, and how many were left out."""
     if len(status.tasks) <= most:
         return status.tasks, 0

@@ -11,7 +11,7 @@ WORKERS_EVERY = 5.0
 WAITING_EVERY = 10.0
 
 
-class Pace:
+class Throttle:
     """Remembers what was shown when. The last step of a run is always shown."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import typer
 from launcher.backend.model import Backend, Prepares, Reserves, Where
 from launcher.backend.registry import BACKENDS, in_namespaces
 from launcher.cli.errors import INTERRUPTED
-from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, placed
+from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, home
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
@@ -46,15 +46,26 @@ def up(
 ) -> int:
     """Run a spec, and follow it until it is done."""
     from launcher.cli.backends import check_backend, open_backend
-    from launcher.cli.planning import planned_there
-    from launcher.cli.resume import Asked, alone, before, changed, check_place, decide, from_where, is_there, move_aside, other_spec
+    from launcher.cli.planning import plan_for_cluster
+    from launcher.cli.resume import (
+        ResumeFlags,
+        before,
+        changed,
+        check_place,
+        decide,
+        exclusive,
+        from_where,
+        is_there,
+        move_aside,
+        other_spec,
+    )
     from launcher.cli.secrets import supply
     from launcher.spec.loader import dump
 
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
-    context, namespace = placed(on, context, namespace)
-    spec, plan, where = planned_there(file, overrides or [], check_backend(on), runs, Where(context, namespace))
+    context, namespace = resolve_cluster_ref(on, context, namespace)
+    spec, plan, where = plan_for_cluster(file, overrides or [], check_backend(on), runs, Where(context, namespace))
     backend = open_backend(on, runs, where)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
@@ -65,11 +76,11 @@ def up(
         say(f"notice: {place}")
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
-        starting.enter_context(alone(runs, spec.name))
+        starting.enter_context(exclusive(runs, spec.name))
         old = before(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
         elsewhere = BACKENDS[plan.target].by_labels and not is_there(home(runs, on), spec.name)
-        changes, asked = changed(backend, spec, plan, runs), Asked(fresh, resume, may_prompt, yes)
+        changes, asked = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
         decision = decide(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
             say(
@@ -137,7 +148,7 @@ def _foreground(
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
     from launcher.cli.results import EXIT_CODES
-    from launcher.cli.stopping import asking
+    from launcher.cli.stopping import stop_action
 
     tasks = [task.name for task in plan.tasks]
     with Interrupts() as interrupts:
@@ -146,7 +157,7 @@ def _foreground(
             backend.start(plan, spec, detach=False, wanted=lambda: not interrupts.count)
         started()
         with _view(plan.name, tasks, as_json=as_json) as view:
-            status = follow(backend, plan.name, tasks, view, interrupts, since=since, asking=asking(spec))
+            status = follow(backend, plan.name, tasks, view, interrupts, since=since, asking=stop_action(spec))
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED

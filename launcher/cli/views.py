@@ -5,9 +5,9 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from launcher.cli.output_lines import is_chatter, shown
+from launcher.cli.output_lines import is_tf_noise, shown
 from launcher.cli.prefixes import Prefixes
-from launcher.cli.throttle import Pace
+from launcher.cli.throttle import Throttle
 from launcher.runs.status import LogLine, RunStatus
 from trainer.events import Event, render
 
@@ -17,7 +17,7 @@ class PlainView:
 
     def __init__(self, tasks: list[str]) -> None:
         self._prefixes = Prefixes(tasks)
-        self._pace = Pace()
+        self._pace = Throttle()
 
     def __enter__(self) -> Self:
         return self
@@ -32,7 +32,7 @@ class PlainView:
 
     def output(self, line: LogLine) -> None:
         """Print the line as the program wrote it, unless it is TensorFlow's chatter."""
-        if not is_chatter(line.text):
+        if not is_tf_noise(line.text):
             self._print(line.task, shown(line))
 
     def status(self, status: RunStatus) -> None:

@@ -33,7 +33,7 @@ LEAST_INTER_OP_THREADS_OF_A_COMMAND = 2
 
 
 @dataclass(frozen=True)
-class _Member:
+class _TaskSpec:
     """One task before it has an address."""
 
     name: str
@@ -111,7 +111,7 @@ def plan(
     )
 
 
-def _members(spec: ClusterSpec) -> Iterator[_Member]:
+def _members(spec: ClusterSpec) -> Iterator[_TaskSpec]:
     for role_name in role_rules.ROLE_ORDER:
         role: Role | None = getattr(spec.roles, role_name)
         if role is None:
@@ -119,7 +119,7 @@ def _members(spec: ClusterSpec) -> Iterator[_Member]:
         memory = parse_memory(role.memory) if role.memory is not None else None
         resources = Resources(cpu=role.cpu, memory=memory, gpus=role.gpus, gpu_type=role.gpu_type)
         for index in range(1 if role_name in role_rules.SINGULAR else role.replicas):
-            yield _Member(role_rules.task_name(role_name, index), role_name, index, resources)
+            yield _TaskSpec(role_rules.task_name(role_name, index), role_name, index, resources)
 
 
 def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> TrainerSettings:
@@ -319,14 +319,14 @@ def _threads(count: int, least: int) -> dict[str, str]:
     }
 
 
-def _alike(spec: ClusterSpec, members: list[_Member]) -> list[str]:
+def _alike(spec: ClusterSpec, members: list[_TaskSpec]) -> list[str]:
     """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's AllReduce."""
     together = spec.train is not None and STRATEGIES[spec.strategy].in_step
     return [member.name for member in members if together and member.role != "evaluator"]
 
 
 def _local_environments(
-    members: list[_Member], machine: Machine, least: int, alike: list[str]
+    members: list[_TaskSpec], machine: Machine, least: int, alike: list[str]
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and what a person should know about it."""
     counts = share_cores({member.name: member.resources.cpu for member in members}, machine.cores)

@@ -8,7 +8,7 @@ from launcher.spec import loader
 from launcher.spec.document import Document
 from launcher.spec.problems import all_of
 from launcher.tfjob import documents, finish, job_fields, replica_specs, summary, templates, writing
-from launcher.tfjob.documents import Beside
+from launcher.tfjob.documents import OtherObject
 from launcher.tfjob.draft import Draft
 from launcher.tfjob.reading import Reading, Remark
 
@@ -23,7 +23,7 @@ class Imported:
     text: str
     remarks: list[Remark]
     differences: list[summary.Difference]
-    others: list[Beside]
+    others: list[OtherObject]
     has_env: bool  # whether values of variables stand in the text, which may be passwords
 
 

@@ -21,7 +21,7 @@ _OCTAL = re.compile(r"0o?[0-7]+\Z")
 
 
 @dataclass(frozen=True)
-class Beside:
+class OtherObject:
     """An object beside the TFJobs: it is left alone."""
 
     kind: str
@@ -34,7 +34,7 @@ class Contents:
     """The objects of a file."""
 
     jobs: list[Document]
-    others: list[Beside]
+    others: list[OtherObject]
 
 
 def read(data: bytes, file: str) -> Contents:
@@ -46,7 +46,7 @@ def read(data: bytes, file: str) -> Contents:
     except SpecError as error:
         raise SpecError([replace(problem, expected=problem.expected and _EXPECTED) for problem in error.problems], WHAT) from None
     jobs: list[Document] = []
-    others: list[Beside] = []
+    others: list[OtherObject] = []
     problems: list[Problem] = []
     for node in (item for root in nodes for item in _items(root)):
         kind, version = _scalar(node, "kind"), _scalar(node, "apiVersion")
@@ -58,7 +58,7 @@ def read(data: bytes, file: str) -> Contents:
             place = _child(node, "apiVersion") or node
             problems.append(_problem(place, file, "apiVersion", message, "write kubeflow.org/v1, if it is one"))
         else:
-            others.append(Beside(kind or "something without a kind", _name(node), node.start_mark.line + 1))
+            others.append(OtherObject(kind or "something without a kind", _name(node), node.start_mark.line + 1))
     if not jobs and not problems:
         problems.append(_none(nodes, others, file))
     if problems:
@@ -90,7 +90,7 @@ def _name(node: yaml.Node) -> str:
     return _scalar(metadata, "name") or _scalar(metadata, "generateName") or ""
 
 
-def _none(nodes: list[yaml.Node], others: list[Beside], file: str) -> Problem:
+def _none(nodes: list[yaml.Node], others: list[OtherObject], file: str) -> Problem:
     if not nodes:
         return Problem(file, 1, 1, "", "the file is empty", _EXPECTED, "name the file with the TFJob")
     kinds = all_of(dict.fromkeys(other.kind for other in others)) if others else "a list without objects"

@@ -23,7 +23,7 @@ class Shared:
 
 
 @dataclass
-class Beside:
+class ExtraContainer:
     """An init container or a sidecar of a role: its fields, and what only an override of the container of its name can say."""
 
     kind: str  # init_containers or sidecars
@@ -50,7 +50,7 @@ class RoleDraft:
     metadata: dict[str, Any] = field(default_factory=dict)
     pod: dict[str, Any] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)
-    beside: list[Beside] = field(default_factory=list)
+    beside: list[ExtraContainer] = field(default_factory=list)
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # volumes

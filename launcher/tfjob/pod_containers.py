@@ -7,7 +7,7 @@ from launcher.spec import names
 from launcher.spec.problems import FieldError, Path
 from launcher.tfjob import pod_volumes, resources, variables
 from launcher.tfjob.container import security
-from launcher.tfjob.draft import Beside, RoleDraft
+from launcher.tfjob.draft import ExtraContainer, RoleDraft
 
 MAIN = "tensorflow"  # the name of the container that TFJob looks after
 # The fields of a container that are read here; all others are an override as they are.
@@ -52,7 +52,7 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
     except FieldError as error:
         reading.refuse_as(path, error)
         return
-    one = Beside(kind, path, {"name": name, "image": image}, {key: value for key, value in given.items() if key not in _READ})
+    one = ExtraContainer(kind, path, {"name": name, "image": image}, {key: value for key, value in given.items() if key not in _READ})
     for key in ("command", "args", "env", "volumeMounts"):
         reading.items((*path, key))  # says what is none
     _words(role, one, given, _variables(role, one, given))
@@ -66,7 +66,7 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
     role.beside.append(one)
 
 
-def _variables(role: RoleDraft, one: Beside, given: dict[str, Any]) -> dict[str, str] | None:
+def _variables(role: RoleDraft, one: ExtraContainer, given: dict[str, Any]) -> dict[str, str] | None:
     """Carry over the variables, and return those whose values are known; None where some come from elsewhere, and all are an override."""
     values: dict[str, str] = {}
     fields: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def _variable(entry: Any, values: dict[str, str]) -> tuple[str, Any] | None:
     return name, {"secret": str(secret["name"]), "key": str(secret["key"])}
 
 
-def _words(role: RoleDraft, one: Beside, given: dict[str, Any], values: dict[str, str] | None) -> None:
+def _words(role: RoleDraft, one: ExtraContainer, given: dict[str, Any], values: dict[str, str] | None) -> None:
     """Carry over command and args; where only the cluster can complete one of their words both are an override."""
     lists = {key: given[key] for key in ("command", "args") if given.get(key)}
     words = [word for listed in lists.values() for word in (listed if isinstance(listed, list) else [None])]
@@ -123,7 +123,7 @@ def _words(role: RoleDraft, one: Beside, given: dict[str, Any], values: dict[str
         one.override |= lists
 
 
-def _working_dir(one: Beside, given: dict[str, Any]) -> None:
+def _working_dir(one: ExtraContainer, given: dict[str, Any]) -> None:
     where = given.get("workingDir")
     if isinstance(where, str) and where.startswith("/") and ":" not in where:
         one.fields["working_dir"] = where
@@ -131,7 +131,7 @@ def _working_dir(one: Beside, given: dict[str, Any]) -> None:
         one.override["workingDir"] = where
 
 
-def _resources(one: Beside, given: dict[str, Any]) -> None:
+def _resources(one: ExtraContainer, given: dict[str, Any]) -> None:
     amounts = given.get("resources")
     if not amounts:
         return

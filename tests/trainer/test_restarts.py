@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from trainer.error_file import FOR_GOOD
-from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of, judge
+from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of, decide_restart
 
 POLICY = Policy(max_restarts=3)
 
 
 def test_done_and_wrong_configuration_end_it() -> None:
-    assert judge(0, 10, History(), POLICY) == End(0)
-    assert judge(2, 10, History(), POLICY) == End(2, "the configuration is wrong")
+    assert decide_restart(0, 10, History(), POLICY) == End(0)
+    assert decide_restart(2, 10, History(), POLICY) == End(2, "the configuration is wrong")
 
 
 # Past the limit nobody is to start the container again, as is done with one that was killed as a whole or found no peers.
@@ -30,23 +30,23 @@ def test_done_and_wrong_configuration_end_it() -> None:
     ],
 )
 def test_failures_count_until_the_limit(code: int, left_with: int, told: str) -> None:
-    decision = judge(code, 10, History(restarts=2), POLICY)
+    decision = decide_restart(code, 10, History(restarts=2), POLICY)
     assert isinstance(decision, Restart)
     assert decision.history.restarts == 3
-    end = judge(code, 10, decision.history, POLICY)
+    end = decide_restart(code, 10, decision.history, POLICY)
     assert isinstance(end, End)
     assert end == End(left_with, f"{told}the limit of 3 restarts is reached")
 
 
 def test_always_starts_again_what_was_done_too_and_does_not_count_it() -> None:
     always = replace(POLICY, restart="always")
-    first = judge(0, 10, History(restarts=3), always)
+    first = decide_restart(0, 10, History(restarts=3), always)
     assert first == Restart(0.0, "it was done, and `restart` is always", History(restarts=3, early_ends=1))
     assert isinstance(first, Restart)
-    second = judge(0, 10, first.history, always)
+    second = decide_restart(0, 10, first.history, always)
     assert isinstance(second, Restart)
     assert second.delay == 1.0  # one that returns at once is not started in a loop without a pause
-    assert isinstance(judge(1, 10, History(restarts=3), always), End)  # a failure counts as ever
+    assert isinstance(decide_restart(1, 10, History(restarts=3), always), End)  # a failure counts as ever
 
 
 @pytest.mark.parametrize(
@@ -55,38 +55,38 @@ def test_always_starts_again_what_was_done_too_and_does_not_count_it() -> None:
 )
 def test_exit_code_makes_codes_below_those_of_signals_final(code: int, left_with: int, told: str) -> None:
     by_code = replace(POLICY, restart="exit_code")
-    assert judge(code, 10, History(), by_code) == End(left_with, f"{told}`restart: exit_code` makes exit codes below 128 final")
+    assert decide_restart(code, 10, History(), by_code) == End(left_with, f"{told}`restart: exit_code` makes exit codes below 128 final")
 
 
 @pytest.mark.parametrize("code", [128, 137, 139, 255, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM])
 def test_exit_code_tries_signals_again(code: int) -> None:
-    decision = judge(code, 10, History(), replace(POLICY, restart="exit_code"))
+    decision = decide_restart(code, 10, History(), replace(POLICY, restart="exit_code"))
     assert isinstance(decision, Restart)
     assert decision.history.restarts == (code != -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("code", [143, -signal.SIGTERM])
 def test_a_stop_never_counts(code: int) -> None:
-    decision = judge(code, 10, History(restarts=3), POLICY)
+    decision = decide_restart(code, 10, History(restarts=3), POLICY)
     assert isinstance(decision, Restart)
     assert decision.history.restarts == 3
 
 
 def test_a_peer_lost_after_a_minute_together_does_not_count_while_training_comes_further() -> None:
     used_up = History(restarts=3, fingerprint="an error", lost_from=0)
-    late = judge(75, 200, used_up, POLICY, "50", together=61)
+    late = decide_restart(75, 200, used_up, POLICY, "50", together=61)
     assert isinstance(late, Restart)
     assert late.history == History(restarts=3, early_ends=1, fingerprint="an error", lost_from=50)
     for fingerprint in ("50", "0", ""):  # no further, or a program that does not say how far it was
-        assert isinstance(judge(75, 200, late.history, POLICY, fingerprint, together=61), End)
-    assert isinstance(judge(75, 200, used_up, POLICY, "50", together=59), End)
-    assert isinstance(judge(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", together=61), End)
+        assert isinstance(decide_restart(75, 200, late.history, POLICY, fingerprint, together=61), End)
+    assert isinstance(decide_restart(75, 200, used_up, POLICY, "50", together=59), End)
+    assert isinstance(decide_restart(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", together=61), End)
 
 
 def test_losses_before_any_step_leave_what_is_known_of_the_last_step() -> None:
     history = History(lost_from=500)
     for fingerprint in ("", "0", "500"):
-        lost = judge(75, 200, history, POLICY, fingerprint, together=61)
+        lost = decide_restart(75, 200, history, POLICY, fingerprint, together=61)
         assert isinstance(lost, Restart)
         assert (lost.history.lost_from, lost.history.restarts) == (500, history.restarts + 1)
         history = lost.history
@@ -95,7 +95,7 @@ def test_losses_before_any_step_leave_what_is_known_of_the_last_step() -> None:
 def test_the_first_restart_comes_at_once_and_delays_then_double_to_the_longest() -> None:
     history, delays = History(), []
     for _ in range(9):
-        decision = judge(143, 1, history, POLICY)
+        decision = decide_restart(143, 1, history, POLICY)
         assert isinstance(decision, Restart)
         delays.append(decision.delay)
         history = decision.history
@@ -103,7 +103,7 @@ def test_the_first_restart_comes_at_once_and_delays_then_double_to_the_longest()
 
 
 def test_an_attempt_that_lived_starts_the_delays_again_but_not_the_count() -> None:
-    decision = judge(75, 61, History(restarts=2, early_ends=5), POLICY)
+    decision = decide_restart(75, 61, History(restarts=2, early_ends=5), POLICY)
     assert isinstance(decision, Restart)
     assert decision.delay == 0
     assert decision.history == History(restarts=3, early_ends=1)
@@ -117,33 +117,33 @@ def test_causes_are_words() -> None:
 
 
 def test_the_same_failure_twice_in_a_row_ends_it() -> None:
-    first = judge(1, 10, History(), POLICY, "from step 0: model.py:3: KeyError")
+    first = decide_restart(1, 10, History(), POLICY, "from step 0: model.py:3: KeyError")
     assert isinstance(first, Restart)
-    assert judge(1, 10, first.history, POLICY, "from step 0: model.py:3: KeyError") == End(2, SAME_AGAIN)
+    assert decide_restart(1, 10, first.history, POLICY, "from step 0: model.py:3: KeyError") == End(2, SAME_AGAIN)
     # With a checkpoint between, or another error, it is another failure.
-    assert isinstance(judge(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), Restart)
+    assert isinstance(decide_restart(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), Restart)
 
 
 def test_the_same_failure_after_long_runs_is_tried_as_often_as_the_limit_allows() -> None:
     history = History()
     for same in range(POLICY.max_restarts + 1):
-        decision = judge(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3")
+        decision = decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3")
         assert isinstance(decision, Restart)
         assert decision.history.same == same
         history = replace(decision.history, restarts=0)
-    assert judge(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3") == End(2, SAME_AGAIN)
+    assert decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3") == End(2, SAME_AGAIN)
 
 
 def test_a_failure_for_good_ends_it_at_once_with_its_own_cause() -> None:
-    assert judge(2, 10, History(), POLICY, f"{FOR_GOOD}training has diverged") == End(2, "training has diverged")
+    assert decide_restart(2, 10, History(), POLICY, f"{FOR_GOOD}training has diverged") == End(2, "training has diverged")
 
 
 def test_a_lost_peer_between_two_failures_does_not_make_them_two() -> None:
-    first = judge(1, 10, History(), POLICY, "it")
+    first = decide_restart(1, 10, History(), POLICY, "it")
     assert isinstance(first, Restart)
-    lost = judge(75, 10, first.history, POLICY)
+    lost = decide_restart(75, 10, first.history, POLICY)
     assert isinstance(lost, Restart)
-    assert judge(1, 10, lost.history, POLICY, "it") == End(2, SAME_AGAIN)
-    killed = judge(-9, 10, first.history, POLICY)
+    assert decide_restart(1, 10, lost.history, POLICY, "it") == End(2, SAME_AGAIN)
+    killed = decide_restart(-9, 10, first.history, POLICY)
     assert isinstance(killed, Restart)
-    assert isinstance(judge(1, 10, killed.history, POLICY, "it"), Restart)
+    assert isinstance(decide_restart(1, 10, killed.history, POLICY, "it"), Restart)

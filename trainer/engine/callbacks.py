@@ -44,7 +44,7 @@ class Hooks:
     def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._session, self._job, self._report = session, job, report
         made = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
-        self._callbacks = self._kept(made)
+        self._callbacks = self._selected(made)
         place_files(self._callbacks, job.run_dir / "results")
         self._remembered = callback_state.Remembered(self._callbacks)
         self._span = _span(job)
@@ -57,7 +57,7 @@ class Hooks:
         self.by_batch = any(_looks_at_batches(callback) for callback in self._callbacks)
         self.reason: str | None = None  # why a callback has ended the run
 
-    def _kept(self, made: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    def _selected(self, made: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
         reasons = dict(_LEFT_OUT)
         if self._job.train.on_nan == "stop":
             reasons[keras.callbacks.TerminateOnNaN] = _ON_NAN

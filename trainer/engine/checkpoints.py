@@ -42,7 +42,7 @@ class Restored:
     callbacks: bytes = b""
 
 
-def listed(directory: Path) -> list[str]:
+def list_checkpoints(directory: Path) -> list[str]:
     """Return the paths of the complete checkpoints, in the order in which they were saved; changes nothing."""
     try:
         state = tf.train.get_checkpoint_state(str(directory))

@@ -12,7 +12,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from trainer.engine import evaluations, model_ops, moving_averages, run_state
-from trainer.engine.checkpoints import listed, step_of
+from trainer.engine.checkpoints import list_checkpoints, step_of
 from trainer.engine.export import BestModel
 from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
@@ -36,13 +36,13 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
         PeerLostError: the chief has given no sign for `orphan_timeout`.
         WorkloadError: `train.export` does not fit the workload.
     """
-    chief, seen = _Chief(job), _Seen(job.run_dir)
+    chief, seen = _Chief(job), _EvaluatedCheckpoints(job.run_dir)
     evaluator = _Evaluator(workload, job, report)
     try:
         while not stopped():
             # Before the checkpoints: a run that was over then has saved its last one.
             over = chief.is_done()
-            paths = listed(job.run_dir / "checkpoints")
+            paths = list_checkpoints(job.run_dir / "checkpoints")
             path = seen.next_of(paths)
             if path is None:
                 if over and chief.has_come(paths, report):
@@ -100,7 +100,7 @@ class _Chief:
         return True
 
 
-class _Seen:
+class _EvaluatedCheckpoints:
     """Which checkpoints need no more looking at."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -153,7 +153,7 @@ class _Evaluator:
         self._evaluate = model_ops.evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
         # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
-        kept = {"optimizer": self._optimizer} if moving_averages.are_kept(self._optimizer) else {}
+        kept = {"optimizer": self._optimizer} if moving_averages.are_enabled(self._optimizer) else {}
         self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **kept)
         self._logs = Logs(job.run_dir)
         self._best: BestModel | None = None

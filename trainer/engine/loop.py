@@ -49,7 +49,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
     session.push(chief.restore() if chief else 0)
     report.start = session.step
-    speaker = _WorkerReporter(job, report)
+    worker_reporter = _WorkerReporter(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
     fixed = job.steps_per_execution or (1 if hooks.by_batch else None)
@@ -62,12 +62,12 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         profiling = profile_due(step)
         steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
         with data_length.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
-            progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.enough()), next_steps=proposal)
+            progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.early_stop()), next_steps=proposal)
         divergence.look(progress.not_finite)
         step = progress.step
         finish = progress.finish and step < job.steps
         stop = progress.stop and step < job.steps and not finish
-        (chief or speaker).after(progress)
+        (chief or worker_reporter).after(progress)
         finish = hooks.after(progress) or finish
         if chief and not finish:  # what is over is saved when callbacks have heard of it
             chief.save_when_due(progress)
@@ -96,7 +96,7 @@ class _Chief:
             **({"epochs": job.train.epochs} if job.train.epochs else {}),
             spec_digest=job.spec_digest,
         )
-        self.enough = EarlyStop(job.train, job.run_dir)
+        self.early_stop = EarlyStop(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
         self._evaluator: model_ops.Evaluator | model_ops.StepEvaluator | model_ops.AgentEvaluator | None = None
@@ -126,7 +126,7 @@ class _Chief:
             self._hooks.restore(restored.callbacks)
         for due in (self._save_due, self._evaluate_due, self._summaries_due, self._report_due):
             due.start(step)
-        self._keep("running", step)
+        self._update_record("running", step)
         for rate in (self._told_rate, self._written_rate):
             rate.start()
         if self._job.summaries_every and hasattr(self._workload, "write_start_summaries"):
@@ -141,9 +141,9 @@ class _Chief:
         for rate in (self._told_rate, self._written_rate):
             rate.add(progress.examples, progress.steps)
         if self._report_due(step) or last or progress.stop or not self._told:
-            self._tell(progress)
+            self._report_progress(progress)
         if time.monotonic() - self._recorded >= _RECORD_EVERY:
-            self._keep("running", step)
+            self._update_record("running", step)
         pulled = False
         if self._summaries_due(step):
             self._session.pull()
@@ -171,7 +171,7 @@ class _Chief:
 
     def finish(self, *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
-        early = self._hooks.reason or self.enough() if finished and self._session.step < self._job.steps else None
+        early = self._hooks.reason or self.early_stop() if finished and self._session.step < self._job.steps else None
         if early:
             self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
         self._settle()
@@ -187,7 +187,7 @@ class _Chief:
             self._best.finish()
         self._export_last(step, finished=finished)
         self.logs.close()
-        self._keep("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
+        self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
 
     def _export_last(self, step: int, *, finished: bool) -> None:
@@ -197,7 +197,7 @@ class _Chief:
             with moving_averages.shown(self._session.model, self._session.optimizer):
                 write_last(self._job.export, self._job.run_dir, step, self._metrics, self._session.model, self._report)
 
-    def _tell(self, progress: Progress) -> None:
+    def _report_progress(self, progress: Progress) -> None:
         examples_per_second, seconds_per_step = self._told_rate.take()
         self._report(
             "progress",
@@ -224,10 +224,10 @@ class _Chief:
                 **_waits(worker),
             )
 
-    def _keep(self, state: RunState, step: int, **facts: Any) -> None:
+    def _update_record(self, state: RunState, step: int, **facts: Any) -> None:
         self._recorded = time.monotonic()
         if self._job.train.max_seconds is not None:
-            facts["trained_seconds"] = self.enough.trained_seconds
+            facts["trained_seconds"] = self.early_stop.trained_seconds
         self._record.update(state, step, **facts)
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -245,7 +245,7 @@ class _Chief:
         if not self._job.has_evaluator:  # it writes these, by itself
             self.logs.evaluation(self._metrics, step)
             evaluations.append(self._job.run_dir, step, self._metrics)
-        self._keep("running", step, metrics=self._metrics)
+        self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
         return self._metrics
 
@@ -255,7 +255,7 @@ class _Chief:
         began = time.monotonic()
         path = self._checkpoints.save(step, self._hooks.state(step))
         self._saved_step = step
-        self._keep("running", step, checkpoint=path)
+        self._update_record("running", step, checkpoint=path)
         self._report("checkpoint", step=step, path=path, seconds=time.monotonic() - began)
 
 

@@ -63,7 +63,7 @@ def read(run_dir: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def settle(run_dir: Path, state: Literal["stopped", "failed"], reason: str, **facts: Any) -> None:
+def mark_ended(run_dir: Path, state: Literal["stopped", "failed"], reason: str, **facts: Any) -> None:
     """Say how a run ended whose training process could not say it; what it said before stays.
 
     A stop changes nothing but `running`: the training process says more of its own. `facts` are for a record that is not

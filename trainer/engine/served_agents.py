@@ -16,7 +16,7 @@ from trainer.engine.agents import MOST_MOVES, AgentSession, Played, Player
 from trainer.engine.job import Job
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.state import device
-from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, Workers, constant, watching
+from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, CallResult, Connection, Result, Workers, constant, watching
 from trainer.engine.session import WorkerProgress
 from trainer.workloads.protocol import Agent
 
@@ -87,9 +87,9 @@ class ServedAgentSession(AgentSession):
         del worker  # each player is another one, also the second of a worker
         return Player(self._agent, next(self._players), self.step)
 
-    def _play(self, player: Player, steps: int, _: Assignment) -> Done:
+    def _play(self, player: Player, steps: int, _: Assignment) -> CallResult:
         played = player.play(lambda *given: self._call(*map(constant, given)), steps, self._agent.epsilon(self.step))
-        return Done(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), brought=played)
+        return CallResult(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), brought=played)
 
     def _make_call(self) -> Any:
         agent, packs, published = self._agent, self._packs, self._published

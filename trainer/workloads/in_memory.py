@@ -57,10 +57,10 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
 
     start = tf.cast(shard.start, tf.int64)
     drawn = tf.data.Dataset.range(start, ENDLESS, block).map(draw).unbatch()
-    return meanwhile(drawn, tf.config.list_physical_devices("GPU")).with_options(_options())
+    return prefetched(drawn, tf.config.list_physical_devices("GPU")).with_options(_options())
 
 
-def meanwhile(batches: tf.data.Dataset, gpus: Sequence[object]) -> tf.data.Dataset:
+def prefetched(batches: tf.data.Dataset, gpus: Sequence[object]) -> tf.data.Dataset:
     """Make batches while `gpus` compute; without any they are made between the steps, to which the cores belong."""
     return batches.prefetch(AHEAD) if gpus else batches
 

@@ -147,7 +147,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
         "restartPolicy": "Never",
         "activeDeadlineSeconds": math.ceil(within),  # also where the launcher that made it was killed
         **pods.hardened(run),
-        **pods.placed(run),
+        **pods.placement(run),
         "containers": [container],
         "volumes": volumes,
     }

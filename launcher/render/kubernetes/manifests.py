@@ -177,7 +177,7 @@ def _tensorboard_pod(run: Run, wanted: TensorBoard) -> Object:
     }
     spec: Object = {
         **pods.hardened(run),
-        **pods.placed(run),
+        **pods.placement(run),
         **({"affinity": {"podAffinity": affinity}} if (affinity := storage.together(run, TENSORBOARD)) else {}),
         "containers": [container],
         "volumes": [storage.volume(run), volume],

@@ -269,7 +269,7 @@ def _scheduling(run: Run, group: Group) -> Object:
     return fields
 
 
-def placed(run: Run) -> Object:
+def placement(run: Run) -> Object:
     """Return the fields of a pod that is none of the tasks, and may mount the volume, which say where it may run."""
     options = run.options
     nodes: Object = {"nodeSelector": dict(options.node_selector)} if options.node_selector else {}

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend
-from launcher.cli.resume import Asked, Change, alone, changed, decide, from_where, is_there, move_aside, other_spec
+from launcher.cli.resume import Change, ResumeFlags, changed, decide, exclusive, from_where, is_there, move_aside, other_spec
 from launcher.errors import UsageError
 from launcher.plan import planner
 from launcher.plan.models import Target
@@ -21,7 +21,7 @@ from launcher.spec.loader import dump
 from launcher.spec.models import ClusterSpec
 
 RUNS = Path("runs")
-NOTHING_ASKED = Asked(fresh=False, resume=False, may_prompt=False)
+NOTHING_ASKED = ResumeFlags(fresh=False, resume=False, may_prompt=False)
 OTHER_LOSS: list[Change] = [("train.params.learning_rate", 0.1, 0.2)]
 
 
@@ -38,30 +38,30 @@ def run(state: State) -> RunStatus:
         (State.SUCCEEDED, [], NOTHING_ASKED, "complete"),
         (State.SUCCEEDED, [("train.steps", 100, 200)], NOTHING_ASKED, "resume"),
         (State.SUCCEEDED, [("train.epochs", 3, 5)], NOTHING_ASKED, "resume"),
-        (State.SUCCEEDED, [], Asked(fresh=True, resume=False, may_prompt=False), "fresh"),
-        (State.STOPPED, OTHER_LOSS, Asked(fresh=False, resume=True, may_prompt=False), "resume"),
-        (State.STOPPED, OTHER_LOSS, Asked(fresh=True, resume=False, may_prompt=False), "fresh"),
+        (State.SUCCEEDED, [], ResumeFlags(fresh=True, resume=False, may_prompt=False), "fresh"),
+        (State.STOPPED, OTHER_LOSS, ResumeFlags(fresh=False, resume=True, may_prompt=False), "resume"),
+        (State.STOPPED, OTHER_LOSS, ResumeFlags(fresh=True, resume=False, may_prompt=False), "fresh"),
     ],
 )
-def test_what_is_clear_is_decided_without_asking(state: State, changes: list[Change], asked: Asked, decision: str) -> None:
+def test_what_is_clear_is_decided_without_asking(state: State, changes: list[Change], asked: ResumeFlags, decision: str) -> None:
     assert decide(run(state), changes, asked, RUNS) == decision
 
 
 LOST = {
     code: replace(run(State.STOPPED), data_lost=Loss(code, "the claim mnist was deleted")) for code in ("deleted", "deleting", "replaced")
 }
-RESUME = Asked(fresh=False, resume=True, may_prompt=False)
+RESUME = ResumeFlags(fresh=False, resume=True, may_prompt=False)
 
 
 @pytest.mark.parametrize("asked", [NOTHING_ASKED, RESUME])
 @pytest.mark.parametrize("code", ["deleted", "deleting"])
 @pytest.mark.parametrize("changes", [[], [("train.steps", 100, 200)], None])
-def test_a_run_whose_data_is_gone_starts_again_only_when_asked_to(code: str, changes: list[Change] | None, asked: Asked) -> None:
+def test_a_run_whose_data_is_gone_starts_again_only_when_asked_to(code: str, changes: list[Change] | None, asked: ResumeFlags) -> None:
     with pytest.raises(UsageError, match="the claim mnist was deleted") as refused:
         decide(LOST[code], changes, asked, RUNS)
     assert "--fresh" in refused.value.remedy
     assert "--resume" not in refused.value.remedy
-    assert decide(LOST[code], changes, Asked(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
+    assert decide(LOST[code], changes, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
 
 
 def test_a_run_goes_on_from_another_claim_only_when_asked_to() -> None:
@@ -78,7 +78,7 @@ def test_nothing_there_is_started() -> None:
 
 @pytest.mark.parametrize("old", [None, run(State.FAILED)])
 def test_fresh_is_fresh_also_when_little_is_known_of_the_old_run(old: RunStatus | None) -> None:
-    assert decide(old, None, Asked(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
+    assert decide(old, None, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
 
 
 def test_a_run_whose_spec_is_not_known_is_started() -> None:
@@ -90,11 +90,13 @@ def test_a_run_whose_spec_is_not_known_is_started() -> None:
     [
         (State.STOPPED, "abc", NOTHING_ASKED, "resume"),
         (State.SUCCEEDED, "abc", NOTHING_ASKED, "complete"),
-        (State.STOPPED, "abc", Asked(fresh=True, resume=False, may_prompt=False), "fresh"),
-        (State.STOPPED, "other", Asked(fresh=False, resume=True, may_prompt=False), "resume"),
+        (State.STOPPED, "abc", ResumeFlags(fresh=True, resume=False, may_prompt=False), "fresh"),
+        (State.STOPPED, "other", ResumeFlags(fresh=False, resume=True, may_prompt=False), "resume"),
     ],
 )
-def test_a_run_that_was_started_elsewhere_is_known_by_its_spec_s_digest(state: State, digest: str, asked: Asked, decision: str) -> None:
+def test_a_run_that_was_started_elsewhere_is_known_by_its_spec_s_digest(
+    state: State, digest: str, asked: ResumeFlags, decision: str
+) -> None:
     old = replace(run(state), spec_digest=digest)
     assert decide(old, None, asked, RUNS, digest="abc", elsewhere=True) == decision
     assert decide(old, None, asked, RUNS, digest="abc-12345678", elsewhere=True) == decision  # it was started by an earlier version
@@ -113,7 +115,7 @@ def test_a_complete_run_of_other_code_is_asked_about() -> None:
     with pytest.raises(UsageError, match="mnist is complete, and its code has changed since") as caught:
         decide(old, [], NOTHING_ASKED, RUNS, digest="abc-1")
     assert "--fresh" in caught.value.remedy
-    assert decide(old, [], Asked(fresh=False, resume=True, may_prompt=False), RUNS, digest="abc-1") == "resume"
+    assert decide(old, [], ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS, digest="abc-1") == "resume"
 
 
 @pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "does not tell from which spec")])
@@ -247,13 +249,13 @@ def test_what_is_there_need_not_be_readable(tmp_path: Path) -> None:
 
 def test_one_up_of_a_name_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.cli.resume._LOCK_WAIT", 0.1)
-    with alone(tmp_path / "runs", "mnist"):
-        with alone(tmp_path / "runs", "other"):
+    with exclusive(tmp_path / "runs", "mnist"):
+        with exclusive(tmp_path / "runs", "other"):
             pass
-        with pytest.raises(UsageError, match="another `launcher up` is starting mnist"), alone(tmp_path / "runs", "mnist"):
+        with pytest.raises(UsageError, match="another `launcher up` is starting mnist"), exclusive(tmp_path / "runs", "mnist"):
             pass
     assert list((tmp_path / "runs").iterdir()) == []
-    with alone(tmp_path / "runs", "mnist"):
+    with exclusive(tmp_path / "runs", "mnist"):
         pass
 
 
@@ -272,7 +274,7 @@ def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_taken_for_the_lo
 @pytest.mark.parametrize("fresh", [True, False])
 def test_what_runs_is_left_alone(state: State, fresh: bool) -> None:
     with pytest.raises(UsageError) as caught:
-        decide(run(state), [], Asked(fresh=fresh, resume=False, may_prompt=True), RUNS)
+        decide(run(state), [], ResumeFlags(fresh=fresh, resume=False, may_prompt=True), RUNS)
     assert "launcher logs -f mnist" in caught.value.remedy
     assert "launcher down mnist" in caught.value.remedy
 

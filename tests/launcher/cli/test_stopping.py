@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.stopping import asking
+from launcher.cli.stopping import stop_action
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from launcher.cli.stopping import asking
     ],
 )
 def test_a_stop_says_what_it_does_first(spec: dict[str, Any] | None, words: str) -> None:
-    assert asking(spec) == words
+    assert stop_action(spec) == words

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli.throttle import Pace
+from launcher.cli.throttle import Throttle
 from trainer.events import Event
 
 
@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_progress_of_the_chief_is_shown_once_a_second_and_at_the_last_step(clock: list[float]) -> None:
-    pace = Pace()
+    pace = Throttle()
     assert pace.admits(progress(1))
     clock[0] = 0.9
     assert not pace.admits(progress(2))
@@ -28,7 +28,7 @@ def test_progress_of_the_chief_is_shown_once_a_second_and_at_the_last_step(clock
 
 
 def test_workers_together_are_shown_about_every_five_seconds(clock: list[float]) -> None:
-    pace = Pace()
+    pace = Throttle()
     workers = [f"worker-{index}" for index in range(8)]
     shown = 0
     for second in range(400):
@@ -39,13 +39,13 @@ def test_workers_together_are_shown_about_every_five_seconds(clock: list[float])
 
 def test_what_is_rare_is_always_shown(clock: list[float]) -> None:
     del clock
-    pace = Pace()
+    pace = Throttle()
     event = {"event": "restarting", "task": "ps-0"}
     assert [pace.admits(event) for _ in range(3)] == [True] * 3
 
 
 def test_waiting_for_peers_is_told_every_ten_seconds_by_each_task(clock: list[float]) -> None:
-    pace = Pace()
+    pace = Throttle()
     assert pace.admits({"event": "waiting", "task": "chief"})
     assert pace.admits({"event": "waiting", "task": "ps-0"})
     clock[0] = 9.0

@@ -67,18 +67,18 @@ class TcpAllReduce:
             PeerGoneError: a peer is gone, or does not answer any more. Nothing can be exchanged then.
         """
         began = time.perf_counter()
-        return self._told(vector, len(self._names)), np.float32(time.perf_counter() - began)
+        return self._guarded(vector, len(self._names)), np.float32(time.perf_counter() - began)
 
     def total(self, vector: Vector) -> Vector:
         """Return the sum over all tasks; otherwise as `mean`."""
-        return self._told(vector, 1)
+        return self._guarded(vector, 1)
 
     def close(self) -> None:
         """End all connections."""
         for connection in (*self._prompt.values(), *self._patient.values()):
             connection.close()
 
-    def _told(self, vector: Vector, divisor: int) -> Vector:
+    def _guarded(self, vector: Vector, divisor: int) -> Vector:
         try:
             return self._way(vector, divisor)
         except PeerGoneError as error:
@@ -87,7 +87,7 @@ class TcpAllReduce:
 
     def _swapped(self, vector: Vector, divisor: int) -> Vector:
         other = 1 - self._index
-        (piece,) = self._kept(1, vector.size, vector.dtype)
+        (piece,) = self._buffers(1, vector.size, vector.dtype)
         self._swap({other: vector}, {other: piece})
         return _mean([vector, piece], divisor)  # of two, the order does not change the sum
 
@@ -101,7 +101,7 @@ class TcpAllReduce:
             self._send(0, vector)
             self._receive(0, _bytes(result))
             return result
-        pieces = self._kept(len(self._peers), vector.size, vector.dtype)
+        pieces = self._buffers(len(self._peers), vector.size, vector.dtype)
         for peer, piece in zip(self._peers, pieces, strict=True):
             self._receive(peer, _bytes(piece))
         result = _mean([vector, *pieces], divisor)
@@ -113,7 +113,7 @@ class TcpAllReduce:
         bounds = np.linspace(0, vector.size, len(self._names) + 1).astype(int)
         parts = [slice(start, end) for start, end in itertools.pairwise(bounds)]
         mine = parts[self._index]
-        into = dict(zip(self._peers, self._kept(len(self._peers), mine.stop - mine.start, vector.dtype), strict=True))
+        into = dict(zip(self._peers, self._buffers(len(self._peers), mine.stop - mine.start, vector.dtype), strict=True))
         self._swap({peer: vector[parts[peer]] for peer in self._peers}, into)
         ordered = [vector[mine] if index == self._index else into[index] for index in range(len(self._names))]
         # As it travels: all are to hold the same bits.
@@ -123,7 +123,7 @@ class TcpAllReduce:
         self._swap(dict.fromkeys(self._peers, done), {peer: whole[parts[peer]] for peer in self._peers})
         return whole.astype(_sum_type(vector.dtype), copy=False)
 
-    def _kept(self, count: int, size: int, dtype: np.dtype[np.generic]) -> list[Vector]:
+    def _buffers(self, count: int, size: int, dtype: np.dtype[np.generic]) -> list[Vector]:
         key = (size, dtype.name)
         if key not in self._pieces:
             self._pieces[key] = [np.empty(size, dtype) for _ in range(count)]

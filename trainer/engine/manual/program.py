@@ -70,7 +70,7 @@ def run(
         WorkloadError: the program returned what is no result.
     """
     log = DeviceLog()
-    told = _Told(report)
+    told = _ProgressReporter(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
     logs = Logs(job.run_dir)
     watch = Watch(task.peers(), stopped, lambda: record.update("running", told.step), _leaving(record, told))
@@ -175,7 +175,7 @@ def _show_devices(cluster: Cluster) -> None:
     cluster.write(f"{_DEVICES}.txt", text + "\n")
 
 
-def _leaving(record: Record, told: "_Told") -> Callable[[ExitCode, str], NoReturn]:
+def _leaving(record: Record, told: "_ProgressReporter") -> Callable[[ExitCode, str], NoReturn]:
     """Return what ends this process from the watch's thread: the program's own thread may never come back from TensorFlow."""
 
     def leave(code: ExitCode, reason: str) -> NoReturn:
@@ -194,7 +194,7 @@ def _leaving(record: Record, told: "_Told") -> Callable[[ExitCode, str], NoRetur
     return leave
 
 
-class _Told:
+class _ProgressReporter:
     """Passes on how far a program is: the last word always, others about twice a second."""
 
     def __init__(self, report: Reporter) -> None:

@@ -11,7 +11,16 @@ from trainer.engine import model_ops
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.state import device
-from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, constant, not_finite, watching
+from trainer.engine.parameter_server.worker_pool import (
+    IN_FLIGHT,
+    Assignment,
+    CallResult,
+    Connection,
+    Result,
+    constant,
+    not_finite,
+    watching,
+)
 from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
 
@@ -97,11 +106,11 @@ class AsynchronousSession(ServerSession):
         # Where a worker stood in its own stream is not known after a restart: it starts at its fair share.
         return self._step // self._workers.count
 
-    def _run(self, iterator: Any, steps: int, seat: Assignment) -> Done:
+    def _run(self, iterator: Any, steps: int, seat: Assignment) -> CallResult:
         *totals, own, finite, start, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
         spoilt = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
         numbers = np.array(totals, np.float32)
-        return Done(totals=numbers, steps=round(done), global_step=round(global_step), spoilt=spoilt, inherited=not own)
+        return CallResult(totals=numbers, steps=round(done), global_step=round(global_step), spoilt=spoilt, inherited=not own)
 
     def _make_call(self) -> Any:
         state, replica, target, wire = self._state, self._replica, self._target, self._wire

@@ -10,7 +10,17 @@ import tensorflow as tf
 from trainer.engine import data_length, model_ops, schedules, user_step
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.state import ServerState
-from trainer.engine.parameter_server.worker_pool import CHIEF, Assignment, Connection, Done, Result, Workers, constant, not_finite, watching
+from trainer.engine.parameter_server.worker_pool import (
+    CHIEF,
+    Assignment,
+    CallResult,
+    Connection,
+    Result,
+    Workers,
+    constant,
+    not_finite,
+    watching,
+)
 from trainer.engine.replica import Replica
 from trainer.engine.session import NotFinite
 from trainer.workloads.errors import WorkloadError
@@ -105,7 +115,7 @@ class ServerSession(ABC):
         """Return the step of its own stream of batches from which a worker that starts now goes on."""
 
     @abstractmethod
-    def _run(self, iterator: Any, steps: int, seat: Assignment) -> Done:
+    def _run(self, iterator: Any, steps: int, seat: Assignment) -> CallResult:
         """Run a call on a worker; see ps_workers.Run."""
 
     def _iterator(self, worker: int) -> Any:

@@ -43,7 +43,7 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
 
 def stop_all(task: TaskConfig, scratch_dir: str) -> list[str]:
     """Tell each ps and worker to stop, by a write placed on the task itself; returns those that could not be told within some seconds."""
-    let_go_on()
+    disable_blocking_enqueue()
     told: set[str] = set()
     names = {f"{role}-{index}": (role, index) for role in ("worker", "ps") for index in range(len(task.cluster.get(role, ())))}
     # Each on a thread of its own: one that hangs, or was cut off, is waited for without end.
@@ -59,7 +59,7 @@ def stop_all(task: TaskConfig, scratch_dir: str) -> list[str]:
     return [name for name in names if name not in told]
 
 
-def let_go_on() -> None:
+def disable_blocking_enqueue() -> None:
     """Let TensorFlow wait no more, from now on, until every task has heard of a function, or of the first operation of a kind.
 
     It tells all of them, and waits by the wish of the coordinator of parameter servers: without end for one that hangs.

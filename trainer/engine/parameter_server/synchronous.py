@@ -12,9 +12,18 @@ import tensorflow as tf
 from trainer.engine import clock
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
-from trainer.engine.parameter_server.servers import let_go_on
+from trainer.engine.parameter_server.servers import disable_blocking_enqueue
 from trainer.engine.parameter_server.sync_server import LAST, Server
-from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, Connection, Done, Result, constant, not_finite, watching
+from trainer.engine.parameter_server.worker_pool import (
+    IN_FLIGHT,
+    Assignment,
+    CallResult,
+    Connection,
+    Result,
+    constant,
+    not_finite,
+    watching,
+)
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
 
@@ -67,7 +76,7 @@ class SynchronousSession(ServerSession):
         # A stop may come in the middle of a round, which is then lost; of several servers, some may have done it.
         self._step += steps - max(left)
         stop = stop or self._stopped()
-        self._results += self._workers.take_there()
+        self._results += self._workers.drain()
         if stop or finish or self._step >= min(self._target, self._held) or self._first_spoilt(self._results):
             self._quiet()
         results, self._results = self._results, []
@@ -157,7 +166,7 @@ class SynchronousSession(ServerSession):
         if self._workers.alive >= self._needed and time.monotonic() < patience:
             return patience
         if self._stopped():
-            let_go_on()
+            disable_blocking_enqueue()
         with watching():
             for server, one in zip(self._servers, under_way, strict=True):
                 if not one.done():
@@ -179,10 +188,10 @@ class SynchronousSession(ServerSession):
     def _worker_step(self) -> int:
         return self._step  # each worker takes about one batch a round
 
-    def _run(self, iterator: Any, steps: int, seat: Assignment) -> Done:
+    def _run(self, iterator: Any, steps: int, seat: Assignment) -> CallResult:
         *totals, waited, done, spoilt = self._call(iterator, constant(steps), constant(seat.worker), constant(seat.first)).numpy()
         first = None if spoilt < 0 else round(float(spoilt)) + 1
-        return Done(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited), spoilt=first)
+        return CallResult(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited), spoilt=first)
 
     def _make_call(self) -> Any:
         state, servers, replica = self._state, self._servers, self._replica

@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 
 from trainer.engine import model_ops
 from trainer.engine.manual.watchdog import unreachable
-from trainer.engine.parameter_server.servers import let_go_on
+from trainer.engine.parameter_server.servers import disable_blocking_enqueue
 from trainer.engine.session import NotFinite, PeerLostError, WorkerProgress, cause
 from trainer.socket_filter import closed_to_others
 from trainer.tf_config import TaskConfig
@@ -148,7 +148,7 @@ class _Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class CallResult:
     """What a call returned: `totals`, float32 [Measures.width], are sums over its `steps`.
 
     `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells; `spoilt` the
@@ -166,7 +166,7 @@ class Done:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Done):
+class Result(CallResult):
     """What a worker did in a call of so many seconds."""
 
     worker: int
@@ -190,7 +190,7 @@ class Assignment:
 # Makes a worker's iterator, under its device.
 MakeIterator = Callable[[int], Any]
 # Runs so many steps there.
-Run = Callable[[Any, int, Assignment], Done]
+Run = Callable[[Any, int, Assignment], CallResult]
 
 
 class Workers:
@@ -205,7 +205,7 @@ class Workers:
     ) -> None:
         self._coordinator, self.count = connection.coordinator, connection.workers
         self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
-        self._nothing_done = Done(totals=np.zeros(measures.width, np.float32), steps=0)
+        self._nothing_done = CallResult(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
         # What lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
         # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
@@ -251,7 +251,7 @@ class Workers:
         """Let who waits in `take_within` go on; from any thread."""
         self._results.put(None)
 
-    def take_there(self) -> list[Result]:
+    def drain(self) -> list[Result]:
         """Return every result that is there."""
         results: list[Result] = []
         while not self._results.empty():
@@ -274,9 +274,9 @@ class Workers:
             result = self._take_or_look()
             results += [result] if result else []
         if self.in_flight:
-            let_go_on()  # saving has operations of its own
+            disable_blocking_enqueue()  # saving has operations of its own
             self._drop(begun=True)
-        return results + self.take_there()
+        return results + self.drain()
 
     def drop_waiting(self) -> None:
         """Let calls that no worker has begun do nothing, and count as ended: there may be no worker left to take them."""

@@ -16,7 +16,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render import parent_file
 from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, cluster_name, container, pod, pods
 from trainer.exit_codes import ExitCode
-from trainer.restarts import End, History, Policy, judge
+from trainer.restarts import End, History, Policy, decide_restart
 
 OWN = "image: tensorflow/tensorflow:2.21.0\ncommand: [python, train.py]\n"  # a program, in an image without the trainer
 
@@ -204,7 +204,9 @@ def test_a_trainer_that_has_used_up_its_restarts_is_never_replaced(rendered: Ren
 
     # Else each pod that replaces it would count to the limit again.
     history = History(restarts=Policy.max_restarts)
-    left_with = {code: judge(code, 1.0, history, Policy()) for code in (*range(3, 256), -signal.SIGKILL) if code != ExitCode.STOPPED}
+    left_with = {
+        code: decide_restart(code, 1.0, history, Policy()) for code in (*range(3, 256), -signal.SIGKILL) if code != ExitCode.STOPPED
+    }
     ends = {code: follows(end.exit_code) for code, end in left_with.items() if isinstance(end, End)}
     assert set(ends) == set(left_with)
     assert set(ends.values()) == {"FailJob"}
