@@ -73,7 +73,7 @@ def docker(*arguments: str, deadline: float = DEADLINE, environment: Mapping[str
     Raises DockerError when the command is not there, the engine does not answer, the deadline passes or it exits other than 0.
     """
     words = [program(), *arguments]
-    told = shlex.join(["docker", *arguments])
+    command_line = shlex.join(["docker", *arguments])
     try:
         done = subprocess.run(
             words,
@@ -87,9 +87,11 @@ def docker(*arguments: str, deadline: float = DEADLINE, environment: Mapping[str
         )
     except subprocess.TimeoutExpired as late:
         raise DockerError(
-            f"`{told}` gave no answer within {deadline:g} s", "see whether the engine is busy or hangs: docker info", str(late.stderr or "")
+            f"`{command_line}` gave no answer within {deadline:g} s",
+            "see whether the engine is busy or hangs: docker info",
+            str(late.stderr or ""),
         ) from None
     if done.returncode == 0:
         return done.stdout
     output = done.stderr or done.stdout
-    raise no_engine(output) or DockerError(f"`{told}` failed: {last_line(output)}", "the line above is the engine's own", output)
+    raise no_engine(output) or DockerError(f"`{command_line}` failed: {last_line(output)}", "the line above is the engine's own", output)

@@ -1,4 +1,4 @@
-"""What the launcher raises when it cannot do what was asked.
+"""The exceptions of the launcher.
 
 LauncherError            exit code 1: something outside the spec went wrong
     SpecError            exit code 2: the spec is wrong; carries every problem

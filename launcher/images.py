@@ -19,10 +19,10 @@ GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
 # Tasks run as this user and group. In the image they own the directory of runs, and so a new volume that is mounted there.
 USER = 1000
 
-# What tells whether a task's container is well: exit code 0 or 1, and one line that says why.
+# The health check of a task's container: exit code 0 or 1, and one line that says why.
 HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
 
-# The label that tells from which sources an image was built: launcher/image_build/context.py has their digest.
+# The label with the digest of the sources that an image was built from: launcher/image_build/context.py.
 SOURCES = "tf-launcher.sources"
 BASE_NAME = "org.opencontainers.image.base.name"
 

@@ -1,4 +1,4 @@
-"""The `trainer` command: checks what the task was told, then supervises its training process or a user's program.
+"""The `trainer` command: checks TF_CONFIG and the settings, then supervises its training process or a user's program.
 
 trainer [--settings FILE] [--events json|text] [--check] [-- COMMAND ...]
 trainer --health
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--settings", metavar="FILE", help="settings as YAML or JSON, - for stdin; default: the variable TRAINER_SETTINGS")
     parser.add_argument("--events", choices=("json", "text"), help="how progress is written; default: text on a terminal, else json")
-    parser.add_argument("--check", action="store_true", help="check TF_CONFIG and settings, say what is wrong, start nothing")
+    parser.add_argument("--check", action="store_true", help="check TF_CONFIG and settings, report every problem, start nothing")
     parser.add_argument("--health", action="store_true", help="ask how the task is that runs here; exit 0 when it is well, else 1")
     parser.add_argument("--version", action="version", version=f"trainer {__version__}")
     return parser
@@ -168,7 +168,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     if settings is not None and not command and task.is_chief:
         _mark_ended(settings, code, why)
     _outlast(code, told, stop_seconds)
-    if "stopping" not in told:  # who asks it to stop has told its engine too, and waits for it
+    if "stopping" not in told:  # a request to stop has reached its engine too, which waits for it
         _last_words(code, failed_at)
     # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
     with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ def _make_place(run_dir: str | None) -> None:
 
 
 def _remembering(report: Report, told: dict[str, tuple[float, str]]) -> Report:
-    """Return `report`, which also puts into `told`, per kind of event, when that was told last, and of a failure why."""
+    """Return `report`, which also puts into `told`, per kind of event, the time of the last one, and the cause of a failure."""
 
     def remember(kind: str, /, **fields: typing.Any) -> None:
         told[kind] = time.monotonic(), f"{fields['cause']}: {fields['detail']}" if kind == "failed" else ""
@@ -336,7 +336,7 @@ def _part(task: TaskConfig, settings: Settings) -> Part | None:
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:
-    """Return how often the task is started again. One that saves or reads checkpoints tells by them that training comes further."""
+    """Return how often the task is started again. For one that saves or reads checkpoints, they show that training comes further."""
     from trainer.restarts import Policy
 
     own: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}

@@ -1,7 +1,7 @@
-"""What the parent of a user's program is told by TRAINER_SETTINGS, read with the standard library alone.
+"""The settings of the parent of a user's program, from TRAINER_SETTINGS, read with the standard library alone.
 
 The settings are those of trainer/settings.py, which names and describes them all; a program in an image of its own has no pydantic to
-read them with. What concerns the built-in trainer alone is passed on as it is.
+read them with. Settings of the built-in trainer are passed on unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the tasks of a user's program learn that their run has ended: each asks the one that leads, at a port of that one's parent.
+"""The protocol by which the tasks of a user's program learn that their run has ended: each asks the one that leads, at a port of that one's parent.
 
 A parameter server never ends by itself, and an evaluator need not. Nobody can order a task to end: it asks, and its own parent ends it.
 """
@@ -48,7 +48,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class News:
-    """How the run is, as its leader's parent tells; `reason` says why it has failed."""
+    """The state of the run, as its leader's parent reports it; `reason` says why it has failed."""
 
     state: str = RUNNING
     reason: str = ""
@@ -58,7 +58,7 @@ class News:
 class Part:
     """The part of one task in the end of its run. Addresses are host:port, times seconds.
 
-    `run` tells the run from all others. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
+    `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
     and stays until those in `followers` have heard; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
     The leader of a run that has failed stays `shortly`, one that is asked to stop for `haste`, at most. `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it. A task that does not
     answer for `orphan`, or for `first` from the start on, is taken for lost.
@@ -189,7 +189,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Hears:
-    """Whom another task's parent calls, in the reactor's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to tell."""
+    """Whom another task's parent calls, in the reactor's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to show."""
 
     ended: Callable[[News], None]
     gone: Callable[[str], None]
@@ -252,7 +252,7 @@ class Following:
 
 
 def ask(mine: Part, state: str = RUNNING) -> News | None:
-    """Ask the leader's parent how the run is, and tell how this task is; None where that does not answer, or is another run's."""
+    """Ask the leader's parent for the state of the run, and send that of this task; None where that does not answer, or is another run's."""
     question = json.dumps({"run": mine.run, "task": mine.task, "state": state}).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):
         with socket.create_connection(split_address(mine.address), timeout=_ANSWER) as connection:

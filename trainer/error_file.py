@@ -1,4 +1,4 @@
-"""What a training process leaves for its parent when it fails: the error line, and by what to know the same failure again.
+"""The error file that a failing training process leaves for its parent: the error line, and by what to know the same failure again.
 
 Beside TRAINER_ERROR_FILE, which has lines for people, stands a file with the fingerprint; a user's own program writes none.
 """
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
-# In front of the cause, where a fingerprint tells why no other attempt is of use.
+# In front of the cause, where a fingerprint says why another attempt is useless.
 FOR_GOOD = "for good: "
 _LONGEST_LINE = 2000
 

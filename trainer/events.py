@@ -41,14 +41,14 @@ FIELDS: dict[str, str] = {
     "where it ended by itself): the task gives up",
 }
 
-# The kinds that a training process writes, or a user's program that wants to; all others are for their parent to tell.
+# The kinds that a training process writes, or a user's program that wants to; only their parent writes the others.
 TOLD = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "notice", "done"})
 
 FORMATS = ("json", "text")
 
 
 class Stream(Protocol):
-    """Where events are written."""
+    """The destination of events."""
 
     def write(self, text: str, /) -> object:
         """Take whole lines."""

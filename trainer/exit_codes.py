@@ -20,12 +20,12 @@ class ExitCode(IntEnum):
     STOPPED = 143
 
 
-# From here on a shell and a container tell of a signal, and orchestrators start again what was killed.
+# Codes from here on stand for a signal in shells and containers, and orchestrators restart what was killed.
 OF_SIGNALS = 128
 # After what a program is started again: also after exit code 0, after a failure, or after signals alone.
 RestartWhen = Literal["always", "on_failure", "exit_code"]
 
-SIGKILL = OF_SIGNALS + 9  # as a shell tells of a process that was killed, out of memory for example
+SIGKILL = OF_SIGNALS + 9  # a shell's code for a process that was killed, for example out of memory
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",

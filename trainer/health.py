@@ -28,7 +28,7 @@ _SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.served or
 
 @dataclass(frozen=True)
 class Health:
-    """How a task is, and one line that says why."""
+    """The health of a task, with one line of explanation."""
 
     well: bool
     line: str
@@ -53,7 +53,7 @@ def examine(proc: Path = _PROC) -> Health:
     except TfConfigError as error:
         return Health(well=False, line=error.problems[0])
     if not (proc / "self" / "stat").exists():
-        return Health(well=False, line=f"{task.name}: there is no {proc} to look at; health is known on Linux alone")
+        return Health(well=False, line=f"{task.name}: there is no {proc} to read; health is known only on Linux")
     training = _training(proc)
     if training is None:
         return Health(well=False, line=f"{task.name}: no training process; it has ended, or is between two attempts")

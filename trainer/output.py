@@ -1,4 +1,4 @@
-"""What a task writes: its program's output and its events in one stream, where neither is ever taken for the other.
+"""A task's output: the output of its program and its events in one stream, where neither is ever taken for the other.
 
 The program writes to a pipe, and only this process to the task's own stdout: an event stands on a line of its own, whatever the program
 has left unfinished, and a line of the program's that begins like an event has one space more (events.escaped). All else passes byte by
@@ -101,19 +101,19 @@ class Output:
 
     @property
     def stdout(self) -> int | None:
-        """What the program is to have for stdout; None for this process's own."""
+        """The program's stdout; None for this process's own."""
         return self._pipe.writing if self._pipe else None
 
     @property
     def stderr(self) -> int | None:
-        """What the program is to have for stderr; None for this process's own."""
+        """The program's stderr; None for this process's own."""
         if self._error_pipe:
             return self._error_pipe.writing
         return self.stdout if not os.isatty(STDERR) else None
 
     @property
     def events(self) -> int:
-        """Where a training process of ours is to write its events, each as a line of JSON."""
+        """The pipe to which our training process writes its events, each as a line of JSON."""
         return self._events.writing
 
     # For the reporter
@@ -233,7 +233,7 @@ class _Pipe:
 
 
 class _Sink:
-    """Where output goes. Written to without waiting: others may have the same open file, so it is not made non-blocking."""
+    """The destination of output. Written to without waiting: others may have the same open file, so it is not made non-blocking."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -245,7 +245,7 @@ class _Sink:
 
     @property
     def waiting(self) -> int:
-        """How many bytes wait to be written."""
+        """The number of bytes that wait to be written."""
         return len(self._waiting)
 
     def add(self, output: bytes) -> None:

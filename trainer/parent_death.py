@@ -1,7 +1,7 @@
 """No process outlives the one that started it, however that one ends.
 
-The parent gives its child `child_environment`; the child calls `die_with_parent` before anything else. Linux tells a
-child of its parent's death (prctl PR_SET_PDEATHSIG); elsewhere the child reads a pipe whose other end only the
+The parent gives its child `child_environment`; the child calls `die_with_parent` before anything else. Linux signals a
+parent's death to its child (prctl PR_SET_PDEATHSIG); elsewhere the child reads a pipe whose other end only the
 parent holds. A program that knows nothing of this is started through this file: `python lifeline.py -- COMMAND`.
 """
 
@@ -48,7 +48,7 @@ def die_with_parent() -> None:
     elif pipe.isdecimal():
         os.set_inheritable(int(pipe), False)
         watch(int(pipe), lambda: os.kill(os.getpid(), signal.SIGKILL))
-    if os.getppid() != int(parent):  # it died before the kernel was told
+    if os.getppid() != int(parent):  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,7 +73,7 @@ def wrapped(command: list[str]) -> list[str]:
 
 
 def _this_program() -> list[str]:
-    """Return how Python is told to run this file; its text stands for it where the parent is one file (launcher/render/parent_file.py)."""
+    """Return Python's arguments that run this file; its text stands for it where the parent is one file (launcher/render/parent_file.py)."""
     if "__file__" in globals():
         return [__file__]
     loader: Any = __spec__.loader

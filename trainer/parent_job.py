@@ -1,4 +1,4 @@
-"""What the parent is to run, whom that needs, and how long it is waited for."""
+"""The parent's job: the program to run, the peers that it needs, and the time limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the wo
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the parent waits for what, in seconds."""
+    """The time limits of the parent, in seconds."""
 
     start: float = 600.0  # for peers to be there
     orphan: float = 600.0  # for a chief that is gone, or every worker
@@ -32,12 +32,12 @@ class Patience:
 
 @dataclass(frozen=True)
 class ParentJob:
-    """What to run and whom it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
+    """The program to run and the peers that it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
 
     command: tuple[str, ...]
     role: str = "chief"
     built_in: bool = True  # trainer.task, which knows the parent; else a user's program
-    makes_steps: bool = False  # and tells of them
+    makes_steps: bool = False  # and reports them
     environment: Mapping[str, str] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None

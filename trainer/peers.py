@@ -1,7 +1,7 @@
 """Whether a task's peers are there yet: each address is asked for a TCP connection until it gave one.
 
 Nobody waits for this: the training process starts beside it, waits for whom it needs first (engine/arrival.py), and connects by itself.
-What this is for is to say who is missing, and to end a start that will never succeed.
+The purpose is to name missing peers, and to end a start that will never succeed.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class PeerWait:
 
     @property
     def missing(self) -> list[dict[str, str]]:
-        """Who was not reached yet, and why not."""
+        """The peers that were not reached yet, and the causes."""
         return [{"task": name, "address": address, "reason": self._reasons[name]} for name, address in self._missing.items()]
 
     def cancel(self) -> None:

@@ -54,7 +54,7 @@ class PortHolder:
                 connection.close()  # in order: who asks may not have seen yet that it was taken
             except TimeoutError:
                 continue
-            except OSError:  # it was shut down; no more files, say
+            except OSError:  # it was shut down; or, for example, there are no more files
                 self._closed.wait(_LOOK_EVERY)
         listener.close()
 

@@ -1,4 +1,4 @@
-"""What follows when a training process has ended by itself: the table of exit codes as decisions. Pure."""
+"""The restart policy of a training process that has ended by itself: the table of exit codes as decisions. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Policy:
     first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0
     healthy_after: float = 60.0  # after an attempt that lived this long the delays begin again
-    recovers_after: float = 600.0  # an attempt that has run for so long has restarts before count no more; infinite where checkpoints tell
+    recovers_after: float = 600.0  # after an attempt of this length earlier restarts no longer count; infinite where checkpoints decide
 
 
 @dataclass(frozen=True)
 class History:
-    """What came before: restarts counted against the limit, attempts in a row that ended early, how the last one failed, lost peers.
+    """The history of a task: restarts counted against the limit, attempts in a row that ended early, how the last one failed, lost peers.
 
     `lost_from` is the step from which an attempt had gone on that lost a peer, the last one that had come so far.
     """
@@ -74,7 +74,7 @@ def cause_of(code: int) -> str:
 
 
 def exit_code_of(code: int) -> int:
-    """Return the exit code that tells of `code`: 128 + n for signal n, as a shell has it."""
+    """Return the exit code for `code`: 128 + n for signal n, as a shell has it."""
     return 128 - code if code < 0 else code
 
 
@@ -92,12 +92,12 @@ def decide_restart(
 
     Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py, tracebacks.py): a third would be too.
     After `recovers_after` a program has come forward, which only so many failures in a row show to be nothing. One that begins with FOR_GOOD
-    tells why an end with WRONG_CONFIGURATION is final, where that is not what the code says. That of a
+    says why an end with WRONG_CONFIGURATION is final, if the code itself does not. That of a
     lost peer (75) is the step from which the attempt had gone on, empty where it came to none. Where that is a later one than the last
     time, and the attempt had been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for
     as long as a run lasts.
 
-    What `policy.restart` says comes first: `always` starts a process again that was done, which does not count; with `exit_code` exit codes
+    `policy.restart` comes first: `always` starts a process again that was done, which does not count; with `exit_code` exit codes
     below 128 are final, and signals are tried again.
     """
     if code == ExitCode.DONE:

@@ -25,7 +25,7 @@ from trainer.workloads.protocol import Agent, Workload
 
 @dataclass(frozen=True)
 class Context:
-    """What every role gets: the task, the job, its port until TensorFlow has it, and a way to hear of a stop."""
+    """The input of every role: the task, the job, its port until TensorFlow has it, and a way to hear of a stop."""
 
     task: TaskConfig
     job: Job
@@ -187,9 +187,9 @@ def _drive(context: Context) -> ExitCode:
 
 
 def _dismiss(context: Context) -> None:
-    """Tell every server that the run is done."""
+    """Inform every server that the run is done."""
     for name in servers.stop_all(context.task, context.job.scratch_dir):
-        context.report("notice", message=f"{name} could not be told that the run is done; it ends by its orphan timeout")
+        context.report("notice", message=f"{name} could not be reached at the end of the run; it ends by its orphan timeout")
 
 
 def _check_not_started(context: Context) -> None:

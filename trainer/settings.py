@@ -1,4 +1,4 @@
-"""What the trainer is told: the models behind a spec's `train` section and the TRAINER_SETTINGS variable.
+"""The trainer's settings: the models behind a spec's `train` section and the TRAINER_SETTINGS variable.
 
 Imports no TensorFlow: the launcher validates with these models too. Field descriptions end up in the
 JSON Schema and in docs/spec.md.
@@ -52,7 +52,7 @@ class LearningRate(Settings):
 
 
 class Gradients(Settings):
-    """What happens to gradients between their computation and the update."""
+    """The processing of gradients between their computation and the update."""
 
     clip_value: float | None = Field(None, gt=0, description="Cut each element to at most this size.")
     clip_norm: float | None = Field(None, gt=0, description="Scale each variable's gradient down to at most this norm.")
@@ -84,7 +84,7 @@ class Evaluation(Settings):
 
 
 class Summaries(Settings):
-    """What the chief writes for TensorBoard, into `logs/train`."""
+    """The chief's summaries for TensorBoard, in `logs/train`."""
 
     every_steps: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Write summaries each time this many steps are done; 0 writes none."
@@ -106,7 +106,7 @@ Mode = Literal["auto", "min", "max"]
 
 
 def direction(metric: str, mode: Mode) -> Literal["min", "max"] | None:
-    """Return whether the lowest or the highest value of a metric is its best; None where `auto` cannot tell by its name."""
+    """Return whether the lowest or the highest value of a metric is its best; None where `auto` cannot decide by its name."""
     if mode != "auto":
         return mode
     words = re.split(r"[^a-z0-9]+", metric.lower())
@@ -117,13 +117,13 @@ class EarlyStopping(Settings):
     """When the run ends before its last step because it gets no better."""
 
     metric: str = Field("loss", min_length=1, description="The evaluation's metric that is watched.")
-    mode: Mode = Field("auto", description="Whether less or more of it is better; `auto` tells by the metric's name.")
+    mode: Mode = Field("auto", description="Whether less or more of it is better; `auto` decides by the metric's name.")
     patience: int = Field(5, ge=1, description="Evaluations in a row without a better value after which the run ends.")
     min_delta: float = Field(0.0, ge=0, description="By how much a value must be better to count.")
 
 
 class Export(Settings):
-    """Which model is exported for use elsewhere, into `export/best`; into `export/last` where nothing was evaluated."""
+    """The export of a model for use elsewhere, into `export/best`; into `export/last` where nothing was evaluated."""
 
     metric: str | None = Field(
         None,
@@ -134,7 +134,7 @@ class Export(Settings):
     mode: Mode = Field("auto", description="Whether the lowest or the highest value is best; `auto` knows it by the metric's name.")
     formats: list[Literal["keras", "saved_model"]] = Field(
         default=["keras", "saved_model"],
-        description="What is written: `model.keras`, `saved_model/`; an empty list exports nothing.",
+        description="The formats: `model.keras`, `saved_model/`; an empty list exports nothing.",
     )
 
 
@@ -157,7 +157,7 @@ class Train(Settings):
     learning_rate: LearningRate | None = Field(None, description="The learning rate over the steps, instead of the workload's own.")
     gradients: Gradients = Field(default_factory=Gradients, description="Clipping, accumulation, and how gradients travel.")
     precision: Precision = Field(
-        "float32", description="What layers compute in; with a mixed one, variables stay float32. mixed_float16 scales the loss."
+        "float32", description="The precision of layers; with a mixed one, variables stay float32. mixed_float16 scales the loss."
     )
     jit_compile: bool = Field(False, description="Compile a replica's forward and backward pass with XLA.")
     deterministic: bool = Field(False, description="Take only operations that give the same bits each time; slower.")
@@ -175,9 +175,9 @@ class Train(Settings):
     report_every_steps: Steps | None = Field(
         None, description="Report progress each time this many steps are done; about twice a second when left out."
     )
-    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="When to save and how many checkpoints to keep.")
+    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="Checkpoints: when to save, and how many stay.")
     evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
-    summaries: Summaries = Field(default_factory=Summaries, description="What to write for TensorBoard and how often.")
+    summaries: Summaries = Field(default_factory=Summaries, description="Summaries for TensorBoard, and how often.")
     export: Export | None = Field(
         None,
         description="Export the best model for use elsewhere. Left out: a model of one's own is exported, a built-in one only by an evaluator."
@@ -188,7 +188,7 @@ class Train(Settings):
 class Ending(Settings):
     """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
 
-    port: int = Field(ge=1, le=65535, description="Where the parent of the task that leads answers the others.")
+    port: int = Field(ge=1, le=65535, description="The address where the leading task's parent answers the others.")
     success: Literal["chief", "all_workers"] = Field("chief", description="Whose exit 0 the run's success needs.")
     graces: dict[str, float] = Field(default_factory=dict, description="How long a task gets by its role to end by itself after that.")
     grace_period: float = Field(30, ge=0, description="How long a task may take that is asked to stop.")
@@ -224,4 +224,4 @@ class TrainerSettings(Settings):
     unsupervised: list[str] | None = Field(
         None, description="The roles without a parent, whose tasks do not ask whether the run has ended."
     )
-    train: Train | None = Field(None, description="What to train; none for a user's own command.")
+    train: Train | None = Field(None, description="The training; none for a user's own command.")

@@ -1,4 +1,4 @@
-"""What no single field of the train settings can tell: rules between them, for the launcher and the trainer alike.
+"""Rules between fields of the train settings: rules between them, for the launcher and the trainer alike.
 
 Imports no TensorFlow. Each rule is a function of the settings and the strategy; RULES lists them.
 """
@@ -21,7 +21,7 @@ _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _SPECIAL = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
 _MOST_MIRRORED = 32  # batches a step
 _CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
-_OF_PROGRAMS = ("workload", "params", "data", "seed")  # all that a program placed by hand is told
+_OF_PROGRAMS = ("workload", "params", "data", "seed")  # all the settings of a program placed by hand
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _determinism(train: Train, strategy: Strategy) -> Iterator[Misfit]:
 def _better(train: Train, _: Strategy) -> Iterator[Misfit]:
     rule = train.early_stopping
     if rule and direction(rule.metric, rule.mode) is None:
-        message = f"{rule.metric!r} does not tell whether more or less of it is better"
+        message = f"{rule.metric!r} does not show whether more or less of it is better"
         yield Misfit(("early_stopping", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
@@ -134,7 +134,7 @@ def _never_learns(train: Train, _: Strategy) -> Iterator[Misfit]:
         return
     first = train.params.get("random_steps", entry.params.model_fields["random_steps"].default)
     steps = train.steps or entry.defaults.steps
-    if isinstance(first, int) and steps and steps <= first:  # what else it may be is told of params
+    if isinstance(first, int) and steps and steps <= first:  # other cases are reported for params
         message = f"{steps} steps, and the first {first} are at random: nothing is learned"
         yield Misfit(("steps",), message, f"more than {first}", "raise `steps`, or lower `params.random_steps`")
 

@@ -11,12 +11,12 @@ Scope = Literal["alone", "all"]
 
 
 class Kind(NamedTuple):
-    """What sets a strategy apart.
+    """The properties of a strategy.
 
     `required` and `optional`: its roles. `restarts`: role -> who starts again with a task of it, "alone" or "all".
     `threads`: between operations, at the least: with fewer, a task's data pipeline and the loop that reads it can wait for each other.
     `trains`: a model; else it runs a program that says itself what runs where. `served`: its ps and workers are TensorFlow servers, which
-    run what the chief sends them until it tells them to stop. `in_step`: its tasks exchange gradients with each other in every step.
+    run the chief's operations until it stops them. `in_step`: its tasks exchange gradients with each other in every step.
     `on_devices`: its replicas are devices of one task.
     """
 

@@ -26,7 +26,7 @@ from trainer.restarts import End, History, Restart, cause_of, decide_restart, ex
 
 Report = Callable[..., None]
 
-_NEWER = frozenset({"restored", "checkpoint", "evaluated"})  # events that tell of a checkpoint
+_NEWER = frozenset({"restored", "checkpoint", "evaluated"})  # events about a checkpoint
 
 # What a program of TensorFlow's that was asked to stop and has saved exits with, beside 143 (PreemptionCheckpointHandler).
 _PREEMPTED = 42
@@ -171,7 +171,7 @@ class _Supervisor:
         elif self._verdict is not None and (code != ExitCode.DONE or not self._job.built_in):
             self._fail(ExitCode.PEER_LOST, *self._verdict)
         elif code == ExitCode.DONE and (self._stopping or self._job.policy.restart != "always"):
-            if self._stopping and not self._job.built_in:  # it stops because it is done: the output alone tells that
+            if self._stopping and not self._job.built_in:  # it stops because it is done: only the output shows that
                 self._done()
             else:
                 self._leave(ExitCode.DONE)
@@ -193,7 +193,7 @@ class _Supervisor:
         return (raised.line, raised.fingerprint) if raised else ("", "")
 
     def _heard(self, event: Event) -> None:
-        """Pass on what the training process tells; a newer checkpoint is one that a restart goes on from."""
+        """Pass on the events of the training process; a newer checkpoint is one that a restart goes on from."""
         if event["event"] not in TOLD:
             return
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack what makes a line of it
@@ -299,7 +299,7 @@ class _Supervisor:
         self._following = Following(part, self._reactor, hears)
 
     def _tell_all(self, leading: Leading, why: str) -> None:
-        """Tell the others how the run has ended: this is the task that leads."""
+        """Inform the others how the run has ended: this is the task that leads."""
 
         def leave(news: News) -> None:
             if news.state == FAILED and self._exit_code == ExitCode.DONE:  # a worker that it needs
@@ -415,7 +415,7 @@ class _Supervisor:
             self._reactor.call_later(self._job.patience.giving_up, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
-        """Stop a server once its chief is gone: all tasks of a run are told at once, and the chief saves what servers hold."""
+        """Stop a server once its chief is gone: all tasks of a run are asked at once, and the chief saves the servers' state."""
         self._reactor.call_later(self._job.patience.serve_on, self._terminate)
         Watch(self._reactor, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._terminate())
 

@@ -29,17 +29,17 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """Remembers that this process was asked to stop, and tells any thread, also while the main one is inside TensorFlow.
+    """Remembers that this process was asked to stop, for any thread, also while the main one is inside TensorFlow.
 
     Python runs the handlers of signals in the main thread alone, once that is back from C; a signal's number is in the pipe at once.
     """
 
     def __init__(self) -> None:
         self.asked = False
-        self._numbers, told = os.pipe()
-        for end in (self._numbers, told):
+        self._numbers, writing_end = os.pipe()
+        for end in (self._numbers, writing_end):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(writing_end, warn_on_full_buffer=False)
         # A process forked off has the same pipe: who ends it, as multiprocessing does by SIGTERM, does not mean us.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         for number in _STOPS:

@@ -1,7 +1,7 @@
 """TensorBoard without TensorFlow, `python -m trainer.tensorboard`: it starts in a quarter of the time, with a seventh of the memory.
 
-What a run's logs hold needs no TensorFlow: see https://github.com/tensorflow/tensorboard, README, "Can I run tensorboard without
-a TensorFlow installation?". What is lost (docs/decisions/0015): embeddings that are in checkpoints only, Debugger V2, logs in
+A run's logs can be read without TensorFlow: see https://github.com/tensorflow/tensorboard, README, "Can I run tensorboard without
+a TensorFlow installation?". Not shown (docs/decisions/0015): embeddings that are in checkpoints only, Debugger V2, logs in
 object stores; `python -m tensorboard.main` has them.
 """
 

@@ -190,7 +190,7 @@ def _cluster(value: Any, problems: list[str]) -> dict[str, tuple[str, ...]]:
     for role, listed in value.items():
         if role == "evaluator":
             problems.append(
-                f"{place}.evaluator must not be there: the evaluator is no member of the cluster; remove it and keep it in task alone"
+                f"{place}.evaluator must not be there: the evaluator is no member of the cluster; remove it, and leave it in task only"
             )
             continue
         if role not in CLUSTER_ROLES:
@@ -281,7 +281,7 @@ def _task(value: Any, problems: list[str]) -> tuple[str, int]:
 
 
 def _check_place(role: str, index: int, cluster: Any, problems: list[str]) -> None:
-    """Report a task that is not in its cluster. What was reported before is not reported again."""
+    """Report a task that is not in its cluster. No problem is reported twice."""
     if role == "evaluator":
         if index > 0:
             problems.append(f"TF_CONFIG.task.index is {index}; expected 0: a run has one evaluator")

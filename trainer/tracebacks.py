@@ -99,9 +99,9 @@ def _last(lines: list[str]) -> Raised | None:
     line = line[:-2] if line.endswith(": ") else line
     remedy = next((words for known, words in _REMEDIES if known.match(line)), "")
     shown = (f"{line} ({':'.join(own)})" if own else line) + (f"; {remedy}" if remedy else "")
-    # A lost peer is told of by the first of the exceptions that led to each other.
-    told = "\n".join(lines[_chain(lines, first) :])
-    passing = _passes(kind) or any(map(_passes, _KIND.findall(told))) or _PASSING_MESSAGE.search(told)
+    # The first of the exceptions that led to each other names a lost peer.
+    printed = "\n".join(lines[_chain(lines, first) :])
+    passing = _passes(kind) or any(map(_passes, _KIND.findall(printed))) or _PASSING_MESSAGE.search(printed)
     same = f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}"
     # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]

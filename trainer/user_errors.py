@@ -1,4 +1,4 @@
-"""Shows an error of the user's code as the user wrote it, and tells the same error of two attempts. Imports no TensorFlow.
+"""Shows an error of the user's code as the user wrote it, and recognises the same error of two attempts. Imports no TensorFlow.
 
 Frames of TensorFlow, Keras, the standard library and the trainer say nothing to who wrote the model; what AutoGraph made of
 a function is not what was written. So the frames of the user's own files are shown, in order, and nothing else.
@@ -20,9 +20,9 @@ from trainer.tf_config import task_name
 # Where nothing is the user's own: Python, what is installed into it, and the trainer.
 _FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
 _GENERATED = "__autograph_generated_file"
-# How AutoGraph and errors of graphs tell, in their message, where in the source something was written.
+# The place in the source, in messages of AutoGraph and of errors of graphs.
 _IN_MESSAGE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-# How TensorFlow tells on which task an operation failed that the chief asked for.
+# The task on which an operation of the chief's failed, in TensorFlow's messages.
 _ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 _EARLIER = 3  # errors that led to this one, at the most
@@ -56,7 +56,7 @@ def user_frames(error: BaseException, module: str = "") -> list[Frame]:
 
 
 def failed_on(error: BaseException) -> str:
-    """Return the task on which what this one asked for failed, empty where that is not told: then it was here."""
+    """Return the task on which what this one asked for failed, empty where that is unknown: then it was here."""
     found = _ON_TASK.search(str(error))
     return task_name(found[1], int(found[2])) if found else ""
 

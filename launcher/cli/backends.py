@@ -36,7 +36,7 @@ def check_target(name: str) -> Target:
 def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one: bool = False) -> tuple[Backend, str]:
     """Return the backend of the run that NAME means, and the run's name.
 
-    Where `on` is left out, and runs of that name are on several backends, a live run goes before one that has ended, and then the newest;
+    Without `on`, of runs of that name on several backends a live run is taken before one that has ended, and then the newest;
     which it is goes to stderr. `one`: there must not be several live ones, as the verb ends a run or waits for its end; nor may none
     be seen to live where a backend cannot be asked.
 

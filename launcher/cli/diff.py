@@ -30,7 +30,7 @@ def diff(
         typer.Option(
             "--on",
             metavar=TARGETS,
-            help="Where the run is; left out, where it was started from here, a cluster first.",
+            help="The backend of the run; by default the one where it was started from here, a cluster first.",
             autocompletion=complete_backend,
             show_default=False,
         ),
@@ -47,11 +47,11 @@ def diff(
     if in_namespaces(target):
         context, namespace = resolve_cluster_ref(target, context, namespace)
         lines = _of_objects(file, overrides or [], runs, Where(context, namespace))
-        told: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
+        document: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
     else:
-        told, lines = _of_spec(file, overrides or [], target, runs, Where(context, namespace))
-    print("\n".join([json.dumps(told)] if as_json else lines), end="\n" if lines or as_json else "")
-    return DIFFERS if told["differs"] else 0
+        document, lines = _of_spec(file, overrides or [], target, runs, Where(context, namespace))
+    print("\n".join([json.dumps(document)] if as_json else lines), end="\n" if lines or as_json else "")
+    return DIFFERS if document["differs"] else 0
 
 
 def _where(file: Path, overrides: Sequence[str], runs: Path) -> str:
@@ -83,7 +83,9 @@ def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, w
     backend = open_backend(target, runs, where)
     old = before(backend, spec.name)
     found = None if old is None else changed(backend, spec, plan, runs)
-    told = {"on": target, "name": spec.name, "state": old and old.state, "differs": found is None or bool(found)}
+    document = {"on": target, "name": spec.name, "state": old and old.state, "differs": found is None or bool(found)}
     if found is None:
-        return {**told, "changes": None}, [f"there is no run {spec.name} on {target} whose spec is known: `up` would start it"]
-    return {**told, "changes": [{"path": path, "was": was, "is": value} for path, was, value in found]}, [change_table(found)] * bool(found)
+        return {**document, "changes": None}, [f"there is no run {spec.name} on {target} whose spec is known: `up` would start it"]
+    return {**document, "changes": [{"path": path, "was": was, "is": value} for path, was, value in found]}, [change_table(found)] * bool(
+        found
+    )

@@ -36,7 +36,7 @@ def doctor(
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> int:
-    """Examine whether a place can run clusters; with a spec, whether it fits."""
+    """Check a machine, an engine or a cluster; with a spec, whether it fits."""
     from launcher.backend.findings import CheckRequest
     from launcher.cli.backends import check_backend
     from launcher.spec.loader import load

@@ -20,7 +20,7 @@ from launcher.runs.status import ENDED, RunStatus, State
 
 EXAMPLES = (
     ("launcher down mnist", "saves a checkpoint and stops; `launcher up` goes on from it"),
-    ("launcher down mnist --now", "kills it; what came after the last checkpoint is lost"),
+    ("launcher down mnist --now", "kills it; the work since the last checkpoint is lost"),
     ("launcher down mnist --delete-data", "stops it and deletes its checkpoints, logs and results"),
     ("launcher down --finished --older 7d --on kubernetes", "removes what runs have left in the namespace that ended a week ago"),
 )
@@ -61,14 +61,14 @@ def down(
         _confirm(run, directory, may_prompt=not as_json and sys.stdin.isatty())
     owners.confirm(status, "delete" if delete_data else "stop", yes=yes, may_prompt=not as_json and sys.stdin.isatty())
     say: Say = lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731 - one line, used twice
-    told = _stop(backend, run, say, now=now, keeps=not delete_data)
+    result = _stop(backend, run, say, now=now, keeps=not delete_data)
     if status.data_lost and not delete_data:
         say(f"notice: {status.data_lost.message}")
     if delete_data:
         backend.delete(run)
         say(f"deleted {directory or f'what was noted of {run}, which had no volume'}")
     if as_json:
-        print(json.dumps({"name": run, **told, "run_dir": directory, "deleted": delete_data}))
+        print(json.dumps({"name": run, **result, "run_dir": directory, "deleted": delete_data}))
 
 
 def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, *, delete_data: bool, yes: bool, as_json: bool) -> None:
@@ -86,7 +86,7 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
     if delete_data and found and not yes:
         names = ", ".join(one.name for one in found)
         _confirm(names, f"all that {names} stored", may_prompt=not as_json and sys.stdin.isatty())
-    told: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     failed: list[LauncherError] = []
     for one in found:
         backend = open_backend(one.backend, runs, where if in_namespaces(one.backend) else None)
@@ -100,19 +100,19 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
             failed.append(error)
             continue
         if removed or delete_data:
-            told.append({"name": one.name, "state": one.state, "removed": removed, "deleted": delete_data})
+            result.append({"name": one.name, "state": one.state, "removed": removed, "deleted": delete_data})
             what = [count(number, kind) for kind, number in removed.items()] + ["its data"] * delete_data
             print(f"{one.name} ({one.state}): removed {', '.join(what)}", file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
-        print(json.dumps(told))
-    elif not told and not failed:
+        print(json.dumps(result))
+    elif not result and not failed:
         print("no run that has ended left anything to remove" + (f", of those that ended more than {older} ago" if older else ""))
     if failed:
         raise LauncherError("; ".join(error.message for error in failed), "; ".join(dict.fromkeys(error.remedy for error in failed)))
 
 
 def _is_finished(one: RunStatus, *, delete_data: bool) -> bool:
-    """Return whether a run has ended for good, and is the user's own as far as a cluster tells: what others have applied there has no user."""
+    """Return whether a run has ended for good, and is the user's own as far as a cluster knows: what others have applied there has no user."""
     own = one.mine and (not in_namespaces(one.backend) or bool(one.user))
     return own and one.ended is not None and one.state in (ENDED if not delete_data else {State.SUCCEEDED, State.FAILED})
 
@@ -129,7 +129,7 @@ def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:
 
 
 def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> dict[str, object]:
-    """Stop a run and return what `--json` tells of it; `keeps` is whether its data stays."""
+    """Stop a run and return the fields of `--json`; `keeps` is whether its data stays."""
     from launcher.cli.stopping import stop_action
 
     status = backend.status(run)
@@ -140,7 +140,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
     try:
         removed = backend.stop(run, now=now, tell=lambda message: say(f"{run}: {message}"))
     except KeyboardInterrupt:
-        say(f"{run}: interrupted; what was asked to stop goes on stopping. `launcher down` again waits for it, with --now it ends at once")
+        say(f"{run}: interrupted; the stop continues. Another `launcher down` waits for it, with --now it ends at once")
         raise
     if ended:
         how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"

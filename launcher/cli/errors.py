@@ -1,4 +1,4 @@
-"""How errors reach the user: `error:` and what to do next on stderr, or one JSON object with --json."""
+"""Report of errors to the user: `error:` and what to do next on stderr, or one JSON object with --json."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ import typer
 from launcher.errors import LauncherError, SpecError
 
 WRONG_USAGE = 2
-INTERRUPTED = 130  # by Ctrl-C, as shells tell it
+INTERRUPTED = 130  # by Ctrl-C, as in shells
 
 _OS_REMEDY: dict[int, str] = {
     errno.EACCES: "see who may read and write it, or give another path",
@@ -33,15 +33,15 @@ _OS_REMEDY: dict[int, str] = {
 
 
 def report(error: Exception, *, as_json: bool) -> int:
-    """Tell the user about `error` on stderr and return the exit code."""
+    """Report `error` on stderr and return the exit code."""
     if os.environ.get("LAUNCHER_DEBUG"):
         traceback.print_exception(error)
-    told = _document_of(error)
+    document = _document_of(error)
     if as_json:
-        print(json.dumps(told), file=sys.stderr)
+        print(json.dumps(document), file=sys.stderr)
     else:
-        _print(error, told)
-    return int(told["exit_code"])
+        _print(error, document)
+    return int(document["exit_code"])
 
 
 def _document_of(error: Exception) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _document(message: str, remedy: str, exit_code: int, problems: list[dict[str
     return {"error": message, "remedy": remedy, "exit_code": exit_code, "problems": problems or []}
 
 
-def _print(error: Exception, told: dict[str, Any]) -> None:
+def _print(error: Exception, document: dict[str, Any]) -> None:
     # Colour by hand: rich would cost every wrong command line a tenth of a second.
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     red, cyan, end = ("\033[1;31m", "\033[36m", "\033[0m") if colour else ("", "", "")
@@ -78,7 +78,7 @@ def _print(error: Exception, told: dict[str, Any]) -> None:
 
         print(render(error.problems), file=sys.stderr)
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-    for name, style, text in (("error:", red, told["error"]), ("remedy:", cyan, told["remedy"])):
+    for name, style, text in (("error:", red, document["error"]), ("remedy:", cyan, document["remedy"])):
         if text:
             print(f"{style}{name}{end} {wrapped(text, width, len(name) + 1)}", file=sys.stderr)
 

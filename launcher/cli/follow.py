@@ -26,7 +26,7 @@ _END = object()
 
 
 class View(Protocol):
-    """What a run in the foreground is shown on. Entered while the run is followed, as a context manager."""
+    """The display of a run in the foreground. Entered while the run is followed, as a context manager."""
 
     def event(self, event: Event) -> None:
         """Show a progress event."""

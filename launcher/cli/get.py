@@ -21,7 +21,7 @@ from launcher.runs.stored import Part, Stored, nothing
 EXAMPLES = (
     ("launcher get mnist", "the exported model, into ./mnist-model"),
     ("launcher get mnist model models/first --on kubernetes", "the same, into models/first, from a cluster"),
-    ("launcher get mnist checkpoints", "all checkpoints that are kept, into ./mnist-checkpoints"),
+    ("launcher get mnist checkpoints", "all checkpoints of the run, into ./mnist-checkpoints"),
 )
 _TELL_EVERY = 10.0  # seconds, where there is no terminal
 

@@ -28,7 +28,7 @@ _WORTH_A_LINE = 0.1  # seconds that a step took
 
 
 class Action(StrEnum):
-    """What can be done with images."""
+    """The subcommands of `image`."""
 
     BUILD = "build"
 
@@ -41,14 +41,14 @@ def image(
         Path | None, typer.Option(metavar="DIR", help="Put your code into it too, where every task can import it.", show_default=False)
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What to call it; left out, a name that the launcher looks for.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="The image's name; by default one that the launcher looks for.", show_default=False)
     ] = None,
     push: Annotated[
         str | None, typer.Option(metavar="NAME", help="Call it so, and push it to the registry of that name.", show_default=False)
     ] = None,
     platform: Annotated[
         str | None,
-        typer.Option(metavar="OS/ARCH", help="What it is to run on, such as linux/arm64; left out, the engine's own.", show_default=False),
+        typer.Option(metavar="OS/ARCH", help="The platform, such as linux/arm64; by default the engine's own.", show_default=False),
     ] = None,
     base_image: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="The image with Python to start from.", show_default=False)

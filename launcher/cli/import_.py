@@ -17,7 +17,7 @@ from launcher.tfjob.convert import Imported
 
 EXAMPLES = (
     ("launcher import tfjob.yaml -o cluster.yaml", "writes the spec, and says how the run will differ"),
-    ("launcher import tfjob.yaml", "prints the spec; what there is to say goes to stderr"),
+    ("launcher import tfjob.yaml", "prints the spec; remarks go to stderr"),
     ("kubectl get tfjob mnist -o yaml | launcher import - -o mnist.yaml", "one that is in the cluster"),
     ("launcher import all.yaml --name mnist -o mnist.yaml", "one of several in a file"),
 )
@@ -35,7 +35,7 @@ def import_(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a spec from a TFJob, and say how the run will differ."""
+    """Write a spec from a TFJob, and list how the run will differ."""
     from launcher.tfjob.convert import convert
 
     if output is not None:

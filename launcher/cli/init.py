@@ -32,7 +32,7 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec to write.")] = Path("cluster.yaml"),
     *,
     workload: Annotated[
-        str, typer.Option(help="What it trains: a built-in workload, or package.module:Class of your code.", autocompletion=_workloads)
+        str, typer.Option(help="The workload: a built-in one, or package.module:Class of your code.", autocompletion=_workloads)
     ] = "mnist_mlp",
     strategy: Annotated[
         str, typer.Option(help="How its tasks work together.", autocompletion=_strategies, metavar="|".join(get_args(Strategy)))

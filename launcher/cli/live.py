@@ -52,7 +52,7 @@ class LiveView:
         self._live.stop()
 
     def event(self, event: Event) -> None:
-        """Keep progress for the display below; let the rest scroll above."""
+        """Store progress for the display below; let the rest scroll above."""
         kind = event["event"]
         if kind == "progress" and "local_step" not in event:
             self._progress = event

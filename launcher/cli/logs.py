@@ -54,7 +54,7 @@ def logs(
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
-    """Show what the tasks write."""
+    """Show the tasks' output."""
     from launcher.cli import formats
     from launcher.cli.backends import open_run
 
@@ -68,7 +68,7 @@ def logs(
         for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
             write(line)
         return
-    # The task that leads tells of others, too: of workers on parameter servers nobody else does.
+    # The leading task reports for others, too: only it does for workers on parameter servers.
     read = list(dict.fromkeys([role_rules.leader(task.name for task in known), *tasks]))
     position = Position()
     if tail is not None:
@@ -84,7 +84,7 @@ def logs(
 
 
 class Position:
-    """How far the output of each task was read. Tasks are on several machines, so a time tells nothing of another task's lines."""
+    """The position up to which each task's output was read. Tasks are on several machines, so a time says nothing about another task's lines."""
 
     def __init__(self) -> None:
         """Begin before the first line of every task."""
@@ -116,7 +116,7 @@ class Position:
 
 
 def _search(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
-    """Return what tells whether a line is wanted, as it is shown. Raises UsageError for what is no regular expression."""
+    """Return the predicate that selects lines, as they are shown. Raises UsageError for what is no regular expression."""
     from launcher.cli import output_lines
     from trainer.events import render
 
@@ -146,11 +146,11 @@ def _task_of(line: LogLine) -> str:
 
 def _last(lines: Iterable[LogLine], tasks: list[str], count: int) -> list[LogLine]:
     """Return the last lines about each of `tasks`, in order of time."""
-    kept = {task: deque[LogLine](maxlen=count) for task in tasks}
+    newest = {task: deque[LogLine](maxlen=count) for task in tasks}
     for line in lines:
-        if (task := _task_of(line)) in kept:
-            kept[task].append(line)
-    return sorted((line for of in kept.values() for line in of), key=lambda line: line.time)
+        if (task := _task_of(line)) in newest:
+            newest[task].append(line)
+    return sorted((line for of in newest.values() for line in of), key=lambda line: line.time)
 
 
 def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: list[int]) -> list[str]:
@@ -189,7 +189,7 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
 
     def write(line: LogLine) -> None:
         event = None if raw else output_lines.event_in(line.text)
-        # The chief speaks for the workers of parameter_server: the line belongs to whom it tells of.
+        # The chief reports for the workers of parameter_server: the line belongs to the task that it is about.
         task = event["task"] if event else line.task
         time = f"{rfc3339(line.time)} " if timestamps else ""
         if raw:

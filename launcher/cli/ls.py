@@ -16,7 +16,7 @@ EXAMPLES = (
     ("launcher ls --json | jq -r '.[] | select(.state == \"running\") | .name'", "the names of those that run"),
 )
 _HEADERS = ("NAME", "ON", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK", "USER")
-# What a narrow terminal leaves out first; `status` tells it.
+# Columns that a narrow terminal leaves out first; `status` shows them.
 _SPARE = ("STRATEGY", "TASKS", "TOOK", "ON", "STARTED", "METRICS", "STEP")
 
 

@@ -44,20 +44,20 @@ WATCH = "Look at it"
 VERBS: dict[str, Verb] = dict(
     [
         _verb("init", SPEC, "Write a commented starter spec."),
-        _verb("import", SPEC, "Write a spec from a TFJob, and say how the run will differ."),
+        _verb("import", SPEC, "Write a spec from a TFJob, and list how the run will differ."),
         _verb("validate", SPEC, "Check specs; every problem is reported at once."),
-        _verb("plan", SPEC, "Show what a spec becomes: tasks, addresses, resources, TF_CONFIG."),
+        _verb("plan", SPEC, "Show a spec's plan: tasks, addresses, resources, TF_CONFIG."),
         _verb("render", SPEC, "Write a spec for Docker Compose or Kubernetes, to run by itself."),
         _verb("schema", SPEC, "Print the spec's JSON Schema, for editors."),
         _verb("image", RUN, "Build the image that containers start from."),
-        _verb("doctor", RUN, "Examine whether a place can run clusters; with a spec, whether it fits."),
+        _verb("doctor", RUN, "Check a machine, an engine or a cluster; with a spec, whether it fits."),
         _verb("diff", RUN, "Show what `up` would change."),
         _verb("up", RUN, "Run a spec, and follow it until it is done."),
         _verb("wait", RUN, "Wait until a run has ended; its result is the exit code."),
         _verb("down", RUN, "Stop a run after a last checkpoint."),
         _verb("ls", WATCH, "List the runs."),
-        _verb("status", WATCH, "Show how a run and each of its tasks are."),
-        _verb("logs", WATCH, "Show what the tasks write."),
+        _verb("status", WATCH, "Show the state of a run and of each task."),
+        _verb("logs", WATCH, "Show the tasks' output."),
         _verb("get", WATCH, "Copy a run's model, checkpoints, logs or results here."),
         _verb("tensorboard", WATCH, "Open TensorBoard on a run's logs."),
     ]
@@ -144,7 +144,7 @@ def run(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  the last place where anything can be told without a traceback
+    except Exception as error:  # noqa: BLE001  the last place where an error can be reported without a traceback
         return report(error, as_json="--json" in argv)
     return result if isinstance(result, int) else 0
 

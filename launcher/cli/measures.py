@@ -1,4 +1,4 @@
-"""How far a run is and how well it does, as people read it; what is of training and what of an evaluation is told apart."""
+"""Progress and metrics of a run as text for people; measures of training and of evaluations are distinguished."""
 
 from launcher.cli import formats
 from launcher.runs.status import RunStatus

@@ -86,14 +86,14 @@ Name = Annotated[
     ),
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="LAUNCHER_RUNS", metavar="DIR", help="The directory that holds the runs.")]
-On = Annotated[str, typer.Option("--on", metavar=TARGETS, help="Where the run is.", autocompletion=complete_backend)]
+On = Annotated[str, typer.Option("--on", metavar=TARGETS, help="The backend of the run.", autocompletion=complete_backend)]
 # Of a run that is there: it is found by its name.
 OnRun = Annotated[
     str | None,
     typer.Option(
         "--on",
         metavar=TARGETS,
-        help="Where the run is; found by its name when left out: a live run first, then the newest.",
+        help="The backend of the run; by default the run is found by its name: a live one first, then the newest.",
         autocompletion=complete_backend,
         show_default=False,
     ),

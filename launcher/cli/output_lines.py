@@ -10,7 +10,7 @@ LAUNCHER_NOTE = "--- launcher: "
 
 
 def event_in(text: str) -> Event | None:
-    """Return the event in a line, or None for ordinary output. What is returned has a task and renders."""
+    """Return the event in a line, or None for ordinary output. A returned event has a task and can be rendered."""
     event = parse(text)
     if event is None or not isinstance(event.get("task"), str):
         return None
@@ -45,5 +45,5 @@ _CHATTER = re.compile(
 
 
 def is_tf_noise(text: str) -> bool:
-    """Return whether a line of output tells nobody anything while a run is watched; `logs` shows it."""
+    """Return whether a line of output is noise while a run is watched; `logs` shows it."""
     return _CHATTER.match(text) is not None

@@ -33,7 +33,7 @@ def plan(
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
-    """Show what a spec becomes: tasks, addresses, resources, TF_CONFIG."""
+    """Show a spec's plan: tasks, addresses, resources, TF_CONFIG."""
     from launcher.cli.backends import check_target
     from launcher.cli.planning import planned as plan_of
 

@@ -18,8 +18,8 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
     where = container_paths.run_dir(target, runs, spec.name)
-    told = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
-    return spec, planner.plan(spec, target, run_dir=where, digest=told, spec_dir=directory)
+    spec_digest = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
+    return spec, planner.plan(spec, target, run_dir=where, digest=spec_digest, spec_dir=directory)
 
 
 def plan_for_cluster(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:

@@ -23,6 +23,6 @@ class Prefixes:
         return f"{task:<{self._width}} | "
 
     def line(self, task: str, text: str, style: str = "") -> Text:
-        """Return a whole line for a terminal. Colours that the task's program wrote are kept, its cursor movements are not."""
+        """Return a whole line for a terminal. The colours of the task's program stay, its cursor movements do not."""
         prefix = Text(self.plain(task), style=self.colour(task))
         return prefix.append_text(Text(text, style=style) if style else Text.from_ansi(text))

@@ -30,7 +30,7 @@ def render(
     file: SpecFile,
     *,
     to: Annotated[
-        str, typer.Option("--to", metavar="TARGET", help="What to write: compose, kubernetes or jobset.", autocompletion=complete_target)
+        str, typer.Option("--to", metavar="TARGET", help="The target: compose, kubernetes or jobset.", autocompletion=complete_target)
     ],
     output: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""What a run came to: the exit code for it, and its summary for people and for programs."""
+"""The result of a run: its exit code, and its summary for people and for programs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,7 +136,7 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
 def _next_label(status: RunStatus) -> str:
     """Return what the command line is that started a run which has not succeeded.
 
-    What failed by its own fault fails again until that is mended. Where no step is left, or none was ever done, there is nothing to go on from.
+    A run with an error of its own fails again until that is corrected. Where no step is left, or none was ever done, there is nothing to go on from.
     """
     task = failed_task(status)
     if status.state is State.FAILED and task is not None and task.exit_code not in _PASSING:
@@ -189,7 +189,7 @@ def last_error_line(backend: Backend, name: str, task: str) -> str:
 
 
 def without(reason: str, last: str) -> str:
-    """Return a reason without the last error line, which is told by itself."""
+    """Return a reason without the last error line, which is shown separately."""
     for quoted in (last, short(last)):  # as earlier versions have noted it
         if quoted and reason.endswith(quoted):
             return reason.removesuffix(quoted).rstrip(" :")

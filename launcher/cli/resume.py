@@ -1,4 +1,4 @@
-"""What `up` does when a run of that name is there already: go on, ask, refuse, or start from the first step with the old one moved aside."""
+"""The decision of `up` about an earlier run of that name: go on, ask, refuse, or start from the first step with the old one moved aside."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ _PATHS = frozenset({"code", "train.data", "env_file"})
 
 @dataclass(frozen=True)
 class ResumeFlags:
-    """What the command line asks for by itself."""
+    """The options about an earlier run that the command line has."""
 
     fresh: bool
     resume: bool
@@ -45,7 +45,7 @@ class ResumeFlags:
 
 @contextlib.contextmanager
 def exclusive(runs: Path, name: str) -> Iterator[None]:
-    """Keep every other `up` of that name out for a `with` block: two that start afresh would share one directory.
+    """Lock out every other `up` of that name for a `with` block: two that start afresh would share one directory.
 
     Raises UsageError when another is at it, and LauncherError when `runs` cannot be written.
     """
@@ -169,7 +169,7 @@ def decide(
 ) -> Decision:
     """Return what `up` is to do; `changes` is None when it is not known which spec the old run had.
 
-    `digest` is the new spec's. `elsewhere`: the old run was started there, and all that its engine tells of its spec is its digest.
+    `digest` is the new spec's. `elsewhere`: the old run was started there, and its engine knows only the digest of its spec.
     Raises UsageError when the run still runs, or when only the user can decide and cannot be asked.
     """
     if old is not None and old.state not in ENDED:
@@ -212,7 +212,7 @@ def only_longer(changes: Sequence[Change]) -> bool:
 
 
 def _other_spec(old: RunStatus) -> str:
-    return "from another spec" if old.spec_digest else "and what is left of it does not tell from which spec"
+    return "from another spec" if old.spec_digest else "from a spec that is not known any more"
 
 
 def change_table(changes: Sequence[Change]) -> str:
@@ -271,7 +271,7 @@ def from_where(status: RunStatus, run_dir: str) -> str:
 
 
 def last_checkpoint(status: RunStatus) -> int | None:
-    """Return the step of the last checkpoint: as the run told it, else as its files are named."""
+    """Return the step of the last checkpoint: as the run reported it, else from the names of its files."""
     if status.checkpoint_step is not None:
         return status.checkpoint_step
     if not status.run_dir:
@@ -292,7 +292,7 @@ def is_there(runs: Path, name: str) -> bool:
 def move_aside(backend: Backend, name: str, old: RunStatus | None) -> str:
     """Move what a run stored to `<name>.<time>`, and say where it is now.
 
-    What a killed supervisor left of the run is ended first: it would go on saving where the new run is by then.
+    Orphans of a killed supervisor are ended first: they would go on saving, into the directory of the new run.
     Raises LauncherError when some of that stays, or it cannot be moved.
     """
     if old is not None:

@@ -1,4 +1,4 @@
-"""Which run a NAME on the command line means, and where a run keeps what the command line reads itself."""
+"""The lookup of a run by its NAME on the command line, and the files of a run that the command line reads itself."""
 
 import json
 import os
@@ -104,8 +104,8 @@ def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[
 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, without asking a backend: completion must be quick."""
-    placed = [path.parent.name for path in home(runs, of_clusters()).glob("*/*/*/place.json")]
-    return sorted({*run_names_here(runs), *(name for name in placed if "." not in name)})
+    on_clusters = [path.parent.name for path in home(runs, of_clusters()).glob("*/*/*/place.json")]
+    return sorted({*run_names_here(runs), *(name for name in on_clusters if "." not in name)})
 
 
 def run_names_here(runs: Path) -> list[str]:

@@ -36,7 +36,7 @@ def status(
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:
-    """Show how a run and each of its tasks are."""
+    """Show the state of a run and of each task."""
     from launcher.cli.backends import open_run
 
     backend, run = open_run(name, on, runs, Where(context, namespace))
@@ -55,7 +55,7 @@ def status(
 
 
 def is_same(one: RunStatus, other: RunStatus) -> bool:
-    """Return whether two statuses tell the same; a loss that is nan does not equal itself."""
+    """Return whether two statuses are the same; a loss that is nan does not equal itself."""
     return bool(finite(asdict(one)) == finite(asdict(other)))
 
 

@@ -1,4 +1,4 @@
-"""How a run is asked to stop, in words: the trainer saves a checkpoint, what a user's own program does is its own affair."""
+"""A description of a stop for people: the trainer saves a checkpoint, a user's own program decides by itself."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -32,18 +32,18 @@ def grid(
     out, one after another.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold bright_black")
-    kept = [column for column in range(len(headers)) if any(_text(row[column]) for row in rows)]
-    cells = {column: [headers[column], *(_text(row[column]) for row in rows)] for column in kept}
-    natural = {column: max(map(len, cells[column])) for column in kept}
-    least = {column: natural[column] if headers[column] in whole else min(_longest_word(cells[column]), _LONG_WORD) for column in kept}
+    visible = [column for column in range(len(headers)) if any(_text(row[column]) for row in rows)]
+    cells = {column: [headers[column], *(_text(row[column]) for row in rows)] for column in visible}
+    natural = {column: max(map(len, cells[column])) for column in visible}
+    least = {column: natural[column] if headers[column] in whole else min(_longest_word(cells[column]), _LONG_WORD) for column in visible}
     for name in spare:
-        if width is not None and _total(least[column] for column in kept) > width:
-            kept = [column for column in kept if headers[column] != name]
-    widths = _fitted({column: natural[column] for column in kept}, least, width)
-    for column in kept:
+        if width is not None and _total(least[column] for column in visible) > width:
+            visible = [column for column in visible if headers[column] != name]
+    widths = _fitted({column: natural[column] for column in visible}, least, width)
+    for column in visible:
         table.add_column(headers[column], justify="right" if headers[column] in right else "left", overflow="fold", width=widths[column])
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in (row[column] for column in kept)))
+        table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in (row[column] for column in visible)))
     return table
 
 

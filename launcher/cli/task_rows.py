@@ -1,4 +1,4 @@
-"""The rows that tell of each task, the same in `status` and in the live display of `up`."""
+"""The row of each task, the same in `status` and in the live display of `up`."""
 
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import Cell
@@ -50,9 +50,9 @@ def _reason(task: TaskStatus) -> str:
     if task.reason or task.state in ENDED:
         return task.reason
     waits = {"input": task.input_wait or 0, "peers": task.peer_wait or 0}
-    told = ", ".join(f"{part:.0%} for {what}" for what, part in waits.items() if part >= _WORTH_TELLING)
+    waiting = ", ".join(f"{part:.0%} for {what}" for what, part in waits.items() if part >= _WORTH_TELLING)
     restarted = f"restarted: {task.restarts[-1].cause}" if task.restarts else ""
-    return "; ".join(part for part in (f"waits {told}" if told else "", restarted) if part)
+    return "; ".join(part for part in (f"waits {waiting}" if waiting else "", restarted) if part)
 
 
 def pick_rows(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int]:
@@ -60,5 +60,5 @@ def pick_rows(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int
     if len(status.tasks) <= most:
         return status.tasks, 0
     trouble = {State.FAILED: 0, State.INTERRUPTED: 0, State.RESTARTING: 1, State.PENDING: 2}
-    kept = sorted(status.tasks, key=lambda task: trouble.get(task.state, 3))[: max(most, 1)]
-    return tuple(task for task in status.tasks if task in kept), len(status.tasks) - len(kept)
+    picked = sorted(status.tasks, key=lambda task: trouble.get(task.state, 3))[: max(most, 1)]
+    return tuple(task for task in status.tasks if task in picked), len(status.tasks) - len(picked)

@@ -1,4 +1,4 @@
-"""Which of a run's many progress events are worth a line: about one a second."""
+"""Throttling of progress events: of the many of a run, about one a second gets a line."""
 
 import time
 

@@ -17,7 +17,7 @@ _BUFFER = 1 << 20
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What was unpacked; `left_out` are the names of links that lead out of the directory, and of what is neither file, directory nor link."""
+    """The unpacked files; `left_out` are the names of links that lead out of the directory, and of what is neither file, directory nor link."""
 
     files: int
     size: int  # bytes
@@ -42,7 +42,7 @@ def check(destination: Path, runs: Path, *, replace: bool) -> None:
 
 
 def unpack(chunks: Iterator[bytes], destination: Path, *, replace: bool, seen: Callable[[int], None]) -> Unpacked:
-    """Unpack a tar stream, of which the first entry is a directory, as `destination`. `seen` is told of bytes.
+    """Unpack a tar stream, of which the first entry is a directory, as `destination`. `seen` is called with numbers of bytes.
 
     It is unpacked beside it under another name, which is renamed at the end; nothing is left of it where that is not reached, and
     `destination` is then as it was.

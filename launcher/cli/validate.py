@@ -37,8 +37,8 @@ def validate(
         except SpecError as error:
             problems += error.problems
         else:
-            told = {"file": str(file), "ok": True, "name": spec.name, "tasks": _tasks(spec), "notices": _notices(spec)}
-            print(json.dumps(told) if as_json else _ok(file, spec))
+            document = {"file": str(file), "ok": True, "name": spec.name, "tasks": _tasks(spec), "notices": _notices(spec)}
+            print(json.dumps(document) if as_json else _ok(file, spec))
     if problems:
         raise SpecError(problems)
 

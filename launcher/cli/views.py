@@ -64,8 +64,8 @@ class JsonView:
         self.event({"event": "output", "time": line.time, "task": line.task, "text": shown(line)})
 
     def status(self, status: RunStatus) -> None:
-        """Print nothing: the summary at the end tells of it."""
+        """Print nothing: the summary at the end has it."""
 
     def say(self, message: str) -> None:
-        """Tell people on stderr; stdout is for the program that reads it."""
+        """Write for people to stderr; stdout is for the program that reads it."""
         print(message, file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ def wait(
     name: Name = None,
     *,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long to wait, such as 10m; forever when left out.", show_default=False)
+        str | None, typer.Option(metavar="DURATION", help="The time to wait, such as 10m; by default without limit.", show_default=False)
     ] = None,
     on: OnRun = None,
     context: Context = None,

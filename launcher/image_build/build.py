@@ -1,4 +1,4 @@
-"""Builds the image through the docker command, telling how it goes."""
+"""Builds the image through the docker command, reporting its progress."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ COPY --chown={images.USER}:{images.USER} . {CONTAINER_CODE}
 
 @dataclass(frozen=True)
 class Request:
-    """What to build. `build_args` are NAME=VALUE, or NAME for the environment's own value; what is None has a default."""
+    """A build. `build_args` are NAME=VALUE, or NAME for the environment's own value; what is None has a default."""
 
     gpu: bool = False
     code: Path | None = None
@@ -62,7 +62,7 @@ class Request:
 
 
 def build(request: Request, tell: Tell, *, raw: Callable[[str], None] | None = None) -> Image:
-    """Build what is asked for and return it. `tell` hears of steps and of what they write, `raw` of every line.
+    """Build what is asked for and return it. `tell` is called with steps and their output, `raw` with every line.
 
     Raises DockerError when the build fails.
     """

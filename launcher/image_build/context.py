@@ -1,4 +1,4 @@
-"""What the engine is sent to build the image from: images/Dockerfile and what it copies, as one tar archive.
+"""The build context that is sent to the engine: images/Dockerfile and what it copies, as one tar archive.
 
 The same from a checkout and from an installed wheel, which carries these files beside this module. An archive on standard
 input, and no directory: some installations of the docker command may read nothing outside the home directory.
@@ -36,7 +36,7 @@ def archive() -> bytes:
 
 
 def sources() -> str:
-    """Return what tells these sources from others, as images that are built from them are labelled."""
+    """Return the digest of these sources, which is the label of images built from them."""
     return hashlib.sha256(archive()).hexdigest()[:16]
 
 

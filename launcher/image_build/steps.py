@@ -1,4 +1,4 @@
-"""What BuildKit's plain progress says: which step runs, what it writes, how long it took.
+"""A parser of BuildKit's plain progress: which step runs, what it writes, how long it took.
 
 Lines are `#N [stage 2/3] RUN ...`, `#N 1.234 output`, `#N CACHED`, `#N DONE 1.2s`, `#N ERROR: ...`, and after a failure
 the failed step's last lines again.

@@ -1,4 +1,4 @@
-"""Where each task listens, on each target, and what TF_CONFIG makes of it.
+"""The addresses of the tasks on each target, and TF_CONFIG made of them.
 
 Every task listens on 2222 where it has a host of its own; on one machine each has its own port.
 """
@@ -13,7 +13,7 @@ from launcher.plan.models import Plan, Target, Task
 
 PORT = 2222
 EXCHANGE_PORT = PORT + 1  # where the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
-ENDING_PORT = PORT + 2  # where the parent of the task that leads a user's program tells the others' of its end: trainer.ending
+ENDING_PORT = PORT + 2  # where the leading task's parent answers the others' parents about the end of the run: trainer.ending
 LOOPBACK = "127.0.0.1"
 
 # Linux refuses one argument or environment string longer than this (MAX_ARG_STRLEN, 32 pages), its NUL included.

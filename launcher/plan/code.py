@@ -41,12 +41,12 @@ def suffix(code: str | None) -> str:
 
 
 def without_code(spec_digest: str) -> str:
-    """Return the part of a spec's digest that is of the spec itself: all that earlier versions told."""
+    """Return the part of a spec's digest that is of the spec itself: the whole digest of earlier versions."""
     return spec_digest.partition(_BEFORE)[0]
 
 
 def is_other(old: str, new: str) -> bool:
-    """Return whether two digests of specs tell of different code; not where one does not tell."""
+    """Return whether two digests of specs are of different code; False where one has no digest of code."""
     before, after = (one.partition(_BEFORE)[2] for one in (old, new))
     return bool(before and after) and before != after
 

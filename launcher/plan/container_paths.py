@@ -1,4 +1,4 @@
-"""Where containers keep what: the paths that a task sees, the same under Docker Compose and on Kubernetes."""
+"""The paths in containers that a task sees, the same under Docker Compose and on Kubernetes."""
 
 import os
 from pathlib import Path

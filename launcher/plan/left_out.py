@@ -1,4 +1,4 @@
-"""What a spec says and a target has no counterpart of: each is named, so that nothing is left out without a word. Pure."""
+"""The fields of a spec that a target has no counterpart for: each is named, so that nothing is left out without a word. Pure."""
 
 from collections.abc import Callable
 

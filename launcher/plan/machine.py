@@ -1,4 +1,4 @@
-"""What a local plan has to know of the machine it runs on: cores, GPUs, and how its tasks find Python."""
+"""The facts about this machine that a local plan needs: cores, GPUs, and how its tasks find Python."""
 
 import os
 import shutil

@@ -12,7 +12,7 @@ Target = Literal["local", "docker", "kubernetes"]
 
 @dataclass(frozen=True)
 class Resources:
-    """What one task gets. cpu in cores, memory in bytes; None is no limit."""
+    """The resources of one task. cpu in cores, memory in bytes; None is no limit."""
 
     cpu: float | None = None
     memory: int | None = None
@@ -22,7 +22,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class RestartRule:
-    """What happens when the task ends before its work is done."""
+    """The reaction to a task that ends before its work is done."""
 
     scope: Scope
     max_restarts: int

@@ -1,6 +1,6 @@
 """Makes the plan: a valid spec and a target become tasks with addresses, TF_CONFIG, environment and rules. Pure.
 
-What a local plan takes from the machine comes in as a Machine, so the same input always gives the same plan.
+Facts about the machine come in as a Machine, so the same input always gives the same plan.
 """
 
 import os
@@ -200,7 +200,7 @@ def _train(spec: ClusterSpec, train: Train, target: Target) -> Train:
 
 @dataclass(frozen=True)
 class _Common:
-    """What all tasks of a run have in common."""
+    """The fields that all tasks of a run share."""
 
     spec: ClusterSpec
     target: Target
@@ -303,7 +303,7 @@ class _Common:
 
 
 def _container_environment(cpu: float | None, least: int) -> dict[str, str]:
-    """Return what a container needs told: its output at once, and its share of cores, as TensorFlow counts the machine's."""
+    """Return the variables that a container needs: its output at once, and its share of cores, as TensorFlow counts the machine's."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if cpu is None:
         return environment
@@ -358,7 +358,7 @@ def share_cores(wanted: Mapping[str, float | None], cores: int) -> dict[str, int
 
 @dataclass(frozen=True)
 class GpuShares:
-    """Which GPUs each task gets, by name; `short` are the tasks that asked for GPUs and get none."""
+    """The GPUs of each task, by name; `short` are the tasks that asked for GPUs and get none."""
 
     visible: dict[str, tuple[str, ...]]
     short: tuple[str, ...]

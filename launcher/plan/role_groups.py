@@ -20,7 +20,7 @@ class Group:
 
     @property
     def scope(self) -> Scope:
-        """Who is started again when one of them ends early."""
+        """The tasks that restart when one of them ends early."""
         return self.task.restart.scope
 
 

@@ -1,4 +1,4 @@
-"""What follows from strategy and role alone: restart rules, who mounts the run directory, whose success is the run's.
+"""The rules that follow from strategy and role alone: restart rules, who mounts the run directory, whose success is the run's.
 
 Source: docs/architecture.md, "Who restarts what", and the storage contract: only the chief writes.
 """
@@ -47,7 +47,7 @@ def tells_its_end(plan: Plan) -> bool:
 
 
 def has_trainer(command: Sequence[str]) -> bool:
-    """Return whether what a container runs is the trainer, or a program under it: it tells how it is, and starts again what ended."""
+    """Return whether what a container runs is the trainer, or a program under it: it reports the task's state, and restarts what ended."""
     return _starts_with(command, TRAINER) or _is_parent(command)
 
 

@@ -29,7 +29,7 @@ from launcher.spec.role_programs import has_init_containers, has_sidecars, has_t
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import SERVED, TRAINING
 
-# How often the engine starts a container again. It cannot tell exit codes apart, and what can be mended by trying again the
+# How often the engine starts a container again. It cannot distinguish exit codes, and what can be mended by trying again the
 # trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
 ENGINE_RESTARTS = 3
 
@@ -139,12 +139,12 @@ def _notes(source: Source) -> list[str]:
     spec, plan = source.spec, source.plan
     notes = []
     if plan.deadline is not None:
-        notes.append("limits.deadline is kept by `launcher up --on docker`; Compose knows no deadline")
+        notes.append("limits.deadline holds under `launcher up --on docker`; Compose knows no deadline")
     if types := sorted({task.resources.gpu_type for task in plan.tasks if task.resources.gpu_type}):
         notes.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
     if by_code := sorted({task.role for task in plan.tasks if task.restart.when == "exit_code" and not role_rules.supervised(task)}):
         notes.append(
-            f"restart: exit_code of {', '.join(by_code)} is kept by `launcher up --on docker`; Compose cannot tell exit codes apart, "
+            f"restart: exit_code of {', '.join(by_code)} holds under `launcher up --on docker`; Compose cannot distinguish exit codes, "
             "and starts none of these containers again"
         )
     if _downloads(spec):
@@ -212,7 +212,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
 def _restart(task: Task) -> str:
     """Return when the engine starts a task's container again: without the trainer's parent nothing else does."""
     rule, supervised = task.restart, role_rules.supervised(task)
-    if not supervised and rule.when != "on_failure":  # it cannot tell exit codes apart
+    if not supervised and rule.when != "on_failure":  # it cannot distinguish exit codes
         return "unless-stopped" if rule.when == "always" else "no"
     times = min(ENGINE_RESTARTS, rule.max_restarts) if supervised else rule.max_restarts
     return f"on-failure:{times}" if times else "no"
@@ -383,6 +383,6 @@ def _host(host: str) -> str:
         ipaddress.ip_address(host)
     except ValueError:
         raise UsageError(
-            f"tensorboard.host is {host!r}; a port is published on an IP address", "write the address, 127.0.0.1 or 0.0.0.0 say"
+            f"tensorboard.host is {host!r}; a port is published on an IP address", "write the address, such as 127.0.0.1 or 0.0.0.0"
         ) from None
     return host

@@ -1,4 +1,4 @@
-"""What stands beside a task in a Compose file: its further volumes, and a service for each init container and sidecar. Pure."""
+"""The additions to a task in a Compose file: its further volumes, and a service for each init container and sidecar. Pure."""
 
 from pathlib import Path, PurePosixPath
 from typing import Any

@@ -1,4 +1,4 @@
-"""The labels by which containers, networks and volumes of a run are found again, and what of the plan they tell."""
+"""The labels by which containers, networks and volumes of a run are found, and the parts of the plan in them."""
 
 from launcher.plan.models import Plan, Task
 

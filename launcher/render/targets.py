@@ -1,4 +1,4 @@
-"""What a spec can be rendered to, by name; a renderer is imported only when it is used."""
+"""The targets of `render`, by name; a renderer is imported only when it is used."""
 
 import dataclasses
 import importlib
@@ -14,7 +14,7 @@ from launcher.spec.models import ClusterSpec
 
 @dataclass(frozen=True)
 class Source:
-    """What a renderer starts from. `directory` is where its text will lie: paths in it are relative to there."""
+    """The input of a renderer. `directory` is where its text will lie: paths in it are relative to there."""
 
     spec: ClusterSpec
     plan: Plan
@@ -29,7 +29,7 @@ DirectoryRenderer = Callable[[Source], dict[str, str]]
 
 @dataclass(frozen=True)
 class RenderTarget:
-    """Which plan a renderer takes, and where its function `render` is: Source -> YAML text.
+    """The plan that a renderer takes, and the module of its function `render`: Source -> YAML text.
 
     `directory` says that its module also has `files`: what is written is one file a kind, not one file. `gang` is the spec's
     `kubernetes.gang` that the target stands for, whether the spec has it or not.

@@ -10,7 +10,7 @@ PORT = 6006  # inside its container; what answers outside is the spec's
 def command(spec: ClusterSpec, plan: Plan) -> list[str]:
     """Return how TensorBoard is started on the logs of a run: by the trainer's module where the image has that.
 
-    It listens on every interface of its container: what publishes the port, and policies, say who reaches it.
+    It listens on every interface of its container: the published port and policies decide who reaches it.
     """
     own = spec.tensorboard.image if spec.tensorboard else None
     ours = own is None and (spec.image is None or spec.train is not None)

@@ -28,7 +28,7 @@ _LISTED = 8
 
 @dataclass
 class Module:
-    """What a module defines at its top level. `hides` tells that it may have other names too."""
+    """The names that a module defines at its top level. `hides` says that it may have other names too."""
 
     names: set[str] = field(default_factory=set)
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)  # its functions and classes
@@ -44,7 +44,7 @@ class Module:
 def parse(source: bytes, file: str) -> Module:
     """Return what a module defines. Raises SyntaxError, ValueError for what is no text, RecursionError or MemoryError for what is too deep."""
     module = Module()
-    with warnings.catch_warnings():  # of its strings: they are not errors, even where Python is told to make errors of warnings
+    with warnings.catch_warnings():  # of its strings: they are not errors, even where Python makes errors of warnings
         warnings.simplefilter("ignore")
         tree = ast.parse(source, file)
     _collect(tree.body, module)

@@ -28,7 +28,7 @@ def volumes_apart(subject: RuleContext) -> Iterator[Finding]:
 
 
 def volumes_of_kubernetes(subject: RuleContext) -> Iterator[Finding]:
-    """What only Kubernetes mounts is what it knows."""
+    """The source of a volume without a `path` is one that Kubernetes knows."""
     for index, volume in enumerate(subject.spec.kubernetes.volumes):
         if volume.path is not None or volume.source is None:
             message = "`path` is a directory for Compose, and these volumes are for Kubernetes alone"

@@ -1,4 +1,4 @@
-"""What runs in containers: images, words, variables, and the init containers and sidecars beside a task."""
+"""Sections about containers: images, commands, variables, and the init containers and sidecars beside a task."""
 
 from typing import Annotated
 
@@ -22,12 +22,12 @@ Command = Annotated[list[str], Field(min_length=1)]
 
 
 class Mount(Section):
-    """Where a container beside a task has one of the spec's `volumes`, or the run's own."""
+    """The mount of one of the spec's `volumes`, or of the run's own, in a container beside a task."""
 
     volume: Annotated[str, Field(min_length=1)] = Field(
         description="The name of one of `volumes`; `run` is the run's own, where its task has that."
     )
-    mount_path: Annotated[str, AfterValidator(names.check_path)] = Field(description="Where the container finds it.")
+    mount_path: Annotated[str, AfterValidator(names.check_path)] = Field(description="The path in the container.")
     sub_path: SubPath | None = Field(None, description="A directory of the volume, instead of all of it.")
     read_only: bool | None = Field(
         None, description="Whether the container can only read it. When left out: yes, but for an `emptyDir` and the run's own volume."
@@ -43,11 +43,11 @@ class Container(Section):
     args: list[str] = Field(default_factory=list, description="Words that follow the `command`, or that the image's entrypoint is given.")
     env: Env = Field(default_factory=dict, description="Its environment variables; it gets none of the task's.")
     working_dir: Annotated[str, AfterValidator(names.check_path)] | None = Field(
-        None, description="Where its program starts; what the image says when left out."
+        None, description="The directory in which its program starts; the image's when left out."
     )
     cpu: Cpu | None = Field(None, description="CPU cores it gets. No limit when left out.")
     memory: Memory | None = Field(None, description="Memory it gets. No limit when left out.")
-    mounts: list[Mount] = Field(default_factory=list, description="What it has of the spec's `volumes`.")
+    mounts: list[Mount] = Field(default_factory=list, description="The mounts of the spec's `volumes`.")
 
 
 # Of the spec, and of a role.

@@ -29,7 +29,7 @@ _READ_AS = {"bool": "a boolean", "int": "a number", "float": "a number", "null":
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value comes from. `text` is a scalar as it is written; None for mappings and lists."""
+    """The origin of a value. `text` is a scalar as it is written; None for mappings and lists."""
 
     key: Place
     value: Place
@@ -116,7 +116,7 @@ class Reader:
             self._inside.pop()
 
     def _step(self, node: yaml.Node, path: Path) -> None:
-        """Keep what aliases can multiply and nest within limits."""
+        """Limit how far aliases can multiply and nest."""
         self._count += 1
         if self._count > _MAX_VALUES:
             message = f"aliases make this more than {_MAX_VALUES} values"

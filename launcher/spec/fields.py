@@ -1,4 +1,4 @@
-"""What the sections of a spec are made of: their base, and the types of values that several of them have."""
+"""The building blocks of a spec's sections: their base, and the types of values that several of them have."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ def _cpu(value: object) -> object:
 
 
 def _pattern(pattern: str, *examples: str) -> dict[str, Any]:
-    """What the JSON Schema says about a field whose validator words its own errors."""
+    """The JSON Schema of a field whose validator has its own messages."""
     return {"pattern": pattern, "examples": list(examples)}
 
 

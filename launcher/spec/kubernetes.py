@@ -27,25 +27,25 @@ def _version(value: object) -> object:
     expected = f'the cluster\'s version in quotes, from "{OLDEST_VERSION[0]}.{OLDEST_VERSION[1]}" on'
     if isinstance(value, bool | int | float):  # 1.30 is 1.3 to YAML
         raise FieldError(
-            f"{shown(value)} is a number, which loses the zero of 1.30", expected, f'write "{DEFAULT_VERSION}", say, in quotes'
+            f"{shown(value)} is a number, which loses the zero of 1.30", expected, f'write "{DEFAULT_VERSION}", for example, in quotes'
         )
     if value is None or not isinstance(value, str):
         return value
     digits = value.removeprefix("v").split(".")
     if len(digits) < 2 or not all(part.isascii() and part.isdigit() for part in digits[:2]):
-        raise FieldError(f"{shown(value)} is not a version of Kubernetes", expected, f'write "{DEFAULT_VERSION}", say')
+        raise FieldError(f"{shown(value)} is not a version of Kubernetes", expected, f'write "{DEFAULT_VERSION}", for example')
     short = f"{int(digits[0])}.{int(digits[1])}"
     if short != value:
         raise FieldError(f"{shown(value)} is more than major and minor version", expected, f'write "{short}"')
     if parse_version(short) < OLDEST_VERSION:
         raise FieldError(
-            f"Kubernetes {short} is too old", expected, "use a newer cluster; what a failed pod means is not told to an older one"
+            f"Kubernetes {short} is too old", expected, "use a newer cluster; an older one cannot act on the exit codes of pods"
         )
     return short
 
 
 class Helper(Section):
-    """What a pod gets with which the launcher reads or moves what a run has stored, or examines the cluster."""
+    """The resources of the launcher's helper pods, which read or move a run's data, or check the cluster."""
 
     cpu: Cpu | None = Field(None, description="CPU cores it gets; it asks for 100m, and 1 is the limit, when left out.")
     memory: Memory | None = Field(None, description="Memory it gets; it asks for 128Mi, and 256Mi are the limit, when left out.")
@@ -72,14 +72,14 @@ class EnvSource(Section):
     config_map: ObjectName | None = Field(None, description="The ConfigMap; excludes `secret`.")
     name: str | None = Field(None, description="The variable that gets one value; with `key`.")
     key: str | None = Field(None, description="Which value of the Secret or ConfigMap; with `name`.")
-    prefix: str | None = Field(None, description="What stands before the names of all variables; without `name`.")
+    prefix: str | None = Field(None, description="The prefix of the names of all variables; without `name`.")
     optional: bool = Field(False, description="Whether tasks start without it.")
 
     @model_validator(mode="after")
     def _one_source(self) -> "EnvSource":
         if (self.secret is None) == (self.config_map is None):
             expected = "`secret` or `config_map`, one of the two"
-            raise FieldError("both or none of `secret` and `config_map` are given", expected, "write {secret: my-secret}, say")
+            raise FieldError("both or none of `secret` and `config_map` are given", expected, "write {secret: my-secret}, for example")
         if (self.name is None) != (self.key is None):
             raise FieldError("`name` and `key` go together", "both for one value, none for all", "write both, or none")
         if self.name is not None and self.prefix is not None:
@@ -95,11 +95,11 @@ class Volume(Section):
     name: Annotated[str, AfterValidator(names.check_volume_name)] = Field(description="The volume's name.")
     mount_path: Annotated[str, AfterValidator(names.check_mount_path)] | None = Field(
         None,
-        description="Where the tasks find it; nowhere when left out, so that it is for `mounts` of init containers and sidecars alone.",
+        description="The path in the tasks; none when left out, so that it is for `mounts` of init containers and sidecars alone.",
     )
     source: dict[str, Any] | None = Field(
         None,
-        description="What it is, in Kubernetes' own words: one key, such as `persistentVolumeClaim`, `emptyDir`, `secret`, `nfs` or `csi`.",
+        description="The volume's source, in Kubernetes' own words: one key, such as `persistentVolumeClaim`, `emptyDir`, `secret`, `nfs` or `csi`.",
     )
     path: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="In Compose: the directory of this machine that it is; relative to the spec."
@@ -148,7 +148,7 @@ class Overrides(Section):
 
 
 class Kubernetes(Section):
-    """What only Kubernetes needs to know."""
+    """Settings for Kubernetes alone."""
 
     version: (
         Annotated[str, BeforeValidator(_version, json_schema_input_type=str), Field(json_schema_extra={"pattern": VERSION_PATTERN})] | None
@@ -175,7 +175,7 @@ class Kubernetes(Section):
     )
     egress: Literal["any", "tasks"] = Field(
         "any",
-        description="What the tasks may send: `any` leaves it to the namespace's policies; `tasks` allows DNS and the run's own tasks,"
+        description="The egress of tasks: `any` leaves it to the namespace's policies; `tasks` allows DNS and the run's own tasks,"
         " also in a namespace that denies all, and nothing else.",
     )
     helper: Helper = Field(default_factory=Helper, description="The launcher's own pods.")
@@ -184,7 +184,7 @@ class Kubernetes(Section):
     )
     gpu_resource: Annotated[str, AfterValidator(names.check_resource)] = Field(
         "nvidia.com/gpu",
-        description="What nodes call their GPUs; their taint of that name is tolerated, of parts of NVIDIA's (`nvidia.com/mig-1g.5gb`) that of `nvidia.com/gpu`, too.",
+        description="The nodes' resource name of GPUs; their taint of that name is tolerated, of parts of NVIDIA's (`nvidia.com/mig-1g.5gb`) that of `nvidia.com/gpu`, too.",
     )
     gpu_type_label: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
         "nvidia.com/gpu.product", description="The node label that `gpu_type` is compared with."

@@ -54,8 +54,8 @@ class Role(Section):
     sidecars: Sidecars = Field(default_factory=list)
     working_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="Where the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
-        "`code` itself, or what the image says, when left out.",
+        description="The directory in which the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
+        "`code` itself, or the image's, when left out.",
     )
     restart: Literal["always", "on_failure", "never", "exit_code"] = Field(
         "on_failure",
@@ -87,7 +87,7 @@ class Storage(Section):
     )
     access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] | None = Field(
         None,
-        description="Who may mount it at a time: one node, one pod, or many nodes. ReadWriteOnce with `mount: one` when left out, ReadWriteMany with `all`; "
+        description="The pods that may mount it at a time: those of one node, one pod, or those of many nodes. ReadWriteOnce with `mount: one` when left out, ReadWriteMany with `all`; "
         "a claim that is there keeps its own.",
     )
 
@@ -110,7 +110,7 @@ class TensorBoard(Section):
 
 
 class TfConfig(Section):
-    """What TF_CONFIG says otherwise than TensorFlow does now."""
+    """Changes to TF_CONFIG, compared with TensorFlow's own."""
 
     master: bool = Field(
         False,
@@ -155,15 +155,15 @@ class ClusterSpec(Section):
     )
     security: Literal["hardened", "image"] = Field(
         "hardened",
-        description="What the tasks' containers may do: `hardened` is uid 1000, no capabilities and a root file system that is read-only; `image` is "
+        description="The rights of the tasks' containers: `hardened` is uid 1000, no capabilities and a root file system that is read-only; `image` is "
         "for images that need root or a writable root file system, and leaves user, capabilities and file system as the image and the engine have them.",
     )
     roles: Roles = Field(default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out.")
-    train: Train | None = Field(None, description="What the built-in trainer trains. Excludes `command`.")
+    train: Train | None = Field(None, description="The training of the built-in trainer. Excludes `command`.")
     command: Command | None = Field(None, description="Any program that reads TF_CONFIG. Excludes `train`.")
     success: Literal["chief", "all_workers"] = Field(
         "chief",
-        description="Whose exit 0 a `command` has succeeded with: the chief's (worker-0's where there is none), or that and all workers'.",
+        description="The tasks whose exit 0 means that a `command` has succeeded: the chief (worker-0 where there is none), or that and all workers.",
     )
     supervise: bool = Field(
         True,
@@ -193,6 +193,6 @@ class ClusterSpec(Section):
     tensorboard: Annotated[TensorBoard | None, BeforeValidator(_tensorboard, json_schema_input_type=TensorBoard | Literal[False])] = Field(
         default_factory=TensorBoard, description="TensorBoard beside the run; `false` for none."
     )
-    tf_config: TfConfig = Field(default_factory=TfConfig, description="What TF_CONFIG says otherwise.")
+    tf_config: TfConfig = Field(default_factory=TfConfig, description="Changes to TF_CONFIG.")
     limits: Limits = Field(default_factory=Limits, description="When to give up.")
-    kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="What only Kubernetes needs to know.")
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="Settings for Kubernetes alone.")

@@ -154,7 +154,7 @@ def check_resource(name: str) -> str:
     prefix, _, rest = name.partition("/")
     if not rest or not _SUBDOMAIN.match(prefix) or not _LABEL_VALUE.match(rest):
         raise FieldError(
-            f"{shown(name)} is not a resource of nodes", "such as `nvidia.com/gpu` or `amd.com/gpu`", "write nvidia.com/gpu, say"
+            f"{shown(name)} is not a resource of nodes", "such as `nvidia.com/gpu` or `amd.com/gpu`", "write nvidia.com/gpu, for example"
         )
     return name
 
@@ -177,7 +177,7 @@ def check_mount_path(path: str) -> str:
         raise FieldError(f"{shown(path)} is not a place for a volume", "an absolute path, such as /data", f"write /{meant or 'data'}")
     if any(plain == own or plain.startswith(f"{own}/") for own in _RESERVED_PATHS):
         raise FieldError(
-            f"{shown(path)} is where the run's own volumes are", f"a path outside {', '.join(_RESERVED_PATHS)}", "write /data, say"
+            f"{shown(path)} is where the run's own volumes are", f"a path outside {', '.join(_RESERVED_PATHS)}", "write /data, for example"
         )
     return path
 

@@ -29,7 +29,7 @@ class Place:
 class Finding:
     """Something wrong at a path of the document; `on` says whether the key or the value is at fault.
 
-    `place` is known only where the path cannot tell it, as for a key that stands twice.
+    `place` is set only where the path is ambiguous, as for a key that stands twice.
     """
 
     path: Path

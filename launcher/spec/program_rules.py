@@ -53,7 +53,7 @@ def train_or_command(subject: RuleContext) -> Iterator[Finding]:
         return
     if not runs_a_program(subject):
         message = "there is nothing to run: neither `train` nor `command`"
-        yield Finding((), message, _NOTHING, "add `train: {workload: mnist_mlp}`, say")
+        yield Finding((), message, _NOTHING, "add `train: {workload: mnist_mlp}`, for example")
         return
     for role in roles_of(subject.spec):
         written = _roles(subject).get(role, {})

@@ -15,7 +15,7 @@ _HEAD = """\
 
 <!-- Made by `python -m launcher.spec.schema --write` from the models; a test fails when it is out of date. -->
 
-One YAML file describes a cluster. `launcher validate FILE` checks it, and reports everything that is wrong at once, each
+One YAML file describes a cluster. `launcher validate FILE` checks it, and reports every problem at once, each
 with its line, what was expected and what to do. `launcher init` writes a first one; `examples/` holds one for each strategy.
 
 ```yaml

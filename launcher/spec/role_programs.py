@@ -1,4 +1,4 @@
-"""What the tasks of each role run: the role's own image, command and variables, else the spec's. Pure."""
+"""The program of each role: the role's own image, command and variables, else the spec's. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ROLES = tuple(Roles.model_fields)
 
 @dataclass(frozen=True)
 class Program:
-    """What the tasks of a role run, where that is not the built-in trainer.
+    """The program of a role that does not run the built-in trainer.
 
     `command` has the role's `args` at its end. Without one the entrypoint of `image` runs, and is given `args`. An `image` that is None
     is the project's own.

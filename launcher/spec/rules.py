@@ -1,4 +1,4 @@
-"""What no single field can tell: rules between fields, and between the spec and the files beside it.
+"""Rules between fields, and between the spec and the files beside it.
 
 Each rule is a function from a RuleContext to findings. RULES names what each needs to know: a rule runs when all of
 that is valid, whatever is wrong elsewhere, so that one pass finds everything.
@@ -34,7 +34,7 @@ Rule = Callable[[RuleContext], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Which roles a strategy has."""
+    """The roles of a strategy."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -165,13 +165,13 @@ def settings_fit(subject: RuleContext) -> Iterator[Finding]:
 
 
 def early_stopping_has_evaluations(subject: RuleContext) -> Iterator[Finding]:
-    """What gets no better is seen by evaluating."""
+    """Early stopping needs evaluations."""
     train = subject.spec.train
     if subject.spec.roles.evaluator is not None or subject.spec.strategy not in TRAINING:
         return
     if train and train.early_stopping and not catalog.with_defaults(train, subject.spec.strategy).evaluate.every_steps:
         message = "early stopping without evaluations: `train.evaluate.every_steps` is 0"
-        remedy = "set `train.evaluate.every_steps` to 500, say"
+        remedy = "set `train.evaluate.every_steps` to 500, for example"
         yield Finding(("train", "early_stopping"), message, "`train.evaluate.every_steps` of 1 or more", remedy, on="key")
 
 
@@ -201,7 +201,7 @@ def best_is_known(subject: RuleContext) -> Iterator[Finding]:
     """It is known whether more or less of the exported model's metric is better."""
     export = subject.spec.train.export if subject.spec.train else None
     if export and export.metric and direction(export.metric, export.mode) is None:
-        message = f"{shown(export.metric)} does not tell whether more or less of it is better"
+        message = f"{shown(export.metric)} does not show whether more or less of it is better"
         yield Finding(("train", "export", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
@@ -222,7 +222,7 @@ def code_exists(subject: RuleContext) -> Iterator[Finding]:
 
 
 def working_dir_exists(subject: RuleContext) -> Iterator[Finding]:
-    """Where a role's program starts is a path in its container, or a directory beside the spec."""
+    """A role's `working_dir` is a path in its container, or a directory beside the spec."""
     for name, role in roles_of(subject.spec).items():
         path = ("roles", name, "working_dir")
         if role.working_dir is not None and not role.working_dir.startswith("/") and subject.known(path):

@@ -1,4 +1,4 @@
-"""What the models know about a path: the section it is in, its keys, where else a key belongs."""
+"""Lookup of a path in the models: the section it is in, its keys, where else a key belongs."""
 
 import types
 from collections.abc import Iterator

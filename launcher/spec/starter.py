@@ -39,7 +39,7 @@ _ROLES = {
 _EVALUATOR = "# evaluator: {}          # evaluates each checkpoint beside the training"
 
 _TRAIN = """\
-# What the built-in trainer trains. `command: [python, train.py]` instead runs a program of your own.
+# The training of the built-in trainer. `command: [python, train.py]` instead runs a program of your own.
 train:
   workload: {workload}
   steps: {steps}

@@ -70,7 +70,7 @@ def security(role: RoleDraft, path: Path) -> dict[str, Any]:
         or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added))
     ):
         given.setdefault("allowPrivilegeEscalation", True)
-        message = "kept; such a container may gain privileges, which the launcher forbids all others"
+        message = "carried over; such a container may gain privileges, which the launcher forbids all others"
         role.reading.remark(path, message, "see that the namespace's Pod Security level admits it")
     return given
 

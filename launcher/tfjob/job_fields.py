@@ -94,22 +94,24 @@ def _ttl(draft: Draft, path: Path) -> None:
     seconds = draft.reading.number(path, 0)
     if seconds is None:
         return
-    kept = min(max(seconds, 1), _LONGEST_TTL)
-    draft.put(("kubernetes", "ttl"), f"{kept}s", path)
-    if kept != seconds:
-        draft.reading.remark(path, f"{seconds} seconds become {kept}: a spec takes 1s to 366d")
+    limited = min(max(seconds, 1), _LONGEST_TTL)
+    draft.put(("kubernetes", "ttl"), f"{limited}s", path)
+    if limited != seconds:
+        draft.reading.remark(path, f"{seconds} seconds become {limited}: a spec takes 1s to 366d")
 
 
 def _deadline(draft: Draft, path: Path) -> None:
     seconds = draft.reading.number(path, 1)
     if seconds is None:
         return
-    kept = min(seconds, _LONGEST_TTL)
-    draft.put(("limits", "deadline"), f"{kept}s", path)
-    if kept != seconds:
-        draft.reading.remark(path, f"{seconds} seconds become {kept}: a spec takes at most 366d", "remove `limits.deadline`, for no limit")
-    if kept < parse_duration(Limits().start_timeout):
-        draft.put(("limits", "start_timeout"), f"{kept}s", path)
+    limited = min(seconds, _LONGEST_TTL)
+    draft.put(("limits", "deadline"), f"{limited}s", path)
+    if limited != seconds:
+        draft.reading.remark(
+            path, f"{seconds} seconds become {limited}: a spec takes at most 366d", "remove `limits.deadline`, for no limit"
+        )
+    if limited < parse_duration(Limits().start_timeout):
+        draft.put(("limits", "start_timeout"), f"{limited}s", path)
 
 
 def _backoff_limit(draft: Draft, path: Path) -> None:
@@ -219,7 +221,7 @@ JOB: dict[str, Handler[Draft] | LeftOut] = {
     "kind": _read_already,
     "metadata": _metadata,
     "spec": _spec,
-    "status": LeftOut("tells how the TFJob was, and is left out"),
+    "status": LeftOut("is the status of the TFJob, and is left out"),
 }
 
 

@@ -19,13 +19,13 @@ def _keep(role: RoleDraft, path: Path) -> None:
 def _host_network(role: RoleDraft, path: Path) -> None:
     _keep(role, path)
     if role.reading.flag(path):
-        message = "kept; every task listens on port 2222 of its node, and a program's parent on 2224, so no two share one"
-        role.reading.remark(path, message, "keep tasks apart by affinity, and look at NetworkPolicies: they do not hold for such pods")
+        message = "carried over; every task listens on port 2222 of its node, and a program's parent on 2224, so no two share one"
+        role.reading.remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
 
 
 def _scheduler(role: RoleDraft, path: Path) -> None:
     _keep(role, path)
-    role.reading.remark(path, "kept; the scheduler has to be in the cluster, and starts the pods one by one")
+    role.reading.remark(path, "carried over; the scheduler has to be in the cluster, and starts the pods one by one")
 
 
 def _service_account(role: RoleDraft, path: Path) -> None:
@@ -163,7 +163,7 @@ def _labels(role: RoleDraft, path: Path) -> None:
     kept = role.reading.labels(path)
     for key in kept:
         if key.startswith(_GROUPS):
-            message = "kept; the group of pods that it names has to be there, and nobody makes it any more"
+            message = "carried over; the group of pods that it names has to be there, and nobody creates it any more"
             role.reading.remark((*path, key), message, "make the PodGroup, or remove this and schedulerName from the override")
     if kept:
         role.metadata[str(path[-1])] = kept

@@ -36,14 +36,14 @@ def read(role: RoleDraft, path: Path) -> None:
 
 def renamed(role: RoleDraft, container: dict[str, Any]) -> dict[str, Any]:
     """Return a container that mounts volumes by the names that they have in the run."""
-    kept = dict(container)
+    renamed_container = dict(container)
     for key in ("volumeMounts", "volumeDevices"):
-        if isinstance(kept.get(key), list):
-            kept[key] = [
+        if isinstance(renamed_container.get(key), list):
+            renamed_container[key] = [
                 {**one, "name": role.renamed[one["name"]]} if isinstance(one, dict) and str(one.get("name")) in role.renamed else one
-                for one in kept[key]
+                for one in renamed_container[key]
             ]
-    return kept
+    return renamed_container
 
 
 def read_mounts(role: RoleDraft, path: Path) -> None:

@@ -91,7 +91,7 @@ def _shape(draft: Draft) -> None:
     if draft.is_alone:
         [role] = draft.roles
         if role.name != "chief":
-            message = f"the only replica is the run's chief; no TF_CONFIG tells its program that it was the {role.kind}"
+            message = f"the only replica is the run's chief; no TF_CONFIG shows its program that it was the {role.kind}"
             reading.remark(role.path, message)
             role.name = "chief"
     elif (master := draft.roles[0]).kind.lower() == "master":

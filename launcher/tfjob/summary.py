@@ -1,4 +1,4 @@
-"""How a run will differ from the TFJob's: what starts again, what exit codes mean, what ends it, what TF_CONFIG contains."""
+"""The differences between a run and the TFJob's: what starts again, what exit codes mean, what ends it, what TF_CONFIG contains."""
 
 from dataclasses import dataclass
 
@@ -77,9 +77,9 @@ def _end(draft: Draft) -> str:
     then = f" Then {', '.join(others)}." if others and not draft.is_alone else ""
     watched = ""
     if any(role.is_entrypoint for role in draft.roles if role.name == draft.leading) and not draft.is_alone:
-        watched = " Its entrypoint cannot tell the others: `launcher up` or `launcher wait` has to be there, to end them."
-    kept = " Its Jobs stay until `launcher down`." if "ttl" not in draft.spec.get("kubernetes", {}) else ""
-    return f"the run succeeds with exit 0 of {first}{workers}.{then}{watched}{kept}"
+        watched = " Its entrypoint cannot end the others: `launcher up` or `launcher wait` has to run to do so."
+    jobs_stay = " Its Jobs stay until `launcher down`." if "ttl" not in draft.spec.get("kubernetes", {}) else ""
+    return f"the run succeeds with exit 0 of {first}{workers}.{then}{watched}{jobs_stay}"
 
 
 def _tf_config(draft: Draft) -> str:

@@ -184,7 +184,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _share(role: RoleDraft, path: Path, late: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
-    """Keep what comes from the cluster: as `kubernetes.env_from` where that can say it, else as an override."""
+    """Leave references to the cluster: as `kubernetes.env_from` where that can say it, else as an override."""
     forms = [*map(_whole_form, whole), *map(_form, late)]
     if forms and None not in forms:
         # Both stand in lists that an override has, too: the variables alone are merged one by one.

@@ -25,7 +25,7 @@ _MOST_UPDATES = 32  # between two looks whether to stop; as many as 16 boards gi
 
 @dataclass(frozen=True)
 class Played:
-    """What was done in some steps, int8 [steps, width], and the sums of what the agent measures over them."""
+    """The moves of some steps, int8 [steps, width], and the sums of the agent's measures over them."""
 
     experience: np.ndarray[Any, np.dtype[np.int8]]
     sums: Numbers
@@ -50,7 +50,7 @@ class Player:
 
 
 class AgentSession(ABC):
-    """The chief's part: it learns from what is played; see Session. `stopped` tells whether this task was asked to stop."""
+    """The chief's part: it learns from what is played; see Session. `stopped` returns whether this task was asked to stop."""
 
     is_chief = follows_weights = True
 
@@ -70,7 +70,7 @@ class AgentSession(ABC):
         return self._step
 
     def settle(self) -> None:
-        """See Session.settle. What was not learned from is no part of the state."""
+        """See Session.settle. Moves that were not learned from are no part of the state."""
         return
 
     def pull(self) -> None:

@@ -1,4 +1,4 @@
-"""How many steps one call into TensorFlow runs, few enough to see progress and many enough to cost nothing; and what is due when."""
+"""The number of steps of one call into TensorFlow, few enough to see progress and many enough to cost nothing; and what is due when."""
 
 import time
 
@@ -42,9 +42,9 @@ class Interval:
 
 
 class Rate:
-    """Counts examples and steps, and tells how fast they came since it was last asked.
+    """Counts examples and steps, and returns their rate since the last call.
 
-    A call's own seconds do not tell: asynchronous calls hand on what came long before, or while nothing was waited for.
+    A call's own seconds do not show it: asynchronous calls hand on what came long before, or while nothing was waited for.
     """
 
     def __init__(self) -> None:

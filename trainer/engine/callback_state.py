@@ -1,8 +1,8 @@
-"""What callbacks remember, as bytes for a checkpoint: their simple attributes, without pickle.
+"""The state of callbacks as bytes for a checkpoint: their simple attributes, without pickle.
 
 Simple are numbers, texts, None, NumPy arrays, and lists, tuples and dicts of such. The bytes are an .npz file: arrays by number, and
-`text`, JSON in which {"array": n} stands for one. An attribute is kept where it is not what it was when the callback was made, or
-when training began; and it comes back where the callback is made with the same value as then, so that an argument that was changed between two
+`text`, JSON in which {"array": n} stands for one. An attribute is saved if it has changed since the callback was made, or
+since training began; and it comes back where the callback is made with the same value as then, so that an argument that was changed between two
 starts of a run is the one that counts.
 """
 
@@ -51,20 +51,20 @@ class Remembered:
         return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
     def pack(self, **more: Any) -> bytes:
-        """Return what is to be kept, and `more` of simple values."""
+        """Return the state to save, and `more` of simple values."""
         arrays: list[np.ndarray] = []
-        kept = {}
+        saved = {}
         for name, now, made, begun in zip(self._names, self._now(), self._made, self._begun, strict=True):
             changed = [key for key, value in now.items() if not (_same(value, made.get(key)) and _same(value, begun.get(key)))]
-            kept[name] = {key: [_to_json(now[key], arrays), _to_json(_plain(made.get(key)), arrays)] for key in changed}
-        text = json.dumps({"callbacks": kept, **more})
+            saved[name] = {key: [_to_json(now[key], arrays), _to_json(_plain(made.get(key)), arrays)] for key in changed}
+        text = json.dumps({"callbacks": saved, **more})
         file = io.BytesIO()
         named: dict[str, Any] = {_TEXT: np.frombuffer(text.encode(), np.uint8), **{str(n): array for n, array in enumerate(arrays)}}
         np.savez(file, **named)
         return file.getvalue()
 
     def restore(self, packed: bytes) -> None:
-        """Give the callbacks back what `pack` kept of those of their class and place."""
+        """Restore what `pack` saved of callbacks of the same class and place."""
         found, arrays = _unpacked(packed)
         for name, callback, made in zip(self._names, self._callbacks, self._made, strict=True):
             for key, (now, before) in found["callbacks"].get(name, {}).items():
@@ -126,7 +126,7 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that an attribute was made with; arrays as None, for they would double what is kept."""
+    """Return a value that an attribute was made with; arrays as None, for they would double the size."""
     return None if isinstance(value, np.ndarray) else value
 
 

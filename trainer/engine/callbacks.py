@@ -61,15 +61,15 @@ class Hooks:
         reasons = dict(_LEFT_OUT)
         if self._job.train.on_nan == "stop":
             reasons[keras.callbacks.TerminateOnNaN] = _ON_NAN
-        kept = []
+        remaining = []
         for callback in made:
             why = next((reason for kind, reason in reasons.items() if isinstance(callback, kind)), None)
             if why is None:
-                kept.append(callback)
+                remaining.append(callback)
             self._tell(f"the callback {type(callback).__name__} is left out: {why}" if why else "")
             if missed := [name for name in _NEVER_CALLED if why is None and _overrides(callback, name)]:
                 self._tell(f"{' and '.join(missed)} of the callback {type(callback).__name__} are never called; on_test_end is")
-        return kept
+        return remaining
 
     def _tell(self, message: str) -> None:
         if message and self._session.is_chief:
@@ -87,7 +87,7 @@ class Hooks:
         """Return what a checkpoint of `step` is to have of the callbacks; empty without any."""
         if not self._callbacks:
             return b""
-        # The end of an epoch that was reached, but not told yet: as the task is asked to stop, or workers of servers were ahead.
+        # The end of an epoch that was reached, but not passed on yet: as the task is asked to stop, or workers of servers were ahead.
         pending = self._span.epoch_at(step) > self._epoch
         return self._remembered.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended())
 
@@ -313,9 +313,9 @@ def _cut_log(path: Path, separator: str, epoch: int) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         lines = file.readlines()
     head, *rows = lines or [""]
-    kept = [row for row in rows if _epoch_of(row, separator) < epoch]
-    if len(kept) < len(rows):
-        write_atomically(path, "".join([head, *kept]))
+    remaining = [row for row in rows if _epoch_of(row, separator) < epoch]
+    if len(remaining) < len(rows):
+        write_atomically(path, "".join([head, *remaining]))
 
 
 def _epoch_of(row: str, separator: str) -> int:

@@ -30,7 +30,7 @@ _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
 
 class CheckpointError(WorkloadError):
-    """What is in the run directory cannot be gone on from. Nothing in it was changed."""
+    """Training cannot resume from the run directory. Nothing in it was changed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def list_checkpoints(directory: Path) -> list[str]:
 
 
 def step_of(path: str) -> int:
-    """Return the global step that a checkpoint's name tells."""
+    """Return the global step in a checkpoint's name."""
     return int(path.rpartition("-")[2])
 
 
@@ -79,7 +79,7 @@ class Checkpoints:
     def restore(self, notice: Callable[[str], None]) -> Restored | None:
         """Load the newest checkpoint that can be read, or return None where there is none.
 
-        Each that cannot be read is told to `notice` and left in place. So is a learning rate other than the checkpoint's optimizer was
+        `notice` is called for each that cannot be read, which is left in place. So is a learning rate other than the checkpoint's optimizer was
         built with: the new one holds.
 
         Raises:

@@ -7,7 +7,7 @@ from tensorflow.python.framework import config
 
 
 def is_allowed() -> bool:
-    """Return whether waits may be told: not where operations must be deterministic, as a clock is not."""
+    """Return whether waits may be measured: not where operations must be deterministic, as a clock is not."""
     return not config.is_op_determinism_enabled()
 
 

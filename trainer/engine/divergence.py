@@ -1,4 +1,4 @@
-"""What follows when training diverges, so that a loss or weights are not finite: `train.on_nan`.
+"""The reaction to divergence, that is a loss or weights that are not finite: `train.on_nan`.
 
 A mixed_float16 optimizer leaves out such a step and halves its loss scale, as Keras does; that is no fault until the scale has come
 down to 1, nor where a step has one batch.
@@ -11,7 +11,7 @@ from trainer.engine.job import Job
 from trainer.engine.session import DivergedError, NotFinite, Session
 from trainer.events import Reporter
 
-_REMEDY = "lower the learning rate, clip gradients (train.gradients) or look at the data; `train.on_nan: warn` trains on"
+_REMEDY = "lower the learning rate, clip gradients (train.gradients) or check the data; `train.on_nan: warn` trains on"
 
 
 class Divergence:

@@ -49,11 +49,11 @@ def changed(run_dir: Path) -> float | None:
 def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add an evaluation at `step`, in one step for readers.
 
-    Evaluations of `step` and later ones are dropped: training went back to an earlier checkpoint, and what they tell of is gone.
+    Evaluations of `step` and later ones are dropped: training went back to an earlier checkpoint, and those models are gone.
     """
     before = [one for one in read(run_dir) if one.step < step]
-    kept = [*before, Evaluated(step, dict(metrics), time.time())][-KEPT:]
-    lines = ",\n".join(json.dumps(finite(asdict(one)), allow_nan=False) for one in kept)
+    newest = [*before, Evaluated(step, dict(metrics), time.time())][-KEPT:]
+    lines = ",\n".join(json.dumps(finite(asdict(one)), allow_nan=False) for one in newest)
     write_atomically(_path(run_dir), f"[\n{lines}\n]\n")
 
 

@@ -30,7 +30,7 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
     """Evaluate checkpoints until the run's last one is done; return the last evaluation's step and metrics, None when stopped.
 
     Each checkpoint is evaluated once; of those saved while one was being evaluated, the newest. One that cannot be
-    read is told as a notice and passed over.
+    read is reported as a notice and skipped.
 
     Raises:
         PeerLostError: the chief has given no sign for `orphan_timeout`.
@@ -61,7 +61,7 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
 
 
 class _Chief:
-    """What `run.json` tells of the chief, which writes it at least every few seconds."""
+    """The state of the chief according to `run.json`, which it writes at least every few seconds."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -71,7 +71,7 @@ class _Chief:
         self._over_since: float | None = None
 
     def is_done(self) -> bool:
-        """Look, and tell whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
+        """Look, and return whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
         facts = run_state.read(self._job.run_dir)
         self._step = facts.get("step", 0)
         # What an earlier run of fewer steps, or of another spec, has left is no end of this one.
@@ -101,7 +101,7 @@ class _Chief:
 
 
 class _EvaluatedCheckpoints:
-    """Which checkpoints need no more looking at."""
+    """The checkpoints that are evaluated or skipped."""
 
     def __init__(self, run_dir: Path) -> None:
         # By step, and when its file was written: training that went back to an earlier checkpoint saves steps again.
@@ -126,7 +126,7 @@ class _EvaluatedCheckpoints:
         self._done[step_of(path)] = _written(path)
 
     def failed(self, path: str, problem: Exception) -> str:
-        """Remember that it could not be loaded; return what is to be told of it, if anything."""
+        """Remember that it could not be loaded; return a notice about it, if there is one."""
         written = _written(path)
         if written is None:  # the chief has deleted it: a newer one is there
             self._passed_over.add((path, None))
@@ -153,8 +153,8 @@ class _Evaluator:
         self._evaluate = model_ops.evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
         # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
-        kept = {"optimizer": self._optimizer} if moving_averages.are_enabled(self._optimizer) else {}
-        self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **kept)
+        optimizers = {"optimizer": self._optimizer} if moving_averages.are_enabled(self._optimizer) else {}
+        self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **optimizers)
         self._logs = Logs(job.run_dir)
         self._best: BestModel | None = None
         if job.export:
@@ -172,7 +172,7 @@ class _Evaluator:
         return None
 
     def evaluate(self, stopped: Callable[[], bool]) -> bool:
-        """Evaluate what was loaded, write it down and tell it; False when `stopped` said so before that was done."""
+        """Evaluate what was loaded, record and report it; False when `stopped` said so before that was done."""
         step = int(self._step.numpy())
         moving_averages.take(self._model, self._optimizer)
         metrics = self._evaluate.unless(stopped)
@@ -186,7 +186,7 @@ class _Evaluator:
         return True
 
     def finish(self) -> None:
-        """Tell of the best model also where an earlier attempt has written it."""
+        """Report the best model also where an earlier attempt has written it."""
         if self._best:
             self._best.finish()
 

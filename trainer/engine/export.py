@@ -103,7 +103,7 @@ class BestModel:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits. What goes wrong is told as a notice: training is worth more than an export."""
+        """Write what waits. An error is reported as a notice: training is worth more than an export."""
         candidate, self._waiting = self._waiting, None
         if candidate is None or self._goal is None:
             return
@@ -120,14 +120,14 @@ class BestModel:
         self._not_before = ended + (ended - began) * (1 / self._share - 1)
 
     def finish(self) -> None:
-        """Write what waits, and tell of the best model where an earlier attempt has written it."""
+        """Write what waits, and report the best model where an earlier attempt has written it."""
         self.flush()
         if not self._told:
             self._files.tell_of(BEST)
 
 
 def write_last(export: Export, run_dir: Path, step: int, metrics: Mapping[str, float], model: keras.Model, report: Reporter) -> None:
-    """Write `export/last` with the weights that `model` has at `step`, unless there is a best model. What goes wrong is a notice."""
+    """Write `export/last` with the weights that `model` has at `step`, unless there is a best model. An error is reported as a notice."""
     files = _Files(export, run_dir, model, report)
     if _target(files.root / BEST) is not None:
         return
@@ -201,8 +201,8 @@ class _Files:
         """Report the model that is there, if one is."""
         facts = self._facts(called)
         if isinstance(facts.get("step"), int):
-            told = {key: facts.get(key) for key in ("metric", "value")}
-            self._report("exported", step=facts["step"], path=str(self.root / called), **told)
+            fields = {key: facts.get(key) for key in ("metric", "value")}
+            self._report("exported", step=facts["step"], path=str(self.root / called), **fields)
 
     def value(self, metric: str, mode: str) -> float | None:
         """Return the value of the best model that is there, if it was chosen by this measure."""
@@ -241,7 +241,7 @@ def _goal(export: Export, names: Sequence[str]) -> tuple[str, str]:
     better = direction(metric, export.mode)
     if better is None:
         raise WorkloadError(
-            f"train.export.metric is {metric!r}, and its name does not tell whether more or less of it is better;"
+            f"train.export.metric is {metric!r}, and its name does not show whether more or less of it is better;"
             " add train.export.mode: max, or min"
         )
     return metric, better

@@ -1,4 +1,4 @@
-"""What the engine trains: the trainer's settings with nothing left open."""
+"""The configuration of the engine: the trainer's settings with all defaults filled in."""
 
 from dataclasses import dataclass
 from pathlib import Path

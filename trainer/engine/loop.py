@@ -28,7 +28,7 @@ _RECORD_EVERY = 10.0  # seconds after which run.json says again that the run is 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the loop ended: with every step done, or stopped on request after `step`."""
+    """The result of the loop: every step done, or stopped on request after `step`."""
 
     step: int
     finished: bool
@@ -57,7 +57,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     profile_due = Interval(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
     profile_due.start(session.step)
     stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
-    step = session.step  # as told; the session may be ahead of it after a checkpoint
+    step = session.step  # as reported; the session may be ahead of it after a checkpoint
     while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
         steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
@@ -78,7 +78,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
 
 
 class _Chief:
-    """What the chief alone does between calls: it reports, saves, evaluates and writes."""
+    """The chief's own work between calls: it reports, saves, evaluates and writes."""
 
     def __init__(
         self, session: Session, workload: Workload | Agent, job: Job, report: Reporter, divergence: Divergence, hooks: Hooks
@@ -135,7 +135,7 @@ class _Chief:
         return step
 
     def after(self, progress: Progress) -> None:
-        """Tell, write and evaluate what is due after a call."""
+        """Report, write and evaluate what is due after a call."""
         step = progress.step
         last = step >= self._job.steps or progress.finish
         for rate in (self._told_rate, self._written_rate):

@@ -1,4 +1,4 @@
-"""What every strategy computes the same way: a built model, the loss of a batch, an evaluation."""
+"""The computations that all strategies share: a built model, the loss of a batch, an evaluation."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Built:
 def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
     """Make the model and the optimizer as the job's settings ask, with start weights from its seed.
 
-    How many examples a step has, of `replicas` together, is told to workloads whose optimizer asks for it; see `Scheduling`.
+    Workloads whose optimizer asks for it get the number of examples of a step, of all `replicas` together; see `Scheduling`.
 
     Raises:
         WorkloadError: the model has no weights to train.
@@ -121,7 +121,7 @@ def held_out_loss(workload: Workload, model: keras.Model, batch: tuple[Any, Any]
 
 
 def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int) -> tf.Tensor:
-    """Run `step` `steps` times in one TensorFlow loop, each told how many were before; return the sum of its float32 vectors [width].
+    """Run `step` `steps` times in one TensorFlow loop, each called with the number before it; return the sum of its float32 vectors [width].
 
     The last element, of width + 1, counts the steps before the first whose loss, the vector's first element, was not finite.
     Written out rather than left to AutoGraph, which takes half a second to read this and Keras's code at every start.
@@ -189,7 +189,7 @@ class StepEvaluator:
 
 
 class Evaluator:
-    """Evaluates a model on the workload's held-out set; traced once, data kept open."""
+    """Evaluates a model on the workload's held-out set; traced once, with its data open."""
 
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
         self.names = ("loss", *metric_names(workload, model))

@@ -1,4 +1,4 @@
-"""What the train settings change about a workload's model and optimizer, whatever the workload is."""
+"""The changes that the train settings make to any workload's model and optimizer."""
 
 import keras
 import tensorflow as tf
@@ -30,7 +30,7 @@ def prepare(job: Job) -> None:
 def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> keras.optimizers.Optimizer:
     """Return the workload's optimizer with the learning rate, clipping and loss scaling that the settings ask for.
 
-    `examples_per_step`, of all replicas together, is told to workloads whose optimizer asks for it; see `Scheduling`.
+    Workloads whose optimizer asks for it get `examples_per_step`, of all replicas together; see `Scheduling`.
 
     Raises:
         WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it cannot be made again, or

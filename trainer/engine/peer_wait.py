@@ -2,7 +2,7 @@
 
 TensorFlow waits for peers, too. But its gRPC looks a name up when it connects first, and then every 30 s only
 (GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS): where a peer's pod is replaced, its name has a new address, and would be found that late.
-What waits here also hears at once that it is asked to stop. Who is missing is told by the task's parent (trainer/peers.py).
+A request to stop interrupts the wait at once. The task's parent reports the missing peers (trainer/peers.py).
 """
 
 import time
@@ -21,7 +21,7 @@ _HEAR = 0.1  # seconds in which a stop is heard
 
 
 def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callable[[], bool], within: float) -> bool:
-    """Wait until all whom a task connects to first are there; returns False when `stopped` tells that it was asked to stop meanwhile.
+    """Wait until all whom a task connects to first are there; returns False when `stopped` returns True meanwhile.
 
     Its own `port` answers all the while, as TensorFlow's does later: others see that it is there. It is free when this is done.
 

@@ -1,4 +1,4 @@
-"""What one replica computes in a step: batches become one mean gradient, and the numbers that are reported."""
+"""The computation of one replica in a step: batches become one mean gradient, and the numbers that are reported."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -21,7 +21,7 @@ from trainer.workloads.protocol import Shard, Workload
 # Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
 # stays as long again.
 _LINGER = 0.3
-# Numbers that tasks tell each other between steps: vectors of TensorFlow's collective of one kind are of one size.
+# Numbers that tasks exchange between steps: vectors of TensorFlow's collective of one kind are of one size.
 _TOLD = 3
 
 
@@ -73,21 +73,21 @@ class LocalSession:
 
     def from_chief(self, flags: Sequence[bool]) -> list[bool]:
         """See Session.from_chief."""
-        told = [float(flag and self.is_chief) for flag in flags]
-        agreed = self._ring.agree([*told, *[0.0] * (_TOLD - len(told))])
-        return [bool(number) for number in agreed[: len(told)]]
+        numbers = [float(flag and self.is_chief) for flag in flags]
+        agreed = self._ring.agree([*numbers, *[0.0] * (_TOLD - len(numbers))])
+        return [bool(number) for number in agreed[: len(numbers)]]
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between."""
         del current  # it always is
         if self._ring.size == 1:
             return hooks()
-        told = [0.0] * _TOLD
+        numbers = [0.0] * _TOLD
         if self.is_chief:
             before = Snapshot(self.model.weights)
             stop = hooks()
-            told = [float(stop), float(before.changed()), schedules.constant(self.optimizer) or 0.0]
-        stops, changes, rate = self._ring.agree(told)
+            numbers = [float(stop), float(before.changed()), schedules.constant(self.optimizer) or 0.0]
+        stops, changes, rate = self._ring.agree(numbers)
         if schedules.constant(self.optimizer) is not None:
             schedules.set_rate(self.optimizer, rate)
         if changes:
@@ -103,7 +103,7 @@ class LocalSession:
         from_chief = [float(finish), next_steps] if self.is_chief else [0.0, 0.0]
         control = np.array([float(stop), *from_chief], np.float32)
         with self._ring.watching():
-            totals, told, waits = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
+            totals, numbers, waits = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
         seconds = time.perf_counter() - began
         self._step += steps
         loss, *metrics = totals[:-1] / (steps * self._ring.size)
@@ -115,16 +115,16 @@ class LocalSession:
             metrics=model_ops.named(self._replica.metrics, metrics),
             examples=steps * self._replica.examples * self._ring.size,
             seconds=seconds,
-            stop=bool(told[0] > 0),
-            finish=bool(told[1] > 0),
-            next_steps=int(told[2]) or None,
+            stop=bool(numbers[0] > 0),
+            finish=bool(numbers[1] > 0),
+            next_steps=int(numbers[2]) or None,
             input_wait=input_wait,
             peer_wait=peer_wait if self._ring.size > 1 else None,
-            not_finite=self._not_finite(told[3:]),
+            not_finite=self._not_finite(numbers[3:]),
         )
 
     def _not_finite(self, spoilt: Any) -> NotFinite | None:
-        """Tell of the task whose loss was the first not to be finite, of the numbers of steps since then."""
+        """Report the task whose loss was the first not to be finite, from the numbers of steps since then."""
         first = int(np.argmax(spoilt))
         return NotFinite(self._step - int(spoilt[first]) + 1, self._ring.names[first]) if spoilt[first] else None
 

@@ -33,7 +33,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 class Record:
-    """What is known of a run, written whenever it changes."""
+    """The facts about a run, written whenever they change."""
 
     def __init__(self, run_dir: Path, **facts: Any) -> None:
         import keras

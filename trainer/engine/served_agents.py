@@ -25,7 +25,7 @@ _CHIEF = "/job:chief/replica:0/task:0"
 
 @dataclass(frozen=True)
 class _Measures:
-    """What workers tell of a call: no loss, what the agent measures, and no seconds of waiting for input."""
+    """The measures of a call on a worker: no loss, what the agent measures, and no seconds of waiting for input."""
 
     metrics: tuple[str, ...]
     examples: int = 1  # of a step
@@ -50,7 +50,7 @@ class ServedAgentSession(AgentSession):
         self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)), stopped)
 
     def close(self) -> None:
-        """End what is still played; servers are told to stop by `servers.stop_all`."""
+        """End what is still played; `servers.stop_all` stops the servers."""
         self._workers.close()
 
     def _place(self, pack: packing.Pack) -> tf.Variable:

@@ -1,4 +1,4 @@
-"""What a strategy gives the loop: a session that runs steps and can show its state."""
+"""The interface between a strategy and the loop: a session that runs steps and can show its state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ def cause(error: Any) -> str:
 
 @dataclass(frozen=True, order=True)
 class NotFinite:
-    """The first step, of several, whose loss was not finite, and the task that computed it: empty where that is the one that tells."""
+    """The first step, of several, whose loss was not finite, and the task that computed it: empty where that is the reporting task."""
 
     step: int
     task: str = ""
@@ -33,7 +33,7 @@ class NotFinite:
 
 @dataclass(frozen=True)
 class WorkerProgress:
-    """What one worker did in a call; `local_step` counts its own steps since it started."""
+    """The work of one worker in a call; `local_step` counts its own steps since it started."""
 
     task: str
     local_step: int
@@ -47,13 +47,13 @@ class WorkerProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a call of `Session.run` did.
+    """The result of a call of `Session.run`.
 
     `step` is the global step after it, `steps` how many of them the call made, `loss` (None before anything is learned or known) and
     `metrics` means over those that are `measured` (None for all of them; with 0, as last known), `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
     task of the cluster was asked to stop, `finish` when the chief said that it is enough. `input_wait` and
     `peer_wait` are the parts of this task's time, 0 to 1, that it waited for input and for gradients of others;
-    `dropped` counts the gradients that came too late for their step, since the session began. `not_finite` tells where a loss was not.
+    `dropped` counts the gradients that came too late for their step, since the session began. `not_finite` says where a loss was not.
     """
 
     step: int
@@ -95,7 +95,7 @@ class Session(Protocol):
         """
 
     def settle(self) -> NotFinite | None:
-        """Finish what is under way, so that state and `step` agree; called before a checkpoint. The next `run` tells of it.
+        """Finish what is under way, so that state and `step` agree; called before a checkpoint. The next `run` reports it.
 
         Returns where a loss was not finite meanwhile.
         """
@@ -104,7 +104,7 @@ class Session(Protocol):
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
 
     def hold(self, step: int) -> None:
-        """Begin no step after `step` until the next call of this; every task calls it. The `run` that comes to it tells of all steps."""
+        """Begin no step after `step` until the next call of this; every task calls it. The `run` that comes to it reports all steps."""
 
     def from_chief(self, flags: Sequence[bool]) -> list[bool]:
         """Return the chief's flags, at most three, on every task. Every task calls this before the first `run`.
@@ -126,7 +126,7 @@ class Session(Protocol):
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Run `steps` global steps. Every task calls it with the same number.
 
-        `stop` tells the others that this task was asked to stop; the chief's `finish` that these steps are the last
+        `stop` informs the others that this task was asked to stop; the chief's `finish` that these steps are the last
         ones, whatever is left of them; `next_steps` is the chief's proposal for the next call. All come back to every task.
 
         Raises:

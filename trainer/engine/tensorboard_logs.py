@@ -1,4 +1,4 @@
-"""What the chief writes for TensorBoard: scalars, the workload's own summaries, profiles."""
+"""The chief's files for TensorBoard: scalars, the workload's own summaries, profiles."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

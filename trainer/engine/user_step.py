@@ -65,9 +65,9 @@ class UserStep:
                 original(gradients, variables)
 
             with self._applying(apply):
-                told = self._workload.train_step(inputs, targets)
-            self.metrics = tuple(name for name in told if name != "loss")
-            return told["loss"]
+                returned = self._workload.train_step(inputs, targets)
+            self.metrics = tuple(name for name in returned if name != "loss")
+            return returned["loss"]
 
         tf.function(lambda inputs, targets: run(step, (inputs, targets)), autograph=False).get_concrete_function(*batch)
 
@@ -96,12 +96,12 @@ class UserStep:
             calls.append(range(before, len(graph.get_operations())))
 
         with self._applying(apply):
-            told = self._workload.train_step(inputs, targets)
+            returned = self._workload.train_step(inputs, targets)
         if exchange is not None:
             if not calls:
                 raise self._refused(f"applies no gradients by self.optimizer outside of tf.functions of its own, {_SEVERAL}")
             self._check_written(graph, first, calls[0])
-        return tf.stack([told[name] for name in ("loss", *self.metrics)])
+        return tf.stack([returned[name] for name in ("loss", *self.metrics)])
 
     @contextmanager
     def _applying(self, apply: Apply) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a program gets: the connected cluster, its tasks and their devices in order, and how to say what it does."""
+"""The interface of a program: the connected cluster, its tasks and their devices in order, and its progress and output."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,14 +44,14 @@ class Progress(Protocol):
     """Says how far a program is."""
 
     def __call__(self, step: int, steps: int, metrics: dict[str, float] | None = None) -> None:
-        """Tell that `step` of `steps` steps are done; call it as often as you like, it is passed on about twice a second."""
+        """Report that `step` of `steps` steps are done; call it as often as you like, it is passed on about twice a second."""
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The connected cluster. `tasks` are its servers, workers before ps, each by its index; the chief runs the program itself.
 
-    What is written, into `results` or by `tf.summary`, replaces what an attempt before it wrote: a program may run again.
+    Files in `results` and summaries replace those of an earlier attempt: a program may run again.
     """
 
     chief: Task
@@ -64,7 +64,7 @@ class Cluster:
     def device(self, name: str) -> str:
         """Return TensorFlow's name of the device that is called so: cpu or gpu:1 of the chief, worker-0 (its best), worker-0/gpu:1.
 
-        Where the task has no such device, that is said, and its CPU is returned.
+        If the task has no such device, a notice says so, and its CPU is returned.
 
         Raises:
             WorkloadError: no device is called so, or there is no such task.

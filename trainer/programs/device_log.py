@@ -1,4 +1,4 @@
-"""Which task and device ran each operation of a program, as TensorFlow tells it, counted and shown as a table.
+"""A table of the task and device that ran each operation of a program, as TensorFlow reports it, with counts.
 
 An operation is what TensorFlow runs as a whole: an op such as MatMul, or a call of a tf.function, which is one request to
 the task that it runs on.

@@ -19,7 +19,7 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class Part:
-    """What a task made of its slice: the mean, and the seconds until the slice was there and until the mean was."""
+    """A task's result for its slice: the mean, and the seconds until the slice was there and until the mean was."""
 
     size: int
     mean: float

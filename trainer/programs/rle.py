@@ -74,7 +74,7 @@ def _items(lines: list[tuple[int, str]], origin: str) -> Iterator[tuple[str, int
 
 
 def write(board: Board) -> str:
-    """Return a board as such a text, whole: dead rows and columns at its edges are kept by x and y."""
+    """Return a board as such a text, whole: x and y preserve dead rows and columns at its edges."""
     rows = ["".join(_run(len(run[0]), run[0][0]) for run in re.finditer(r"o+|b+(?=o)", _letters(row))) for row in board]
     body = re.sub(r"\$+", lambda ends: _run(len(ends[0]), "$"), "$".join(rows).rstrip("$")) + "!"
     items = re.findall(r"\d*[bo$!]", body)

@@ -15,7 +15,7 @@ _WEIGHTS_SEED = 0  # any: fingerprints are compared within one run only
 
 @dataclass(frozen=True)
 class State:
-    """What is known of a generation: how many cells live, and a number by which to know the board again.
+    """A generation: the number of living cells, and a number that identifies the board.
 
     The fingerprint is the sum of a random 64-bit number for each living cell, modulo 2^64. Two different boards have the same one
     with a probability of 2^-64.

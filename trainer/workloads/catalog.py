@@ -53,7 +53,7 @@ class GridworldDqnParams(Settings):
         description="Filters of the last convolution: half of them for the advantage, half for the value.",
     )
     learning_rate: float = Field(0.0001, gt=0, description="Adam's learning rate.")
-    gamma: float = Field(0.99, ge=0, lt=1, description="What a reward is worth a move later.")
+    gamma: float = Field(0.99, ge=0, lt=1, description="The worth of a reward a move later.")
     replay: int = Field(50_000, ge=10_000, le=10_000_000, description="Moves that the replay holds.")
     random_steps: int = Field(10_000, ge=100, le=1_000_000_000, description="First steps, all at random; no updates before their end.")
     epsilon_start: float = Field(1.0, ge=0, le=1, description="Probability of a random move after them.")
@@ -87,7 +87,7 @@ class MatmulParams(Settings):
         min_length=1,
         description="Where, one after the other: cpu, gpu:0, worker-1, worker-0/gpu:1; all is each task's best.",
     )
-    repeats: int = Field(5, ge=1, le=1000, description="How often each part is done after a first time; the median is told.")
+    repeats: int = Field(5, ge=1, le=1000, description="Repetitions of each part after a first time; the median is reported.")
 
 
 class LifeParams(Settings):

@@ -1,4 +1,4 @@
-"""What the image classifiers share: their loss, accuracy and the check of their parameters."""
+"""Parts that the image classifiers share: their loss, accuracy and the check of their parameters."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

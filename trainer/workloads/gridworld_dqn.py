@@ -217,7 +217,7 @@ class GridworldDqn:
     def _mean_error(self, target: Sequence[tf.Tensor], online: Sequence[Any], rows: tf.Tensor) -> tf.Tensor:
         """Return the mean squared error of the values of moves, int8 [n, 16], against what came of them.
 
-        What comes after a move is valued by the target network, at the action that the learning one would take. Episodes are cut
+        The target network values the board after a move, at the action that the learning network would take. Episodes are cut
         after 50 moves, but the game does not end there: nothing is final.
         """
         rows = tf.cast(rows, tf.int32)

@@ -11,7 +11,7 @@ from trainer.workloads.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Pictures and their labels: `images` uint8 [examples, ...], of a shape that the data set tells; `labels` int32 [examples]."""
+    """Pictures and their labels: `images` uint8 [examples, ...], of a shape that the data set knows; `labels` int32 [examples]."""
 
     images: np.ndarray
     labels: np.ndarray

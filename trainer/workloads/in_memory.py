@@ -38,7 +38,7 @@ ENDLESS = 2**62
 def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     """Return endless (inputs, targets) batches of `shard.batch_size` examples, shuffled again each epoch.
 
-    `inputs` and `targets` are arrays [examples, ...], or nests (dict, tuple) of such; their dtypes are kept. `shard.index` and
+    `inputs` and `targets` are arrays [examples, ...], or nests (dict, tuple) of such; their dtypes stay. `shard.index` and
     `shard.start` may be integer tensors, as they are where a parameter-server coordinator traces the dataset for its workers.
 
     Raises ValueError if the arrays are empty or differ in length.

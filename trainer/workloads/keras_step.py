@@ -58,16 +58,16 @@ class KerasSteps:
 
     def test(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
         """Look at one batch of an evaluation; return the same of all batches since `reset`. Called in a graph."""
-        told: dict[str, tf.Tensor] = {}
+        measured: dict[str, tf.Tensor] = {}
 
         def step() -> None:
             # On the first replica alone: what is counted would count as often as there are replicas.
             if not tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group):
-                told.update(self._told("test_step", self._model.test_step(self._data(inputs, targets))))
+                measured.update(self._told("test_step", self._model.test_step(self._data(inputs, targets))))
 
         with whole_losses():
             self._model.distribute_strategy.run(step)
-        return told
+        return measured
 
     def _told(self, step: str, logs: Any) -> dict[str, tf.Tensor]:
         if not isinstance(logs, Mapping):
@@ -75,12 +75,12 @@ class KerasSteps:
                 f"{self._name}: {step} returned {type(logs).__name__}; expected a dict of names and numbers: "
                 "return {metric.name: metric.result() for metric in self.metrics}"
             )
-        told = dict(_flat(logs))
-        if "loss" not in told:
+        measured = dict(_flat(logs))
+        if "loss" not in measured:
             raise WorkloadError(
-                f'{self._name}: {step} returned {", ".join(told) or "nothing"}, and no loss; let it return {{"loss": ..., ...}}'
+                f'{self._name}: {step} returned {", ".join(measured) or "nothing"}, and no loss; let it return {{"loss": ..., ...}}'
             )
-        return {"loss": told.pop("loss"), **told}
+        return {"loss": measured.pop("loss"), **measured}
 
 
 def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, tf.Tensor]]:

@@ -129,7 +129,7 @@ class _Model(keras.Model):
         for name, variable in self._own.made.items():
             setattr(self, f"own/{name}", variable)  # what is no attribute is in no checkpoint
         self.built = True
-        # Tuples are kept as they are: Keras would make its own lists of others.
+        # Tuples stay tuples: Keras would make its own lists of others.
         self._specs = tuple(
             tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), part) for part in (features, targets)
         )

@@ -1,4 +1,4 @@
-"""What a user's `package.module:name` is: a workload class, a compiled Keras model, or a model function.
+"""The form of a user's `package.module:name`: a workload class, a compiled Keras model, or a model function.
 
     class            the workload protocol (protocol.py)
     model, function  a compiled keras.Model, or a function that returns one (keras_model.py)
@@ -16,7 +16,7 @@ from trainer.workloads import user_call, user_callbacks
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.user_call import CallArguments
 
-# The first argument of a model function, by which it is told from one that returns a Keras model.
+# The first argument of a model function, which distinguishes it from one that returns a Keras model.
 FEATURES = "features"
 # The first argument of a program placed by hand, which strategy manual runs.
 CLUSTER = "cluster"

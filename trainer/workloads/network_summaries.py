@@ -1,4 +1,4 @@
-"""What a network looks like inside, for TensorBoard: its variables' statistics, histograms, and its layers' outputs.
+"""Summaries of a network's inside, for TensorBoard: its variables' statistics, histograms, and its layers' outputs.
 
 Each function writes with the default writer of `tf.summary`, at its step.
 """

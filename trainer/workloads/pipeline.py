@@ -1,6 +1,6 @@
 """From a user's tf.data.Dataset of examples to batches: sharded between readers, cached, shuffled, batched, prefetched.
 
-What each step needs to know of the examples is looked at once, on a dataset made outside any graph (`look_at`). The
+The facts about the examples that each step needs are found once, on a dataset made outside any graph (`look_at`). The
 batches themselves may be made inside a graph, for workers of parameter_server, which run no Python.
 
 Training examples go on forever, epoch by epoch; each epoch has an order of its own, drawn from (seed, epoch). Reader i
@@ -18,7 +18,7 @@ import tensorflow as tf
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
-# Examples that are kept in memory once they were read; a set of more is read again each epoch.
+# Examples that are cached in memory once they were read; a larger set is read again each epoch.
 CACHE_BYTES = 2**30
 # Among how many examples the next one is drawn, where they are not all in memory.
 SHUFFLED = 10_000
@@ -55,7 +55,7 @@ _UNLIKE = ("Cannot add tensor to the batch", "Cannot batch tensors with differen
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a dataset of examples. `count` and `example_bytes` are None where nobody can tell, `endless` has no count."""
+    """The facts about a dataset of examples. `count` and `example_bytes` are None where they are unknown, `endless` has no count."""
 
     count: int | None
     endless: bool

@@ -18,7 +18,7 @@ MAX_SPRITE_SIDE = 8192
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known of each point: rows of one value a column; a single column is shown without its heading."""
+    """The labels of each point: rows of one value a column; a single column is shown without its heading."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[object, ...]]

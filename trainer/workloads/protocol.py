@@ -1,4 +1,4 @@
-"""What a workload gives the training engine. The engine owns the loop, the strategy and the files.
+"""The interface between a workload and the training engine. The engine owns the loop, the strategy and the files.
 
 A workload says what to compute, never where: the same object trains on every strategy.
 """
@@ -57,21 +57,21 @@ class Workload(Protocol):
 
 
 class Scheduling(Protocol):
-    """What a workload adds whose learning rate follows epochs: how many steps make one depends on batch and replicas."""
+    """Optional, for a learning rate that follows epochs: how many steps make one depends on batch and replicas."""
 
     def optimizer_for(self, examples_per_step: int) -> "keras.optimizers.Optimizer":
         """Return what `optimizer` returns, for steps of so many examples; called in its place."""
 
 
 class Counted(Protocol):
-    """What a workload adds that knows how many examples it trains on: `train.epochs` may then say how long."""
+    """Optional, for a known number of training examples: `train.epochs` may then say how long."""
 
     def train_examples(self) -> int | None:
         """Return how many there are in an epoch; None where that is not known."""
 
 
 class CallingBack(Protocol):
-    """What a workload adds to have Keras's callbacks called between steps; see trainer/engine/callbacks.py."""
+    """Optional, for Keras's callbacks between steps; see trainer/engine/callbacks.py."""
 
     def callbacks(self) -> "list[keras.callbacks.Callback]":
         """Return them, new ones; called once, in every task that trains."""
@@ -84,14 +84,14 @@ class HeldOutMetrics(Protocol):
         """Forget what was seen; called before each evaluation."""
 
     def update(self, targets: Any, outputs: Any) -> None:
-        """See one batch. Called in a graph: what is kept must be in variables that exist."""
+        """See one batch. Called in a graph: state must be in variables that exist."""
 
     def result(self) -> dict[str, float]:
         """Return the metrics of all that was seen since `reset`."""
 
 
 class Accumulating(Protocol):
-    """What a workload adds to have metrics of a whole evaluation in the place of means over batches."""
+    """Optional, for metrics of a whole evaluation in the place of means over batches."""
 
     def held_out_metrics(self) -> HeldOutMetrics | None:
         """Return them, once `metrics` was called for the first time; None for none."""
@@ -103,14 +103,14 @@ Values: TypeAlias = "Sequence[tuple[keras.Variable, tf.Tensor]]"
 
 @runtime_checkable
 class Composing(Protocol):
-    """What a workload adds whose loss is more than `loss` of targets and outputs."""
+    """Optional, for a loss that is more than `loss` of targets and outputs."""
 
     def total_loss(
         self, batch: tuple[Any, Any], outputs: Any, own: "Sequence[tf.Tensor]", values: Values, *, training: bool
     ) -> "tf.Tensor":
         """Return the scalar loss of (inputs, targets), `own` losses of the model and its layers included.
 
-        Called in the place of `loss`, in evaluations as well. Where there are `values`, variables count as those and are not changed.
+        Called in the place of `loss`, in evaluations as well. With `values`, these stand for the variables, which are not changed.
         """
 
     def check_together(self, batches: int) -> None:
@@ -119,7 +119,7 @@ class Composing(Protocol):
 
 @runtime_checkable
 class Stepping(Protocol):
-    """What a workload adds that may have training steps of its own, which compute gradients and apply them."""
+    """Optional, for training steps of the workload's own, which compute gradients and apply them."""
 
     def own_steps(self) -> tuple[str, ...]:
         """Return, for messages, what is its own; nothing where it is to be trained as other workloads are. `model` was called before."""
@@ -139,9 +139,9 @@ class Stepping(Protocol):
 
 @runtime_checkable
 class Agent(Protocol):
-    """What a workload is that learns from what it does itself: no data are given to it. A step is one thing done.
+    """A workload that learns from its own actions: no data are given to it. A step is one thing done.
 
-    `measured` names what is told of what was done, as means over the last `window` steps, `evaluated` what `evaluate`
+    `measured` names the measures of what was done, as means over the last `window` steps, `evaluated` what `evaluate`
     returns beside the loss; `boards` games go on at once where it plays.
     """
 
@@ -192,7 +192,7 @@ class Agent(Protocol):
 
 
 class Summarizing(Protocol):
-    """What a workload adds to be seen in TensorBoard beyond loss, metrics and speed."""
+    """Optional, for TensorBoard beyond loss, metrics and speed."""
 
     def write_summaries(self, model: "keras.Model", step: int) -> None:
         """Write summaries with `tf.summary`; a writer for `logs/train` is the default, its step is set.

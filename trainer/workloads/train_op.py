@@ -1,4 +1,4 @@
-"""What a model function returns as its train op: how the loss is to be made small, said rather than done.
+"""The train op that a model function returns: how the loss is to be made small, said rather than done.
 
 The engine takes the gradients, brings the replicas' together, and applies them where the variables are.
 """

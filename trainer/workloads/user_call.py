@@ -14,7 +14,7 @@ _WHOLE = ("params", "data", "seed")
 
 @dataclass(frozen=True)
 class CallArguments:
-    """What a spec's `train` section gives to a user's code."""
+    """The arguments of a user's code from a spec's `train` section."""
 
     workload: str  # as the spec names it, for messages
     params: Mapping[str, Any]

@@ -49,7 +49,7 @@ class UserData:
         )
 
     def count(self) -> int | None:
-        """Return how many examples there are; None where nobody can tell."""
+        """Return how many examples there are; None where it is unknown."""
         self._look_once()
         if self._arrays is not None:
             return len(tf.nest.flatten(self._arrays)[0])

@@ -187,7 +187,7 @@ def _fresh_names() -> Iterator[None]:
     """Count names from the start inside, and as before afterwards."""
     names, scopes = (global_state.get_global_attribute(key) for key in (_KERAS_NAMES, _KERAS_SCOPES))
     store = tf.compat.v1.get_collection_ref(_STORE)
-    kept = list(store)
+    stored = list(store)
     global_state.set_global_attribute(_KERAS_NAMES, defaultdict(int))
     global_state.set_global_attribute(_KERAS_SCOPES, [])
     store.clear()
@@ -196,7 +196,7 @@ def _fresh_names() -> Iterator[None]:
     finally:
         global_state.set_global_attribute(_KERAS_NAMES, names)
         global_state.set_global_attribute(_KERAS_SCOPES, scopes)
-        store[:] = kept
+        store[:] = stored
 
 
 def _listed(names: Any) -> str:

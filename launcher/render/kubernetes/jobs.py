@@ -76,7 +76,7 @@ def _failure_rules(run: Run, group: Group, *, joined: bool, may_outgrow: bool) -
         _on_exit("FailJob", "In", final),
     ]
     if pods.outlasts_eviction(run, group) or not may_outgrow:
-        # Else it is also of a pod that was evicted as it has outgrown its storage, which has no condition that tells it from a deleted one.
+        # Else it is also of a pod that was evicted as it has outgrown its storage, which has no condition that distinguishes it from a deleted one.
         found.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
     if role_rules.supervised(group.task):
         # It has tried limits.max_restarts times before it left with a failure.
@@ -98,8 +98,8 @@ def _leads(run: Run, group: Group) -> bool:
 def _waits_for_another_job(run: Run, group: Group) -> bool:
     """Return whether the tasks are of no use without those of another Job, for which they then wait for limits.start_timeout.
 
-    They are the chief that drives ps and workers, and those who restore together. Nobody tells them that the other Job has failed
-    for good; of a task of their own Job Kubernetes does, by ending them.
+    They are the chief that drives ps and workers, and those who restore together. They do not learn that the other Job has failed
+    for good; for a task of their own Job, Kubernetes ends them.
     """
     if run.plan.strategy in SERVED:
         return role_rules.supervised(group.task) and _leads(run, group)
@@ -138,7 +138,7 @@ def ends_late(run: Run, group: Group) -> bool:
 
 
 def _end(run: Run, group: Group) -> dict[str, str]:
-    """Return the annotations that tell of a program's Job that its success is not the run's, and when the launcher that watches is to end it."""
+    """Return the annotations of a program's Job: that its success is not the run's, and when the launcher that watches is to end it."""
     if run.spec.train is not None:
         return {}
     if not ends_late(run, group):

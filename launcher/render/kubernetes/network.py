@@ -1,4 +1,4 @@
-"""How the tasks of a run find each other, and who else reaches them: the headless Service and the NetworkPolicies. Pure."""
+"""The network of a run: the headless Service by which its tasks find each other, and the NetworkPolicies about other pods. Pure."""
 
 from launcher.plan.addresses import EXCHANGE_PORT, PORT
 from launcher.render import tensorboard_command

@@ -1,4 +1,4 @@
-"""What the objects of a run have in common: their names, labels and annotations, and how Kubernetes reads texts. Pure."""
+"""The parts that the objects of a run share: their names, labels and annotations, and how Kubernetes reads texts. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ _SINCE: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What is rendered: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks without one of their role's.
+    """The input of the renderer: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks without one of their role's.
 
     `claim_access` is the access mode of the volume's claim where that is there: it cannot be changed.
     """
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def access(self) -> str:
-        """Who may mount the run's volume at a time; everybody where there is none."""
+        """The access mode of the run's volume; ReadWriteMany where there is none."""
         if self.storage is None:
             return "ReadWriteMany"
         # What a spec says of a claim that is not the run's own holds: volumes may serve more nodes than their claims say, such as NFS.
@@ -136,7 +136,7 @@ def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> 
 
 
 def provenance(run: Run) -> dict[str, str]:
-    """Return the annotations by which a workload tells what it was made from."""
+    """Return the annotations with the origin of a workload."""
     return {_STRATEGY: run.plan.strategy, _DIGEST: run.plan.spec_digest}
 
 
@@ -180,7 +180,7 @@ def amounts(cpu: float | None, memory: str | None) -> Object:
 def resources(run: Run, cpu: float | None, memory: str | None, more: Object | None = None) -> Object:
     """Return what a task's container, or one beside it, asks for, and as limits the same and `more`; without a limit on cores where the spec says so.
 
-    What a task is given is its own then, and it is the last to be evicted.
+    Its resources are then guaranteed, and it is the last to be evicted.
     """
     given = amounts(cpu, memory)
     limits = {key: value for key, value in given.items() if key != "cpu" or run.options.cpu_limit == "cpu"} | (more or {})

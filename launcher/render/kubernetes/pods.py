@@ -1,4 +1,4 @@
-"""The pod of a role's tasks: what it runs, what it is told, what it gets, and what it may not do. Pure."""
+"""The pod of a role's tasks: its program, its environment, its resources and its security context. Pure."""
 
 import math
 import posixpath
@@ -132,7 +132,7 @@ def container(run: Run, name: str, command: Sequence[str], *, task: Task | None 
         **policy,
         **({key: [literal(word) for word in command]} if command else {}),
         "securityContext": {"allowPrivilegeEscalation": False, **(NO_RIGHTS if task is None or task.is_hardened else {})},
-        # Without a message of its own, a failed pod's status tells the last lines that it wrote.
+        # Without a message of its own, a failed pod's status has the last lines that it wrote.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
@@ -165,14 +165,14 @@ def _env(run: Run, group: Group) -> list[Object]:
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
     taken = {entry["name"] for entry in single}
     kind = group.task.tf_config["task"]["type"]
-    told = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{kind}","index":$(JOB_COMPLETION_INDEX)}}}}'
+    tf_config = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{kind}","index":$(JOB_COMPLETION_INDEX)}}}}'
     return [
         *(entry for entry in [*env(values), *env(group.task.secrets)] if entry["name"] not in taken),
         *single,
         {"name": "TF_CLUSTER", "valueFrom": {"configMapKeyRef": {"name": cluster_name(run), "key": CLUSTER_KEY}}},
         {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}},
         # Last: what it refers to must stand before it.
-        {"name": "TF_CONFIG", "value": told},
+        {"name": "TF_CONFIG", "value": tf_config},
     ]
 
 
@@ -217,7 +217,7 @@ def _volumes(run: Run, group: Group) -> list[Object]:
 
 
 def _has_scratch(run: Run) -> bool:
-    """Return whether tasks without the run's volume are told of a RUN_DIR all the same: a program may write there in each task."""
+    """Return whether tasks without the run's volume have a RUN_DIR all the same: a program may write there in each task."""
     return run.spec.train is None and run.storage is not None
 
 

@@ -19,14 +19,14 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who mounts the run's volume: pods by component. `one_node` says that they have to be on the same node."""
+    """The pods that mount the run's volume, by component. `one_node` says that they have to be on the same node."""
 
     pods: dict[str, int]
     one_node: bool
 
     @property
     def total(self) -> int:
-        """How many pods mount it at the same time."""
+        """The number of pods that mount it at the same time."""
         return sum(self.pods.values())
 
     def words(self) -> str:

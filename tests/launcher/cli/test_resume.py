@@ -118,7 +118,7 @@ def test_a_complete_run_of_other_code_is_asked_about() -> None:
     assert decide(old, [], ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS, digest="abc-1") == "resume"
 
 
-@pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "does not tell from which spec")])
+@pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "from a spec that is not known any more")])
 def test_a_run_of_another_spec_that_was_started_elsewhere_is_asked_about(digest: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         decide(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc", elsewhere=True)

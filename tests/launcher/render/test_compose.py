@@ -133,7 +133,7 @@ def test_an_entrypoint_gets_its_args_and_nothing_else(rendered: Render, text: Ca
     assert not {"command", "entrypoint", "healthcheck", "working_dir"} & set(services["worker-0"])
     assert "entrypoint" not in services["ps-0"]
     assert (services["worker-0"]["restart"], services["ps-0"]["restart"]) == ("on-failure:2", "no")
-    assert "restart: exit_code of ps is kept by `launcher up --on docker`" in text(ROLES)
+    assert "restart: exit_code of ps holds under `launcher up --on docker`" in text(ROLES)
     assert (
         rendered("roles: {chief: {}, evaluator: {restart: always}}\nimage: mine:1\n")["services"]["evaluator"]["restart"]
         == "unless-stopped"
@@ -313,7 +313,7 @@ def test_a_host_that_is_no_address_is_refused(text: Callable[[str], str]) -> Non
 
 
 def test_what_compose_cannot_keep_is_said_in_the_file(text: Callable[[str], str]) -> None:
-    assert "limits.deadline is kept by `launcher up" in text(TRAIN + "limits: {deadline: 1h}\n")
+    assert "limits.deadline holds under `launcher up" in text(TRAIN + "limits: {deadline: 1h}\n")
     assert "Note:" not in text(TRAIN)
 
 

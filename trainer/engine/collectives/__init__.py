@@ -1,1 +1,1 @@
-"""What tasks in step exchange: all-reduce, who is there, and who still lives."""
+"""Communication of tasks in step: all-reduce, rendezvous and liveness."""

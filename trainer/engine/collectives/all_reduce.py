@@ -51,7 +51,7 @@ class AllReduce:
     def meet(self, names: Sequence[str], addresses: Sequence[str]) -> str:
         """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
 
-        `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns what is to be told
+        `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns a notice
         where they cannot connect: then all stay with TensorFlow's.
 
         Raises:
@@ -95,9 +95,9 @@ class AllReduce:
         mine = np.zeros([self.size], np.int64)
         mine[self.index] = 2 * trainer_version() + (self._hint == "nccl")
         with self.watching():
-            told = self._now(mine, _ALIKE)
-        _check_versions(names, [int(one) // 2 for one in told])
-        has_gpu = told % 2
+            answers = self._now(mine, _ALIKE)
+        _check_versions(names, [int(one) // 2 for one in answers])
+        has_gpu = answers % 2
         if 0 < has_gpu.sum() < self.size:
             without, having = (
                 _listed([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one]) for one in (False, True)
@@ -221,7 +221,7 @@ class AllReduce:
 def trainer_version() -> int:
     """Return the first 48 bits of the SHA-256 of the trainer's sources, their names included. Never 0.
 
-    It tells images of one tag apart that were built from different sources.
+    It distinguishes images of one tag that were built from different sources.
     """
     root = Path(trainer.__file__).parent
     digest = hashlib.sha256()
@@ -232,7 +232,7 @@ def trainer_version() -> int:
 
 
 def version_text(version: int) -> str:
-    """Return a version for people; 0 is a trainer that does not tell its own."""
+    """Return a version for people; 0 is a trainer that does not send its own."""
     return f"{version:0{_VERSION_BITS // 4}x}" if version else "an older one"
 
 

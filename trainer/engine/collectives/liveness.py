@@ -1,6 +1,6 @@
-"""Whether the tasks that another one waits for still live: asked of TensorFlow's server in each of them.
+"""Heartbeats: whether the tasks that another one waits for are alive, asked of TensorFlow's server in each of them.
 
-A process that is stopped, or on a machine that hangs, keeps its connections: the kernel answers for it. Its server does not.
+A process that is stopped, or on a machine that hangs, leaves its connections open: the kernel answers for it. Its server does not.
 One that computes, or evaluates for an hour, has threads that answer at once.
 """
 

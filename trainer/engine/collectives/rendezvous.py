@@ -1,4 +1,4 @@
-"""How the tasks of an all-reduce come to have a connection to each other, beside TensorFlow's own."""
+"""The rendezvous of the tasks of an all-reduce: connections to each other, beside TensorFlow's own."""
 
 import contextlib
 import hmac
@@ -22,7 +22,7 @@ _HELLO = struct.Struct(f"!{TOKEN}sI")  # the listener's token, who connects
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a task's peers must know to connect to it: where it listens, and a secret that only they are told."""
+    """The data that a task's peers need to connect to it: where it listens, and a secret that only they get."""
 
     port: int
     token: bytes  # [TOKEN]

@@ -40,7 +40,7 @@ class TcpAllReduce:
     def __init__(
         self, index: int, names: Sequence[str], met: Mapping[int, socket.socket], live: Callable[[AbstractSet[int]], bool]
     ) -> None:
-        """Take over the connections `met`, one a peer. `names` are told in errors.
+        """Take over the connections `met`, one a peer. `names` are for errors.
 
         `live` is asked after each second that the peers it is given were silent, and ends the wait by saying no.
         """
@@ -54,7 +54,7 @@ class TcpAllReduce:
         self._prompt = {peer: connection.dup() for peer, connection in met.items()}
         for connection in self._prompt.values():
             connection.setblocking(False)
-        self._pieces: dict[tuple[int, str], list[Vector]] = {}  # what peers send, kept: new memory each time costs as much as the sum
+        self._pieces: dict[tuple[int, str], list[Vector]] = {}  # what peers send, reused: new memory each time costs as much as the sum
         self._way = self._swapped if len(names) == _PAIR else self._by_hub_or_shared_out
         self.problem = ""  # why the last call failed
 

@@ -52,7 +52,7 @@ _LOOK_EVERY = 0.1
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program came to: the last step that it told of, None where it told of none, and its metrics."""
+    """The result of a program: the last step that it reported, or None, and its metrics."""
 
     step: int | None
     metrics: dict[str, float]
@@ -70,10 +70,10 @@ def run(
         WorkloadError: the program returned what is no result.
     """
     log = DeviceLog()
-    told = _ProgressReporter(report)
+    progress = _ProgressReporter(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
     logs = Logs(job.run_dir)
-    watch = Watch(task.peers(), stopped, lambda: record.update("running", told.step), _leaving(record, told))
+    watch = Watch(task.peers(), stopped, lambda: record.update("running", progress.step), _leaving(record, progress))
     watch.start()
     try:
         peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # of a stop `watch` hears
@@ -86,25 +86,25 @@ def run(
             results=job.run_dir / RESULTS,
             log=log,
             notice=lambda message: report("notice", message=message),
-            progress=told,
+            progress=progress,
         )
         report("ready", seconds=time.time() - began)
         with logs.training_writer(0), log.watch():
             metrics = _metrics(program(cluster), job.train.workload)
-        told.flush()
+        progress.flush()
         _show_devices(cluster)  # waits for calls that the program has not waited for
     except tf.errors.OpError as error:
         _raise_if_lost(error, task, watch.ended)
         raise
     finally:
         watch.stop()
-    with logs.training_writer(told.step or 0):
+    with logs.training_writer(progress.step or 0):
         for name, value in metrics.items():
             tf.summary.scalar(name, value)
     logs.close()
-    steps = {} if told.steps is None else {"steps": told.steps}
-    record.update("succeeded", told.step, metrics=metrics, **steps)
-    return Outcome(told.step, metrics)
+    steps = {} if progress.steps is None else {"steps": progress.steps}
+    record.update("succeeded", progress.step, metrics=metrics, **steps)
+    return Outcome(progress.step, metrics)
 
 
 def _connect(task: TaskConfig) -> list[Task]:
@@ -175,13 +175,13 @@ def _show_devices(cluster: Cluster) -> None:
     cluster.write(f"{_DEVICES}.txt", text + "\n")
 
 
-def _leaving(record: Record, told: "_ProgressReporter") -> Callable[[ExitCode, str], NoReturn]:
+def _leaving(record: Record, progress: "_ProgressReporter") -> Callable[[ExitCode, str], NoReturn]:
     """Return what ends this process from the watch's thread: the program's own thread may never come back from TensorFlow."""
 
     def leave(code: ExitCode, reason: str) -> NoReturn:
         try:
             if code == ExitCode.STOPPED:
-                record.update("stopped", told.step)
+                record.update("stopped", progress.step)
             if reason:
                 line = f"{reason}; the program starts again from its beginning"
                 print(line, file=sys.stderr)
@@ -211,7 +211,7 @@ class _ProgressReporter:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on what was told last, if it was not."""
+        """Pass on the last report, if it was not."""
         if self.step is None or self.step == self._said_step:
             return
         now = time.monotonic()

@@ -66,7 +66,7 @@ class Watch:
             connection.close()
 
     def ended(self) -> list[str]:
-        """Return the servers whose processes have ended since the program began, as far as their kernels have told."""
+        """Return the servers whose processes have ended since the program began, as far as their kernels have shown."""
         with self._lock:
             self._ended |= {name for name, connection in self._held.items() if _broken(connection)}
             return [name for name in self.servers if name in self._ended]
@@ -107,7 +107,7 @@ class Watch:
         return None
 
     def _hold(self, name: str, connection: socket.socket | None) -> None:
-        """Keep a connection that a server gave, in place of the one before: gRPC ends one on which nothing was said for two minutes."""
+        """Hold a connection that a server gave, in place of the one before: gRPC ends one on which nothing was said for two minutes."""
         if connection is None:
             return
         if not self._begun:

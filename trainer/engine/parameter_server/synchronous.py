@@ -147,7 +147,7 @@ class SynchronousSession(ServerSession):
                 self._dropped += sum(one.result(_GONE) for one in answering.values())
                 results = [one.result(_GONE) for one in under_way]
         except TimeoutError:
-            raise PeerLostError(f"a parameter server did not end its round within {_GONE:.0f} s of being told to") from None
+            raise PeerLostError(f"a parameter server did not end its round within {_GONE:.0f} s of the request to") from None
         self._dropped += results[0][1]
         return [done for done, _ in results]
 
