@@ -205,7 +205,7 @@ def _mark_ended(settings: Settings, code: int, failure: str) -> None:
             run_state.mark_ended(Path(settings.run_dir), "failed", failure, **facts)
         elif code != ExitCode.DONE:
             run_state.mark_ended(
-                Path(settings.run_dir), "stopped", "it ended before it could save; training goes on from the last checkpoint", **facts
+                Path(settings.run_dir), "stopped", "it ended before it could save; training continues from the last checkpoint", **facts
             )
 
 

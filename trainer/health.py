@@ -59,7 +59,7 @@ def examine(proc: Path = _PROC) -> Health:
         return Health(well=False, line=f"{task.name}: no training process; it has ended, or is between two attempts")
     what = f"{task.name}: process {training.pid}, attempt {training.environment['TRAINER_ATTEMPT']}"
     if training.state in _STOPPED:
-        return Health(well=False, line=f"{what}, is stopped by a signal; SIGCONT lets it go on")
+        return Health(well=False, line=f"{what}, is stopped by a signal; SIGCONT continues it")
     if task.address is None or len(task.tasks()) < 2 or not _serves(training.environment):
         return Health(well=True, line=f"{what}, runs")
     port = split_address(task.address)[1]

@@ -139,7 +139,7 @@ class Export(Settings):
 
 
 class Train(Settings):
-    """The `train` section: what the built-in trainer trains. What is left out, the workload decides."""
+    """The `train` section: the training of the built-in trainer. The workload decides fields that are left out."""
 
     workload: str = Field(
         min_length=1,
@@ -189,7 +189,7 @@ class Ending(Settings):
     """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
 
     port: int = Field(ge=1, le=65535, description="The address where the leading task's parent answers the others.")
-    success: Literal["chief", "all_workers"] = Field("chief", description="Whose exit 0 the run's success needs.")
+    success: Literal["chief", "all_workers"] = Field("chief", description="The tasks whose exit 0 the run's success needs.")
     graces: dict[str, float] = Field(default_factory=dict, description="How long a task gets by its role to end by itself after that.")
     grace_period: float = Field(30, ge=0, description="How long a task may take that is asked to stop.")
 
@@ -197,7 +197,9 @@ class Ending(Settings):
 class Restarts(Settings):
     """When and how often the tasks of a role are started again in place."""
 
-    restart: RestartWhen = Field("on_failure", description="After what: also after exit code 0, after a failure, or after signals alone.")
+    restart: RestartWhen = Field(
+        "on_failure", description="When it restarts: also after exit code 0, after a failure, or only after signals."
+    )
     max_restarts: int = Field(10, ge=0, description="How often, after failures.")
 
 

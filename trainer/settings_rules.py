@@ -145,7 +145,7 @@ def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Misfit]:
     for name in Train.model_fields:
         if name not in _OF_PROGRAMS and getattr(train, name) != getattr(plain, name):
             message = f"`{name}` means nothing to strategy {strategy}, which runs a program and trains no model"
-            remedy = f"remove `{name}`; what the program is to know goes into `params`"
+            remedy = f"remove `{name}`; put the program's arguments into `params`"
             yield Misfit((name,), message, f"{', '.join(_OF_PROGRAMS[:-1])} and {_OF_PROGRAMS[-1]} alone", remedy)
 
 

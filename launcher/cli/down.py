@@ -22,7 +22,7 @@ EXAMPLES = (
     ("launcher down mnist", "saves a checkpoint and stops; `launcher up` goes on from it"),
     ("launcher down mnist --now", "kills it; the work since the last checkpoint is lost"),
     ("launcher down mnist --delete-data", "stops it and deletes its checkpoints, logs and results"),
-    ("launcher down --finished --older 7d --on kubernetes", "removes what runs have left in the namespace that ended a week ago"),
+    ("launcher down --finished --older 7d --on kubernetes", "removes the objects of runs in the namespace that ended a week ago"),
 )
 Say = Callable[[str], None]
 
@@ -32,7 +32,7 @@ def down(
     *,
     now: Annotated[bool, typer.Option("--now", help="Kill it without a last checkpoint.")] = False,
     delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the run directory too: checkpoints, logs, results.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete, and stop what another user has started, without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete, and stop another user's run, without asking.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="All runs that have ended, in place of one.")] = False,
     older: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def down(
         say(f"notice: {status.data_lost.message}")
     if delete_data:
         backend.delete(run)
-        say(f"deleted {directory or f'what was noted of {run}, which had no volume'}")
+        say(f"deleted {directory or f'the record of {run}, which had no volume'}")
     if as_json:
         print(json.dumps({"name": run, **result, "run_dir": directory, "deleted": delete_data}))
 
@@ -120,10 +120,10 @@ def _is_finished(one: RunStatus, *, delete_data: bool) -> bool:
 def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:
     if not may_prompt:
         raise UsageError(
-            f"--delete-data deletes {directory or f'what was noted of {run}'} for good",
+            f"--delete-data deletes {directory or f'the record of {run}'} for good",
             "say --yes as well, as there is no terminal to ask on",
         )
-    what = f"{directory} with its checkpoints and logs" if directory else "what was noted of it"
+    what = f"{directory} with its checkpoints and logs" if directory else "its record"
     if not typer.confirm(f"delete {run}: {what}?", err=True):
         raise typer.Abort
 

@@ -18,13 +18,13 @@ WRONG_USAGE = 2
 INTERRUPTED = 130  # by Ctrl-C, as in shells
 
 _OS_REMEDY: dict[int, str] = {
-    errno.EACCES: "see who may read and write it, or give another path",
-    errno.EPERM: "see who may read and write it, or give another path",
+    errno.EACCES: "check its permissions, or give another path",
+    errno.EPERM: "check its permissions, or give another path",
     errno.EROFS: "give a path that can be written",
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path: a part of it is a file, not a directory",
     errno.EISDIR: "give a file, not a directory",
-    errno.EEXIST: "remove what is there, or give another path",
+    errno.EEXIST: "remove the file that is there, or give another path",
     errno.ENOSPC: "free some space on that disk, or give a path on another",
     errno.EDQUOT: "free some of your quota on that disk, or give a path on another",
     errno.ENAMETOOLONG: "give a shorter path",
@@ -57,7 +57,7 @@ def _document_of(error: Exception) -> dict[str, Any]:
     if format_message is not None:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "launcher"
-        return _document(format_message().rstrip("."), f"`{path} --help` shows what there is", WRONG_USAGE)
+        return _document(format_message().rstrip("."), f"`{path} --help` shows the usage", WRONG_USAGE)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -38,7 +38,7 @@ def get(
         Path | None, typer.Argument(metavar="DEST", help="The directory to make; left out, ./NAME-model and the like.", show_default=False)
     ] = None,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is at DEST.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files at DEST.")] = False,
     on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,

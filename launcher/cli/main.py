@@ -81,7 +81,7 @@ class VerbGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the verb that the command line names, imported. Raises a usage error when it names none."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise UsageError(f"there is no verb {args[0]!r}", f"{did_you_mean(args[0], VERBS)}`launcher --help` shows what there is")
+            raise UsageError(f"there is no verb {args[0]!r}", f"{did_you_mean(args[0], VERBS)}`launcher --help` lists the verbs")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 

@@ -233,7 +233,7 @@ def _ask_about_data(loss: Loss, asked: ResumeFlags) -> Decision:
         return _ask(loss.message, asked, only_fresh)
     if asked.resume:
         return "resume"
-    return _ask(loss.message, asked, {"resume": "go on from what is on that one", "fresh": "start from the first step"})
+    return _ask(loss.message, asked, {"resume": "continue from the data on that one", "fresh": "start from the first step"})
 
 
 def _ask(why: str, asked: ResumeFlags, choices: _Choices | None = None) -> Decision:
@@ -260,7 +260,7 @@ def _shown(value: Any) -> str:
 def from_where(status: RunStatus, run_dir: str) -> str:
     """Say from where a run goes on, which has `run_dir` from now on, or none where that is empty."""
     if not run_dir:
-        stays = f"; what it has stored stays in {status.run_dir}" if status.run_dir else ""
+        stays = f"; its data stays in {status.run_dir}" if status.run_dir else ""
         return f"from its beginning, as its spec has no `storage`{stays}"
     step = last_checkpoint(status) if status.data_lost is None else None
     if step is not None:

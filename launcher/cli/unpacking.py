@@ -81,7 +81,7 @@ def _unpack(reader: "_Reader", work: Path) -> Unpacked:
                 size += member.size
             reader.finish(tar.offset + _END)
     except tarfile.TarError as error:
-        raise LauncherError(f"what was read is no whole tar file: {error}", "try again") from error
+        raise LauncherError(f"the tar file is incomplete: {error}", "try again") from error
     return Unpacked(files, size, tuple(left_out))
 
 

@@ -37,7 +37,7 @@ def up(
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from the first step; the old run's data is moved aside.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over what another user has started without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over another user's run without asking.")] = False,
     on: On = "local",
     context: Context = None,
     namespace: Namespace = None,
@@ -103,8 +103,8 @@ def up(
                 + (
                     "how it ended is read from its volume afterwards"
                     if spec.train is not None
-                    else f"where nobody has looked by then, and the cluster has dropped its events (after an hour), it is not known how it ended: "
-                    f"`{command(runs, 'wait', spec.name, on=on)}` notes that"
+                    else f"unless a launcher looks before that, or within the hour for which the cluster has its events, its end will be unknown: "
+                    f"`{command(runs, 'wait', spec.name, on=on)}` records it"
                 )
             )
         if detach:

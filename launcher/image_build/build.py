@@ -84,9 +84,7 @@ def push(name: str) -> None:
         docker("push", "--quiet", name, deadline=DEADLINE)
     except DockerError as error:
         registry = name.partition("/")[0]
-        remedy = (
-            f"see that {registry} is reached and lets you: docker login {registry}; what was built is in the engine, so docker push {name}"
-        )
+        remedy = f"see that {registry} is reached and lets you: docker login {registry}; the image is in the engine, so docker push {name}"
         raise DockerError(f"pushing {name} failed: {last_line(error.output) or error.message}", remedy, error.output) from error
 
 

@@ -40,7 +40,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"\b40[137] (?:Client Error|Unauthorized|Forbidden|Proxy Authentication)|Error 40[13]\b",
-        "the package index or the proxy wants to know who asks",
+        "the package index or the proxy asks for a login",
         "give pip a configuration with name and password, as a secret: --pip-config FILE",
     ),
     (
@@ -58,7 +58,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"python: not found|No module named (?:pip|venv)|no such option: --python|getent: not found",
-        "the base image {base} lacks what the build needs",
+        "the base image {base} lacks a tool that the build needs",
         "it needs sh, useradd, and python 3.11 to 3.13 with venv and pip 22.3 or newer, as the official python images have",
     ),
 )

@@ -16,10 +16,10 @@ _KEPT = 15  # last lines of the build that an error shows
 # Stage or step of images/Dockerfile, at the start of its title -> what it is to a person. Others are not worth a line.
 _TITLES = (
     (r"\[internal\] load metadata", "looking for the base image"),
-    (r"\[(?:install-cpu|install-gpu) .* RUN", "installing TensorFlow and what it needs"),
+    (r"\[(?:install-cpu|install-gpu) .* RUN", "installing TensorFlow and its dependencies"),
     (r"\[install(?:-cpu|-gpu)? 1/", "fetching the base image"),
     (r"\[program .* RUN", "compiling the trainer"),
-    (r"\[(?:cpu|gpu) .* COPY .*/opt/venv", "copying them without what is not needed"),
+    (r"\[(?:cpu|gpu) .* COPY .*/opt/venv", "copying them without unneeded files"),
     (r"\[.* COPY .* /code", "copying your code"),
     (r"exporting to image", "writing the image"),
 )

@@ -159,9 +159,9 @@ def _notes(source: Source) -> list[str]:
         file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
         notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(role_rules.supervised, plan.tasks)):
-        notes.append("what is not supervised does not end with the run by itself: `launcher up --on docker` ends it, or `down`")
+        notes.append("tasks without supervision do not end with the run by themselves: `launcher up --on docker` or `down` ends them")
     if has_sidecars(spec):
-        notes.append("sidecars go on after their tasks: `launcher up --on docker` ends them, or `down`")
+        notes.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
     if spec.storage is not None:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
     return notes

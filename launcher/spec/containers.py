@@ -12,7 +12,7 @@ class FromSecret(Section):
     """The value of an environment variable that no file has: on Kubernetes a Secret's, elsewhere that variable where `launcher` is called."""
 
     secret: ObjectName = Field(description="The Secret.")
-    key: Annotated[str, AfterValidator(names.check_secret_key)] = Field(description="Which of its values.")
+    key: Annotated[str, AfterValidator(names.check_secret_key)] = Field(description="The key of the value in it.")
 
 
 Env = dict[str, Annotated[Annotated[str, Tag(TEXT)] | Annotated[FromSecret, Tag(SECRET)], Discriminator(kind_of_value)]]

@@ -121,7 +121,7 @@ class Reader:
         if self._count > _MAX_VALUES:
             message = f"aliases make this more than {_MAX_VALUES} values"
         elif any(node is outer for outer in self._inside):
-            message = "an alias refers to what it stands in, without end"
+            message = "an alias refers to a value that contains it"
         elif len(self._inside) > _MAX_DEPTH:
             message = f"aliases nest values deeper than {_MAX_DEPTH} levels"
         else:

@@ -71,7 +71,7 @@ class EnvSource(Section):
     secret: ObjectName | None = Field(None, description="The Secret; excludes `config_map`.")
     config_map: ObjectName | None = Field(None, description="The ConfigMap; excludes `secret`.")
     name: str | None = Field(None, description="The variable that gets one value; with `key`.")
-    key: str | None = Field(None, description="Which value of the Secret or ConfigMap; with `name`.")
+    key: str | None = Field(None, description="The key of one value in the Secret or ConfigMap; with `name`.")
     prefix: str | None = Field(None, description="The prefix of the names of all variables; without `name`.")
     optional: bool = Field(False, description="Whether tasks start without it.")
 
@@ -159,7 +159,7 @@ class Kubernetes(Section):
     queue: ObjectName | None = Field(None, description="The Kueue queue that admits the run.")
     gang: Literal["jobset"] | None = Field(
         None,
-        description="What makes the tasks one workload, which Kueue admits as a whole: `jobset`. Each role's Job is one when left out.",
+        description="The kind of object that makes the tasks one workload, which Kueue admits as a whole: `jobset`. Each role's Job is one when left out.",
     )
     exclusive_topology: Annotated[str, AfterValidator(names.check_topology_key)] | None = Field(
         None, description="For a JobSet: the node label of a part of the cluster, such as a rack, that each role has for itself."
@@ -171,7 +171,7 @@ class Kubernetes(Section):
         None, description="Whether the tasks of a role go to different nodes where they can, or all tasks close together."
     )
     placement_key: Annotated[str, AfterValidator(names.check_topology_key)] = Field(
-        "kubernetes.io/hostname", description="The node label that says what `placement` means by near, such as a zone or a rack."
+        "kubernetes.io/hostname", description="The node label by which `placement` calls nodes close, such as a zone or a rack."
     )
     egress: Literal["any", "tasks"] = Field(
         "any",

@@ -42,12 +42,12 @@ class Role(Section):
     )
     gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets.")
     gpu_type: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Which GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
+        None, description="The kind of GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
     )
     image: Image | None = Field(None, description="The role's container image, instead of the spec's.")
     command: Command | None = Field(None, description="The role's program, instead of the spec's `command`.")
     args: list[str] = Field(
-        default_factory=list, description="Words that follow the `command`; where there is none, what the image's entrypoint is given."
+        default_factory=list, description="Words that follow the `command`; without one, the arguments of the image's entrypoint."
     )
     env: Env = Field(default_factory=dict, description="Environment variables of the role's tasks, beside the spec's or in place of one.")
     init_containers: InitContainers = Field(default_factory=list)
@@ -175,7 +175,7 @@ class ClusterSpec(Section):
     )
     env: Env = Field(
         default_factory=dict,
-        description="Environment variables of every task: a text, or `{secret: NAME, key: KEY}` for what no file is to have.",
+        description="Environment variables of every task: a text, or `{secret: NAME, key: KEY}` for a value that must not be in a file.",
     )
     env_file: Annotated[str, Field(min_length=1)] | None = Field(
         None,

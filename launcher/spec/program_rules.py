@@ -138,7 +138,7 @@ def env_file_has_a_use(subject: RuleContext) -> Iterator[Finding]:
     given = [spec.env, *(role.env for role in roles_of(spec).values()), *(one.env for _, one in containers_of(spec))]
     if spec.env_file is not None and not any(isinstance(value, FromSecret) for variables in given for value in variables.values()):
         message = "`env_file` has the values of variables that come from secrets, and no variable does"
-        remedy = "name what is to be taken from it: `env: {TOKEN: {secret: my-secret, key: token}}`; or remove `env_file`"
+        remedy = "name the variables to take from it: `env: {TOKEN: {secret: my-secret, key: token}}`; or remove `env_file`"
         yield Finding(("env_file",), message, "`env` with a `{secret, key}` beside it", remedy, on="key")
 
 

@@ -66,7 +66,7 @@ Of a `command`, parameter_server may go without a chief, too: `worker-0` then le
 _WORKLOADS_HEAD = """\
 ## Workloads
 
-What `train.workload` may name, what the workload chooses where `train` says nothing, and its `train.params`.
+The names for `train.workload`, the defaults that each workload gives to `train`, and its `train.params`.
 A workload or program of your own is `package.module:name`, with the module in `code`.
 """
 

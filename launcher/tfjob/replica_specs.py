@@ -137,7 +137,7 @@ def _effective_policy(role: RoleDraft) -> tuple[str, Path]:
         return role.policy or (_DEFAULT_POLICY, role.path)
     policy, path = role.policy_of_template
     if role.policy is None:
-        message = f"becomes the role's `restart`; TFJob put its default, {_DEFAULT_POLICY}, in place of what a pod template says"
+        message = f"becomes the role's `restart`; TFJob put its default, {_DEFAULT_POLICY}, in place of that of a pod template"
         role.reading.remark(path, message, "write `restart: never` in the role, if it is to be as it was")
         return policy, path
     if role.policy[0] != policy:

@@ -220,7 +220,7 @@ def test_programs_placed_by_hand(name: str, tmp_path: Path) -> None:
     if name == "matmul":
         # Not compared as a whole: on a busy machine a task also tells of a peer that took its time.
         told = [line["message"] for line in done.of("notice")]
-        assert told.count("worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU") == 1
+        assert told.count("worker-1 has no gpu:0, it has cpu:0: its operations run on its CPU") == 1
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class Cluster:
         )
         if found is None:
             has = ", ".join(devices.parse(one).own for one in task.devices)
-            self.notice(f"{task.name} has no {wish.own}, it has {has}: what was to run there runs on its CPU")
+            self.notice(f"{task.name} has no {wish.own}, it has {has}: its operations run on its CPU")
         return found or task.cpu
 
     def each(self, function: Callable[..., Result], *items: Sequence[Any]) -> list[Result]:

@@ -88,7 +88,7 @@ class DeviceLog:
     def elsewhere(self) -> list[str]:
         """Return, for each operation that did not run where it was asked to, a sentence that says so."""
         return [
-            f"{operation} ran on {_device(ran)} and not on {asked}, which cannot run it or has not what it works on"
+            f"{operation} ran on {_device(ran)} and not on {asked}, which cannot run it or lacks its inputs"
             for (operation, _, ran, asked), _ in self._ordered()
             if asked
         ]

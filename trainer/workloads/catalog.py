@@ -85,7 +85,7 @@ class MatmulParams(Settings):
     devices: list[str] = Field(
         default=["all"],
         min_length=1,
-        description="Where, one after the other: cpu, gpu:0, worker-1, worker-0/gpu:1; all is each task's best.",
+        description="The devices, one after the other: cpu, gpu:0, worker-1, worker-0/gpu:1; all is each task's best.",
     )
     repeats: int = Field(5, ge=1, le=1000, description="Repetitions of each part after a first time; the median is reported.")
 

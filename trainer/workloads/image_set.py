@@ -40,6 +40,6 @@ def download(name: str, load_data: Callable[[], Any], files: str) -> Any:
     except Exception as error:
         message = (
             f"train.data download: {name} could not be fetched ({type(error).__name__}: {error}). "
-            f"Where there is no network, set train.data to `synthetic` or to a directory with the {files} files."
+            f"Without a network, set train.data to `synthetic` or to a directory with the {files} files."
         )
         raise DataError(message) from error

@@ -247,7 +247,7 @@ def _check_fit(model: keras.Model, name: str) -> None:
         if overrides(model, one):
             raise WorkloadError(
                 f"{name}: {type(model).__name__} has a {one} of its own, which would not be called: the trainer has its own loop. "
-                "Move what it does to a batch into train_step or test_step."
+                "Move its work on a batch into train_step or test_step."
             )
     if model.run_eagerly:
         raise WorkloadError(f"{name}: the model is compiled with run_eagerly=True; the trainer runs graphs alone. Leave it out.")

@@ -101,7 +101,7 @@ class UserData:
                 size = "train.batch_size" if self._name.startswith("train_data") else "train.evaluate.batch_size"
                 print(
                     f"{self._name} gives batches: their examples are taken, and batches of {size} made of them, for each replica. "
-                    "Where a batch is one example to you, add .batch(1)",
+                    "If a batch is one example to you, add .batch(1)",
                     flush=True,
                 )
             examples = pipeline.examples_of(value)

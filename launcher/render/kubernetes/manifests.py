@@ -117,7 +117,7 @@ def _notes(source: Source) -> list[str]:
         return [*jobset.notes(run), *found]
     if any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
         found.append(
-            "what is not supervised does not end with the run by itself: `launcher up` or `launcher wait` ends it, or delete its Jobs"
+            "tasks without supervision do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or delete their Jobs"
         )
     if run.options.queue:
         found.append("Kueue admits the Job of each role by itself; with `kubernetes: {gang: jobset}` it admits all or none")
@@ -129,7 +129,7 @@ def _check_data(spec: ClusterSpec) -> None:
         if volume.source is None:
             raise UsageError(
                 f"the volume {volume.name} is {volume.path}, a directory of this machine; pods do not see it",
-                "say by `source` what it is on Kubernetes, such as {persistentVolumeClaim: {claimName: sets}}",
+                "add its `source` on Kubernetes, such as {persistentVolumeClaim: {claimName: sets}}",
             )
     if spec.train is None or not is_directory_name(spec.train) or is_mounted(volumes_of(spec), spec.train.data):
         return

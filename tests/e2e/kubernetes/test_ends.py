@@ -64,7 +64,7 @@ def test_a_run_whose_jobs_have_expired_while_nobody_watched_is_told_as_it_ended(
     launcher("down", "alone", "--delete-data", "--yes")
 
     # A program's Jobs' events tell it while there are any, without a volume.
-    assert "it is not known how it ended" in expire("program", f"supervise: false\n{program('sys.exit(0)')}")
+    assert "its end will be unknown" in expire("program", f"supervise: false\n{program('sys.exit(0)')}")
     launcher("wait", "program")
     launcher("down", "program", "--delete-data", "--yes")
     expire("program", f"supervise: false\n{program('sys.exit(2)')}")

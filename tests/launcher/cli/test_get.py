@@ -88,7 +88,7 @@ def test_it_needs_nothing_of_tarfile_that_older_python_lacks(tmp_path: Path, mon
 @pytest.mark.parametrize("length", [0, 600, 1500, 2048, 2100, 3584, 4000])  # headers, at 0, 512 and 2048, have 512 bytes, files 1,024
 def test_of_a_stream_that_ends_early_nothing_is_left(length: int, tmp_path: Path) -> None:
     content = packed(("top/one", bytes(1000)), ("top/two", bytes(1000)))
-    with pytest.raises(LauncherError, match="no whole tar file"):
+    with pytest.raises(LauncherError, match="the tar file is incomplete"):
         unpack(content[:length], tmp_path / "copy")
     assert not list(tmp_path.iterdir())
     assert unpack(content, tmp_path / "copy").files == 2

@@ -67,7 +67,7 @@ def test_a_run_whose_data_is_gone_starts_again_only_when_asked_to(code: str, cha
 def test_a_run_goes_on_from_another_claim_only_when_asked_to() -> None:
     with pytest.raises(UsageError) as refused:
         decide(LOST["replaced"], [], NOTHING_ASKED, RUNS)
-    assert "--resume to go on from what is on that one" in refused.value.remedy
+    assert "--resume to continue from the data on that one" in refused.value.remedy
     assert decide(LOST["replaced"], [], RESUME, RUNS) == "resume"
     assert decide(replace(LOST["replaced"], state=State.SUCCEEDED), [], NOTHING_ASKED, RUNS) == "complete"
 
@@ -208,7 +208,7 @@ def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path) 
     # A volume cannot be looked into from here: that there is no checkpoint is not known.
     on_volume = replace(old, run_dir="volume mnist_run")
     assert from_where(on_volume, "/runs").startswith("from its last checkpoint in volume mnist_run")
-    assert from_where(on_volume, "") == "from its beginning, as its spec has no `storage`; what it has stored stays in volume mnist_run"
+    assert from_where(on_volume, "") == "from its beginning, as its spec has no `storage`; its data stays in volume mnist_run"
     assert from_where(replace(old, run_dir=""), "") == "from its beginning, as its spec has no `storage`"
 
 

@@ -18,7 +18,7 @@ PIP = (
         ("ERROR: write /x: no space left on device", "disk is full", "docker system df"),
         (PIP, "certificate is not trusted", "--ca-file"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "other files than the lock", "--pip-config"),
-        ("ERROR: HTTP error 401 while getting x\n401 Client Error: Unauthorized for url", "wants to know who asks", "--pip-config"),
+        ("ERROR: HTTP error 401 while getting x\n401 Client Error: Unauthorized for url", "asks for a login", "--pip-config"),
         ("[Errno -3] Temporary failure in name resolution", "cannot be reached", "--build-arg HTTPS_PROXY"),
         ("ERROR: No matching distribution found for tensorflow-cpu==2.21.0", "not all that the lock names", "3.11 to 3.13"),
         ("/usr/bin/python: No module named venv", "base image base:1 lacks", "official python images"),

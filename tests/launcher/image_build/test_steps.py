@@ -45,7 +45,7 @@ def read(text: str) -> tuple[Steps, list[Step | Output]]:
 
 def test_steps_begin_write_and_end() -> None:
     _, heard = read(FINE)
-    installing = "installing TensorFlow and what it needs"
+    installing = "installing TensorFlow and its dependencies"
     assert heard == [
         Step("looking for the base image"),
         Step("looking for the base image", 0.0),

@@ -151,7 +151,7 @@ def test_what_a_target_leaves_out_is_said(source: Callable[..., Source]) -> None
     text = renderer("compose")(source("docker"))
     assert "# Note: volumes left out: keys; " in text
     assert "`docker compose up` is called in has to have TOKEN." in text
-    assert "sidecars go on after their tasks" in text
+    assert "sidecars continue after their tasks" in text
 
 
 def test_data_on_a_volume_that_compose_has_is_not_mounted_again(source: Callable[..., Source]) -> None:

@@ -108,8 +108,8 @@ def test_matmul_on_every_task(report: Report) -> None:
 def test_matmul_falls_back_where_a_device_is_not_there(report: Report) -> None:
     told = report["matmul_fallback"]
     assert told["notices"] == [
-        "chief has no gpu:1, it has cpu:0: what was to run there runs on its CPU",
-        "worker-1 has no gpu:0, it has cpu:0: what was to run there runs on its CPU",
+        "chief has no gpu:1, it has cpu:0: its operations run on its CPU",
+        "worker-1 has no gpu:0, it has cpu:0: its operations run on its CPU",
     ]
     assert {name.rpartition("/")[0] for name in told["metrics"] if name.endswith("compute_s")} == {
         "chief/cpu:0",
@@ -123,7 +123,7 @@ def test_an_operation_that_ran_elsewhere_is_told(report: Report) -> None:
     assert told["metrics"]["total"] == 3
     assert ["AssignAddVariableOp", "", "1", "worker-0", "cpu:0", "worker-1/cpu:0"] in told["rows"]
     assert told["elsewhere"] == [
-        "AssignAddVariableOp ran on worker-0/cpu:0 and not on worker-1/cpu:0, which cannot run it or has not what it works on"
+        "AssignAddVariableOp ran on worker-0/cpu:0 and not on worker-1/cpu:0, which cannot run it or lacks its inputs"
     ]
     assert report["placement"]["elsewhere"] == []
 

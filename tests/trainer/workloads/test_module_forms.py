@@ -220,7 +220,7 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         (
             "forms_models:looping",
             {},
-            "Looping has a fit of its own, which would not be called: .* Move what it does to a batch into train_step",
+            "Looping has a fit of its own, which would not be called: .* Move its work on a batch into train_step",
         ),
         (
             "forms_models:stateful",

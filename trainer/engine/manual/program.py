@@ -163,7 +163,7 @@ def _metrics(returned: Any, workload: str) -> dict[str, float]:
         shown = repr(returned)
         raise WorkloadError(
             f"train.workload {workload} returned {shown if len(shown) <= 60 else shown[:57] + '...'}; expected a dict of names and numbers, "
-            "or nothing. Write what else there is into cluster.results."
+            "or nothing. Write other results into cluster.results."
         ) from None
 
 
