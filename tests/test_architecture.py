@@ -111,8 +111,10 @@ def test_talking_to_a_cluster_takes_in_none_of_the_clients_thousand_models() -> 
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of a module's functions and classes, methods as Class.method."""
+    """Yield the names of a module's functions, classes and tables, methods as Class.method."""
     for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         if isinstance(node, ast.ClassDef):
