@@ -14,7 +14,6 @@ import pytest
 
 from tests.integration.running import Run, pid_of, started
 from tests.trainer.tensorboard_reader import read_events
-from trainer.engine.manual.watchdog import unreachable
 from trainer.events import Event
 
 pytestmark = pytest.mark.slow
@@ -146,13 +145,15 @@ def test_a_stop_is_heard_while_the_chief_connects(tmp_path: Path) -> None:
     with started(spec(tmp_path, "never"), tmp_path) as run:
         plan = json.loads((run.directory / "launcher" / "plan.json").read_text())
         address = next(task["address"] for task in plan["tasks"] if task["name"] == "worker-1")
-        run.until("worker-1 to listen", lambda: unreachable(address, 1) is None)
+        run.until("the program to run", lambda: run.events("chief", "ready"))
         pid = run.events("worker-1", "started")[-1]["pid"]
         os.kill(pid, signal.SIGSTOP)  # it gives connections, and no answers
         try:
+            killed = run.kill_training_process("chief")
+            run.until("the chief to start again", lambda: len(run.events("chief", "started")) == 2)
             port = int(address.rpartition(":")[2])
             run.until("the chief to wait inside TensorFlow for worker-1", lambda: unanswered(port), timeout=180)
-            assert not run.events("chief", "ready")
+            assert not [event for event in run.events("chief", "ready") if event["time"] > killed]
             with ThreadPoolExecutor(1) as pool:
                 down = pool.submit(run.launcher, "down", run.name)
                 run.until("the chief to stop", lambda: pid_of(run, "chief") is None, timeout=20)
