@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,19 +91,34 @@ def test_why_an_address_gives_no_connection(ports: Ports) -> None:
     assert unreachable(address, 1) is None
 
 
+def greet(listener: socket.socket, taken: list[socket.socket]) -> None:
+    """Take connections and send on each what gRPC sends unasked, until the listener is shut down."""
+    with suppress(OSError):
+        while True:
+            taken.append(listener.accept()[0])
+            taken[-1].sendall(b"settings")
+
+
 def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_place(eventually: Callable[..., Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in (first, second)]
-        watch = Watch({"worker-0": addresses[0], "worker-1": addresses[1]}, lambda: False, lambda: None, Left(), ask_every=0.1)
+    left, taken = Left(), list[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        watch = Watch({"worker-0": address}, lambda: False, lambda: None, left, ask_every=0.1)
+        serving = threading.Thread(target=greet, args=(listener, taken))
+        serving.start()
         watch.start()
         try:
             watch.all_there()
-            taken = [second.accept()[0] for _ in range(3)]
-            assert watch.ended() == []
-            for one in (second, *taken):
+            eventually("the third connection", lambda: len(taken) >= 3, told=lambda: taken)
+            listener.shutdown(socket.SHUT_RDWR)
+            serving.join()
+            for one in (listener, *taken):
                 one.close()
-            with socket.create_server(split_address(addresses[1])):
-                eventually("its end to be known", lambda: watch.ended() == ["worker-1"], told=watch.ended)
-                assert unreachable(addresses[1], 1) is None
+            with socket.create_server(split_address(address)) as another:
+                taken = [another.accept()[0] for _ in range(3)]
+                assert watch.ended() == ["worker-0"]
         finally:
             watch.stop()
+            for one in taken:
+                one.close()
+    assert left.said == []
