@@ -63,7 +63,7 @@ fmt: env ## format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: env ## write the locks in requirements/ anew from pyproject.toml
+lock: env ## write the locks in requirements/ again from pyproject.toml
 	echo uv | $(COMPILE) - -o requirements/uv.txt
 	$(COMPILE) pyproject.toml -o requirements/launcher.txt
 	$(COMPILE) --extra trainer pyproject.toml -o requirements/trainer.txt
@@ -74,7 +74,7 @@ lock: env ## write the locks in requirements/ anew from pyproject.toml
 	echo 'tf-keras==2.21.*' | $(COMPILE) --no-deps - -o requirements/keras2.txt
 	$(COMPILE) --group bench -o requirements/bench.txt
 
-golden: env ## write the generated files anew: the JSON Schema, docs/spec.md, the examples in compose/ and k8s/
+golden: env ## write the generated files again: the JSON Schema, docs/spec.md, the examples in compose/ and k8s/
 	$(BIN)/python -m launcher.spec.schema --write
 	$(BIN)/python -m launcher.render.golden --write
 

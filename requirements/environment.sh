@@ -41,7 +41,7 @@ if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
 fi
 
 echo "Making $directory with Python $version from $lock"
-# An environment whose interpreter is gone or is another version is made anew.
+# An environment whose interpreter is gone or is another version is made again.
 if [ "$("$directory/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" != "$version" ]; then
     "$python" -m venv --clear "$directory"
 fi

@@ -1,4 +1,4 @@
-"""Rules between fields of the train settings: rules between them, for the launcher and the trainer alike.
+"""Rules between fields of the train settings, for the launcher and the trainer alike.
 
 Imports no TensorFlow. Each rule is a function of the settings and the strategy; RULES lists them.
 """

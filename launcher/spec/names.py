@@ -165,7 +165,7 @@ def check_volume_name(name: str) -> str:
         expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
         raise FieldError(f"{shown(name)} is not the name of a volume", expected, f"write {as_label(name)}")
     if is_own_volume(name):
-        raise FieldError(f"{shown(name)} is one of the run's own volumes", "another name", f"write my-{name}, say")
+        raise FieldError(f"{shown(name)} is one of the run's own volumes", "another name", f"write my-{name}, for example")
     return name
 
 

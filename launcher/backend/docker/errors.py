@@ -50,7 +50,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"minimum memory limit allowed",
         "a task asks for less memory than a container needs",
-        "ask for more in `memory` of its role: 2Gi, say",
+        "ask for more in `memory` of its role, for example 2Gi",
     ),
     (
         r"didn't complete successfully",
