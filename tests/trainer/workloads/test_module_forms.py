@@ -1,5 +1,6 @@
 """A compiled Keras model and a model function as workloads: what they compute, and each way in which they can be wrong."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,7 +258,7 @@ def train_a_step(made: Workload) -> None:
 def test_a_model_at_module_level_is_as_good() -> None:
     plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     plain.compile("sgd", "mse")
-    sys.modules["forms_models"].ready = plain  # type: ignore[attr-defined]
+    importlib.import_module("forms_models").ready = plain  # type: ignore[attr-defined]
     assert workload("forms_models:ready").model() is plain
 
 
