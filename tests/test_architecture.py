@@ -27,7 +27,7 @@ PARENT = sorted({"trainer.__main__", "trainer.supervise", "trainer.peers", "trai
 HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")
 MOST_LINES = 500  # a module fits in your head
 FRAGMENT_LINES = 60  # a module so short with one importer belongs in that one, unless something keeps it apart
-MOST_FRAGMENTS = 8
+MOST_FRAGMENTS = 6
 
 
 def tracked(*patterns: str) -> list[Path]:
