@@ -20,6 +20,7 @@ SHARED = {
     "trainer.strategies",
     "trainer.exit_codes",
     "trainer.events",
+    "trainer.stacks",
     "trainer.workloads.catalog",
 }
 # What runs in the trainer's parent process, which must be small and start at once.
@@ -202,7 +203,7 @@ def test_few_short_modules_have_a_single_importer() -> None:
 # What packages call alike on purpose, each in its own way.
 COMMON_NAMES = {"backend", "errors", "models", *BACKENDS}
 # The module of a verb is called as the verb; what the verb shows is often called so, too.
-VERBS_OF = {"diff", "doctor", "plan", "render", "schema", "status", "tensorboard"}
+VERBS_OF = {"diff", "doctor", "plan", "render", "schema", "stacks", "status", "tensorboard"}
 # Pairs of which one is in launcher/runs or launcher/backend.
 NAMED_ALIKE = {"engine", "supervisor", "task"}
 

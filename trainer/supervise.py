@@ -13,16 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
-from trainer import error_file, scratch, tracebacks
+from trainer import scratch
+from trainer.child import Child
 from trainer.ending import FAILED, RUNNING, SUCCEEDED, Following, Hears, Leading, News, Part
-from trainer.events import EVENTS_FD, TOLD, Event
+from trainer.events import TOLD, Event
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.peers import LISTED, PeerWait, Prober, Watch, shortened
-from trainer.process_group import kill_group, reap, spawn
 from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
+from trainer.stacks import Stacks
 
 Report = Callable[..., None]
 
@@ -43,10 +44,10 @@ def supervise(job: ParentJob, report: Report, output: Output) -> int:
     Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
     process and whatever that left in its process group are gone, and what it wrote is written.
     """
-    # Without one the last error line is missing from events, no more.
     with scratch.directory() as own, Reactor() as reactor:
         try:
-            return _Supervisor(job, _unbreakable(report), reactor, output, own / "error" if own else None).run()
+            with contextlib.closing(Stacks(reactor, own)) as stacks:
+                return _Supervisor(job, _unbreakable(report), reactor, output, stacks, own).run()
         finally:
             output.detach()
 
@@ -62,10 +63,10 @@ def _unbreakable(report: Report) -> Report:
 class _Supervisor:
     """The state of one supervised task."""
 
-    def __init__(self, job: ParentJob, report: Report, reactor: Reactor, output: Output, error_file: Path | None) -> None:
-        self._job, self._report, self._reactor, self._output, self._error_file = job, report, reactor, output, error_file
+    def __init__(self, job: ParentJob, report: Report, reactor: Reactor, output: Output, stacks: Stacks, directory: Path | None) -> None:
+        self._job, self._report, self._reactor, self._output = job, report, reactor, output
+        self._child = Child(job, reactor, output, stacks, directory, self._abandon)
         self._prober = Prober(reactor)
-        self._child: int | None = None  # pid, and the id of its process group
         self._attempt = 0
         self._began = 0.0
         self._history = History()
@@ -79,7 +80,6 @@ class _Supervisor:
         self._together: float | None = None  # since when every peer was reached, in this attempt
         self._stopping = False
         self._signals = 0
-        self._killed_for = ""  # why we sent SIGKILL
         self._verdict: tuple[str, str] | None = None  # cause and detail, when we gave up ourselves
         self._exit_code = int(ExitCode.FAILURE)
         self._leading: Leading | None = None
@@ -106,8 +106,7 @@ class _Supervisor:
             reactor.call_later(0, self._start)
             reactor.run()
         finally:
-            if self._child is not None:
-                kill_group(self._child)
+            self._child.close()
         return self._exit_code
 
     # Attempts
@@ -116,12 +115,8 @@ class _Supervisor:
         self._backoff = None
         self._attempt += 1
         self._began = time.monotonic()
-        self._killed_for = ""
-        if self._error_file:
-            error_file.clear(self._error_file)
-        self._output.begin()
-        self._child = self._spawn()
-        self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child)
+        self._child.start(self._attempt)
+        self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
         self._peers_missing = bool(self._job.awaited)
         self._together = None
         if self._job.policy.recovers_after < math.inf:
@@ -142,22 +137,9 @@ class _Supervisor:
         if self._watch is None and self._job.watched_chief is not None:
             self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", patience.giving_up)
 
-    def _spawn(self) -> int:
-        environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(self._attempt)}
-        if self._error_file:
-            environment[error_file.VARIABLE] = str(self._error_file)
-            if self._job.built_in:
-                # TensorFlow writes a file for each function it converts, which no process takes away that is killed.
-                environment["TMPDIR"] = str(self._error_file.parent)
-        environment.pop("TRAINER_LIFELINE", None)
-        out = self._output
-        environment[EVENTS_FD] = str(out.events)
-        return spawn(self._job.command, environment, bound=self._job.built_in, stdout=out.stdout, stderr=out.stderr, pass_fds=(out.events,))
-
     def _reap(self) -> None:
-        code = reap(self._child)
+        code = self._child.reap()
         if code is not None:
-            self._child = None
             self._ended(code)
 
     def _ended(self, code: int) -> None:
@@ -165,7 +147,7 @@ class _Supervisor:
             if watching is not None:
                 watching.cancel()
         self._output.take()
-        detail, same = self._why(code)
+        detail, same = self._child.last_words(code)
         if self._over:
             self._done()
         elif self._verdict is not None and (code != ExitCode.DONE or not self._job.built_in):
@@ -183,14 +165,6 @@ class _Supervisor:
             now = time.monotonic()
             together = 0.0 if self._together is None else now - self._together
             self._follow(code, decide_restart(code, now - self._began, self._history, self._job.policy, same, together), detail)
-
-    def _why(self, code: int) -> tuple[str, str]:
-        """Return the error line of the attempt that has ended and its fingerprint: what it wrote down, else what a program raised."""
-        detail, same = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
-        if detail or same or self._job.built_in or code != ExitCode.FAILURE:
-            return detail, same
-        raised = tracebacks.last(self._output.tail)
-        return (raised.line, raised.fingerprint) if raised else ("", "")
 
     def _heard(self, event: Event) -> None:
         """Pass on the events of the training process; a newer checkpoint is one that a restart goes on from."""
@@ -216,8 +190,8 @@ class _Supervisor:
         saved = code == _PREEMPTED and not self._job.built_in
         if nothing_to_save or saved or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
             self._leave(ExitCode.STOPPED)
-        elif self._killed_for:
-            self._fail(exit_code_of(code), f"killed before it had stopped: {self._killed_for}", detail)
+        elif self._child.killed_for:
+            self._fail(exit_code_of(code), f"killed before it had stopped: {self._child.killed_for}", detail)
         else:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
@@ -332,7 +306,7 @@ class _Supervisor:
             self._reactor.stop()
         elif not self._over:
             self._give_up(f"{part.leader} has failed", news.reason, self._job.patience.giving_up)
-        elif self._child is not None:
+        elif self._child.pid is not None:
             self._reactor.call_later(part.grace, self._dismiss)
         else:
             if self._backoff is not None:
@@ -354,10 +328,10 @@ class _Supervisor:
         self._reactor.stop()
 
     def _dismiss(self) -> None:
-        if self._child is not None and not self._stopping:
+        if self._child.pid is not None and not self._stopping:
             self._report("notice", message="the run has succeeded; this task is ended")
-            self._terminate()
-            self._reactor.call_later(self._job.patience.dismissed, lambda: self._kill("the run has succeeded"))
+            self._child.terminate()
+            self._reactor.call_later(self._job.patience.dismissed, lambda: self._child.kill("the run has succeeded"))
 
     def _hurry(self) -> None:
         """Stay no longer than others need to hear of the end: this task is asked to stop when it has ended."""
@@ -381,7 +355,7 @@ class _Supervisor:
         if self._signals == 1 or self._leaving:
             self._stop(f"{number.name} received")
         else:
-            self._kill("a second signal came")
+            self._child.kill("a second signal came")
 
     def _lifeline_ready(self) -> None:
         assert self._job.lifeline is not None  # noqa: S101 - only registered where it is
@@ -390,7 +364,9 @@ class _Supervisor:
                 return
         self._reactor.forget(self._job.lifeline)
         self._stop("the launcher is gone")
-        self._reactor.call_later(self._job.patience.launcher_gone, lambda: self._kill("the launcher is gone, and the time to stop is over"))
+        self._reactor.call_later(
+            self._job.patience.launcher_gone, lambda: self._child.kill("the launcher is gone, and the time to stop is over")
+        )
 
     def _stop(self, reason: str) -> None:
         """Ask the training process to stop, once."""
@@ -400,9 +376,9 @@ class _Supervisor:
         if self._stopping:
             return
         self._stopping = True
-        serves = self._job.watched_chief is not None and self._child is not None
+        serves = self._job.watched_chief is not None and self._child.pid is not None
         self._report("stopping", reason=f"{reason}; serving until the chief has saved" if serves else reason)
-        if self._child is None:  # between two attempts
+        if self._child.pid is None:  # between two attempts
             if self._backoff is not None:
                 self._backoff.cancel()
             self._leave(ExitCode.STOPPED)
@@ -410,53 +386,35 @@ class _Supervisor:
         if self._job.watched_chief is not None:
             self._terminate_after_chief(self._job.watched_chief)
             return
-        self._terminate()
+        self._child.terminate()
         if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait inside, deaf to signals
             self._reactor.call_later(self._job.patience.giving_up, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief is gone: all tasks of a run are asked at once, and the chief saves the servers' state."""
-        self._reactor.call_later(self._job.patience.serve_on, self._terminate)
-        Watch(self._reactor, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._terminate())
+        self._reactor.call_later(self._job.patience.serve_on, self._child.terminate)
+        Watch(self._reactor, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
-            self._kill("its peers were not there")
+            self._child.kill("its peers were not there")
 
     def _give_up(self, cause: str, detail: str, within: float) -> None:
         """End the task with exit code 75, and its process by SIGKILL where it has not ended `within` so many seconds."""
         if self._stopping or self._verdict is not None:
             return
-        if self._child is None:
+        if self._child.pid is None:
             if self._backoff is not None:
                 self._backoff.cancel()
             self._verdict = (cause, detail)
             self._fail(ExitCode.PEER_LOST, cause, detail)
             return
         self._verdict = (cause, detail)
-        self._terminate()
-        self._reactor.call_later(within, lambda: self._kill(cause))
+        self._child.terminate()
+        self._reactor.call_later(within, lambda: self._child.kill(cause))
 
-    def _terminate(self) -> None:
-        if self._child is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._child, signal.SIGTERM)
-        # TensorFlow's collective runtime takes signals over while it starts, and forgets them. A user's program may
-        # take a second one for more than the first.
-        if self._job.built_in:
-            self._reactor.call_later(self._job.patience.again, self._terminate)
-
-    def _kill(self, reason: str) -> None:
-        if self._child is None or self._killed_for:
-            return
-        self._killed_for = reason
-        kill_group(self._child)
-        self._reactor.call_later(self._job.patience.killed, self._abandon)
-
-    def _abandon(self) -> None:
-        if self._child is not None:
-            self._fail(exit_code_of(-signal.SIGKILL), "the training process does not end, not even by SIGKILL", f"process {self._child}")
+    def _abandon(self, pid: int) -> None:
+        self._fail(exit_code_of(-signal.SIGKILL), "the training process does not end, not even by SIGKILL", f"process {pid}")
 
     # Peers
 

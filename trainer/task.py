@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-from trainer import error_file, parent_death, user_errors
+from trainer import error_file, parent_death, stack_signal, user_errors
 from trainer.error_line import error_line
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
@@ -80,6 +80,7 @@ _ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I
 def main() -> NoReturn:
     """Run the task and leave by os._exit: TensorFlow's threads may wait for peers that are gone forever."""
     parent_death.die_with_parent()
+    stack_signal.register()
     began = time.time()
     stop = Stop()
     for name, value in ENVIRONMENT.items():

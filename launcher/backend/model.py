@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from launcher.plan.models import Plan
 from launcher.runs.status import LogLine, RunStatus
 from launcher.runs.stored import Part, Stored
+
+if TYPE_CHECKING:
+    from trainer.stacks import ProcessStacks
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class Backend(Protocol):
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None, tail: int | None) -> Iterator[LogLine]:
         """Yield lines of the tasks in order of time; with `follow` until the run has ended."""
+
+    def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
+        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop; `now` kills. Returns when nothing of the run is left. Idempotent.

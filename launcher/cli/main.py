@@ -58,6 +58,7 @@ VERBS: dict[str, Verb] = dict(
         _verb("ls", WATCH, "List the runs."),
         _verb("status", WATCH, "Show the state of a run and of each task."),
         _verb("logs", WATCH, "Show the tasks' output."),
+        _verb("stacks", WATCH, "Print the Python stacks of each task's threads."),
         _verb("get", WATCH, "Copy a run's model, checkpoints, logs or results here."),
         _verb("tensorboard", WATCH, "Open TensorBoard on a run's logs."),
     ]

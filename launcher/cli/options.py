@@ -68,6 +68,12 @@ def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
     return _matching((task.name for task in tasks), incomplete)
 
 
+def complete_task_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the tasks of the run that is named."""
+    plan = stored(_runs_of(ctx), _given(ctx, "name") or "", "plan") or {}
+    return _matching((task["name"] for task in plan.get("tasks", ())), incomplete)
+
+
 def complete_backend(incomplete: str) -> list[str]:
     """Offer the backends."""
     from launcher.backend.registry import BACKENDS

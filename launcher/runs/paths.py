@@ -72,6 +72,10 @@ class RunPaths:
         except OSError as error:
             raise LauncherError(f"{self.run_dir} cannot be moved aside: {error.strerror}", "see who owns it and who uses it") from error
 
+    def stacks_socket(self, task: str) -> Path:
+        """Return where a task's parent listens for who wants its stacks."""
+        return self.tasks / f"{task}.sock"
+
     def log(self, task: str) -> Path:
         """Return the log file of one task."""
         return self.tasks / f"{task}.log"

@@ -39,6 +39,7 @@ from launcher.spec.role_programs import sets_variables
 # The spec's models take as long to import as all else here, and most verbs ask for no spec.
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
+    from trainer.stacks import ProcessStacks
 
 BACKEND = "docker"
 _KEEPER = "launcher.backend.docker"
@@ -158,6 +159,19 @@ class DockerBackend:
     def _engine_lines(self, name: str, tasks: list[str], **chosen: Any) -> Iterator[LogLine]:
         with asking(f"reading the logs of {name}"):
             yield from container_status.lines(self._engine, name, tasks, **chosen)
+
+    def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
+        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
+        from launcher.runs import task_stacks
+
+        with asking(f"asking {task} of {name} for its stacks"):
+            container = container_status.members(self._engine.containers(name)).get(task)
+            if container is None or container.status not in {"running", "paused"}:
+                raise task_stacks.unanswered(task)
+            if container.status == "paused":
+                raise task_stacks.silent(task)
+            answer: Any = container.exec_run(list(task_stacks.CLIENT), demux=True).output
+        return task_stacks.parsed(task, answer[0] or b"")
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""

@@ -21,6 +21,7 @@ from launcher.backend.kubernetes import (
     helper_pod,
     inventory,
     log_lines,
+    pod_status,
     reconcile,
     run_objects,
     run_record,
@@ -41,11 +42,12 @@ from launcher.plan.models import Plan
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
-from launcher.runs import cluster_cache
+from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Part, Stored
 from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_duration
+from trainer.stacks import PORT, ProcessStacks
 
 # Seconds for which a cluster that has answered may be away: its API server is replaced, say. The run goes on meanwhile.
 PATIENCE = 600.0
@@ -284,6 +286,17 @@ class KubernetesBackend:
     def _is_over(self, name: str) -> bool:
         """Return whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
         return name not in self._stopping and self.status(name).state in ENDED
+
+    def stacks(self, name: str, task: str) -> tuple[ProcessStacks, ...]:
+        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
+        from launcher.backend.kubernetes import port_forward  # with all of the client, which takes a second
+
+        running = [pod for pod in self._pods(name) if pod_status.task_of(pod) == task and pod["status"].get("phase") == "Running"]
+        if not running:
+            raise task_stacks.unanswered(task)
+        newest = max(running, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["metadata"]["name"]
+        with port_forward.opened(self._cluster(name), newest, PORT) as connection:
+            return task_stacks.received(task, connection)
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""

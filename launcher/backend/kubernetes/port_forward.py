@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
@@ -108,16 +108,21 @@ class Forward:
         with connection, contextlib.suppress(LauncherError, *ERRORS):
             # Asked each time: the pod may have been replaced.
             pod = pod_of(self._cluster, self._run)["metadata"]["name"]
-            # A client of its own: while one opens a stream it is of no other use, and a browser opens several at once.
-            api = CoreV1Api(ApiClient(configuration=self._cluster.client.configuration))
-            opened = portforward(
-                api.connect_get_namespaced_pod_portforward, pod, self._cluster.namespace, ports=str(tensorboard_command.PORT)
-            )
-            far = opened.socket(tensorboard_command.PORT)
-            back = threading.Thread(target=_pump, args=(far, connection), name="forward-back", daemon=True)
-            back.start()
-            _pump(connection, far)
-            back.join()
+            with opened(self._cluster, pod, tensorboard_command.PORT) as far:
+                back = threading.Thread(target=_pump, args=(far, connection), name="forward-back", daemon=True)
+                back.start()
+                _pump(connection, far)
+                back.join()
+
+
+@contextlib.contextmanager
+def opened(cluster: Cluster, pod: str, port: int) -> Iterator[Any]:
+    """Give a connection to a port of a pod's loopback address, for a `with` block. Raises one of ERRORS."""
+    # A client of its own: while one opens a stream it is of no other use, and a browser opens several at once.
+    api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
+    forward = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(port))
+    with contextlib.closing(forward.socket(port)) as connection:
+        yield connection
 
 
 def _pump(source: Any, sink: Any) -> None:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.backend.model import always
 from launcher.errors import UsageError
@@ -18,6 +18,9 @@ from launcher.runs.paths import RunPaths
 from launcher.runs.status import RunStatus
 from launcher.runs.stored import PLACES, Part, Stored, nothing
 from launcher.runs.supervised_runs import KILL_WAIT, SupervisedRuns
+
+if TYPE_CHECKING:
+    from trainer.stacks import ProcessStacks
 
 BACKEND = "local"
 
@@ -46,6 +49,12 @@ class LocalBackend(SupervisedRuns):
         except OSError as error:
             raise explain(error, f"starting the run {plan.name}") from error
         self.hold(plan.name, lifeline)
+
+    def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
+        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
+        from launcher.runs import task_stacks
+
+        return task_stacks.from_socket(task, self._known(name).stacks_socket(task))
 
     def delete(self, name: str) -> None:
         """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""

@@ -61,7 +61,7 @@ class Supervisor:
         self.plan = readdress(plan, held)
         self._leader = self.plan.decisive[0]
         self._trains = any(stop_order.trains(task) for task in self.plan.tasks)
-        self._tasks = {task.name: TaskRun(task, layout.log(task.name)) for task in self.plan.tasks}
+        self._tasks = {task.name: TaskRun(task, layout.log(task.name), layout.stacks_socket(task.name)) for task in self.plan.tasks}
         self._progress = Progress()
         self._ending: _Ending | None = None
         self._stop_requests = 0

@@ -17,6 +17,7 @@ from launcher.runs.process_identity import Identity
 from launcher.runs.progress import Pace, whole
 from launcher.runs.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
 from launcher.runs.status import Restart, State, TaskStatus
+from trainer import stacks
 from trainer.events import MARK, Event, parse
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
@@ -30,10 +31,11 @@ _KILLED_FROM_OUTSIDE = {137: "killed by SIGKILL (out of memory?)", 143: "asked t
 class TaskRun:
     """One task of a running plan. Times named `..._at` are of time.monotonic; None is never."""
 
-    def __init__(self, task: Task, log: Path) -> None:
+    def __init__(self, task: Task, log: Path, stacks_socket: Path) -> None:
         self.task = task
         self.name = task.name
         self.log = LogWriter(log)
+        self._stacks_socket = stacks_socket
         self.state = State.PENDING
         self.reason = ""
         self.restarts: list[Restart] = []
@@ -84,6 +86,7 @@ class TaskRun:
             **self.task.env,
             "TF_CONFIG": tf_config_text(self.task.tf_config),
             "TRAINER_LIFELINE": str(lifeline),
+            stacks.PLACE: str(self._stacks_socket),
         }
         reading, writing = os.pipe()
         try:

@@ -22,3 +22,16 @@ def test_who_waits_is_told_how_it_ended(code: int, waited: int, state: str, tmp_
         done = launch("wait", run.name, runs=run.runs)
         assert (done.returncode, state in done.stdout) == (waited, True), done.stdout + done.stderr
         assert run.status()["state"] == state
+
+
+def test_the_stacks_of_a_program_are_asked_inside_its_container(tmp_path: Path) -> None:
+    program = ["python", "-c", "import time\ndef waits():\n    print('waits', flush=True)\n    time.sleep(600)\nwaits()"]
+    with started({"name": "asked", "command": program, "limits": {"grace_period": "1s"}}, tmp_path) as run:
+        run.until("the program to wait", lambda: "waits" in run.launcher("logs", run.name), told=lambda: run.launcher("logs", run.name))
+        assert 'File "<string>", line 4 in waits' in run.launcher("stacks", run.name)
+        docker("pause", run.container("chief"))
+        paused = launch("stacks", run.name, runs=run.runs)
+        docker("unpause", run.container("chief"))
+        assert (paused.returncode, "does not answer: it is stopped, or its machine or container is frozen" in paused.stdout) == (1, True), (
+            paused
+        )

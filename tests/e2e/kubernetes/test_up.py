@@ -141,6 +141,13 @@ def test_what_a_run_stores_comes_here_while_it_runs(long: Path, launcher: Launch
     copied(launcher, long.stem, tmp_path / "checkpoints", "checkpoint")
 
 
+@pytest.mark.usefixtures("long")
+def test_the_stacks_of_every_task_come_through_the_api_server(launcher: Launcher) -> None:
+    told = [json.loads(line) for line in launcher("stacks", "long", "--json").splitlines()]
+    assert [(one["task"], one["problem"]) for one in told] == [(task, "") for task in ("chief", "worker-0", "worker-1", "ps-0")]
+    assert all("(most recent call first)" in one["processes"][0]["stacks"] for one in told), told
+
+
 def test_a_run_goes_on_without_the_launcher_and_another_up_is_refused(long: Path, launcher: Launcher) -> None:
     told = launcher.status("long")
     assert (told["state"], {task["state"] for task in told["tasks"]}) == ("running", {"running"})

@@ -176,7 +176,7 @@ def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:
     tasks.append({"name": "worker-1", "role": "worker", "index": 1})
     (directory / "plan.json").write_text(json.dumps({"tasks": tasks}))
 
-    assert complete("launcher st", tmp_path, environment) == ["status"]
+    assert complete("launcher st", tmp_path, environment) == ["status", "stacks"]
     assert complete("launcher logs --fo", tmp_path, environment) == ["--follow"]
     assert complete("launcher logs ", tmp_path, environment) == ["mnist", "other", "cluster.yaml"]
     assert complete("launcher logs mnist --role ", tmp_path, environment) == ["chief", "worker"]

@@ -1,0 +1,93 @@
+"""`launcher stacks`: what each thread of each task does at this moment."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from launcher.backend.model import Backend, Where
+from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs, complete_task_of_run
+from launcher.cli.run_lookup import DEFAULT_RUNS
+from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.runs.status import ENDED
+from trainer.stacks import ProcessStacks
+
+EXAMPLES = (
+    ("launcher stacks mnist", "of every task"),
+    ("launcher stacks mnist worker-1", "of one"),
+    ("launcher stacks mnist --json | jq -r '.task + \": \" + .processes[].stacks'", "for scripts: a line a task"),
+)
+_AT_A_TIME = 8
+_IMPORTING = '  File "<frozen importlib.'  # five frames for each module that is being imported
+
+
+def stacks(
+    name: Name = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TASK", help="One task, such as worker-1; all when left out.", autocompletion=complete_task_of_run, show_default=False
+        ),
+    ] = None,
+    *,
+    on: OnRun = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    runs: Runs = DEFAULT_RUNS,
+    as_json: Json = False,
+) -> None:
+    """Print the Python stacks of each task's threads."""
+    from launcher.cli.backends import open_run
+
+    backend, run = open_run(name, on, runs, Where(context, namespace))
+    chosen = _chosen(backend, run, task)
+    failures: list[LauncherError] = []
+    with ThreadPoolExecutor(min(_AT_A_TIME, len(chosen))) as pool:
+        for one, answer in zip(chosen, pool.map(lambda one: _asked(backend, run, one), chosen), strict=True):
+            if isinstance(answer, LauncherError):
+                failures.append(answer)
+            _show(one, answer, as_json=as_json)
+    if len(failures) == len(chosen):
+        raise LauncherError(f"no task of {run} could be asked for its stacks", failures[0].remedy)
+
+
+def _chosen(backend: Backend, run: str, task: str | None) -> list[str]:
+    status = backend.status(run)
+    known = [one.name for one in status.tasks]
+    if task is not None and task not in known:
+        raise UsageError(f"{run} has no task {task}", f"{did_you_mean(task, known)}its tasks are: {', '.join(known)}")
+    running = [one.name for one in status.tasks if one.state not in ENDED and task in {None, one.name}]
+    if not running:
+        raise UsageError(f"{task or run} does not run: it is {status.state}", "see what it wrote: launcher logs " + run)
+    return running
+
+
+def _asked(backend: Backend, run: str, task: str) -> tuple[ProcessStacks, ...] | LauncherError:
+    try:
+        return backend.stacks(run, task)
+    except LauncherError as error:
+        return error
+
+
+def _show(task: str, answer: tuple[ProcessStacks, ...] | LauncherError, *, as_json: bool) -> None:
+    if as_json:
+        told: dict[str, Any] = {"task": task, "processes": [], "problem": ""}
+        told |= {"problem": answer.message} if isinstance(answer, LauncherError) else {"processes": [asdict(one) for one in answer]}
+        print(json.dumps(told), flush=True)
+        return
+    print("\n".join(_lines(task, answer)), end="\n\n", flush=True)
+
+
+def _lines(task: str, answer: tuple[ProcessStacks, ...] | LauncherError) -> Iterator[str]:
+    if isinstance(answer, LauncherError):
+        yield f"{answer.message}. {answer.remedy}"
+    elif not answer:
+        yield f"{task}: no Python process that can be asked runs in it; one started with -I, -E or -S cannot"
+    else:
+        for process in answer:
+            yield f"{task}  process {process.pid}  {process.command}".rstrip()
+            lines = (process.problem or process.stacks.rstrip()).splitlines()
+            yield from (f"  {line}".rstrip() for line in lines if not line.startswith(_IMPORTING))

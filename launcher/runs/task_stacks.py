@@ -1,0 +1,72 @@
+"""The Python stacks of a task, as its parent sends them (trainer/stacks.py)."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Protocol
+
+from launcher.errors import LauncherError
+from trainer.stacks import PORT, ProcessStacks, short_path
+
+# Seconds for an answer: longer than the parent waits for a few processes that do not answer.
+ANSWER = 20.0
+# Asks the parent inside a container, by the Python that the parent has too.
+CLIENT = (
+    "python3",
+    "-I",
+    "-c",
+    f"import socket,sys;s=socket.create_connection(('127.0.0.1',{PORT}),{ANSWER:g});sys.stdout.buffer.write(s.makefile('rb').read())",
+)
+
+
+class _Readable(Protocol):
+    def recv(self, size: int, /) -> bytes: ...
+
+
+def received(task: str, connection: _Readable) -> tuple[ProcessStacks, ...]:
+    """Return what the parent of a task sends on a connection to it. Raises LauncherError where it sends nothing."""
+    answer = b""
+    try:
+        while read := connection.recv(1 << 16):
+            answer += read
+    except TimeoutError as error:
+        raise silent(task) from error
+    except OSError as error:
+        raise LauncherError(f"{task}: the connection to its parent broke off: {error}", "it may have ended; ask again") from error
+    return parsed(task, answer)
+
+
+def parsed(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
+    """Return what the answer of a task's parent says. Raises LauncherError where it says nothing."""
+    if not answer.strip():
+        raise unanswered(task)
+    return tuple(ProcessStacks(**one) for one in json.loads(answer)["processes"])
+
+
+def from_socket(task: str, path: Path) -> tuple[ProcessStacks, ...]:
+    """Return what the parent of a task of this machine sends, which listens at `path`. Raises LauncherError."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER)
+        try:
+            with short_path(path) as short:
+                connection.connect(short)
+        except TimeoutError as error:
+            raise silent(task) from error
+        except OSError as error:
+            raise unanswered(task) from error
+        return received(task, connection)
+
+
+def silent(task: str) -> LauncherError:
+    """Return the error where the parent takes a connection and does not answer."""
+    return LauncherError(
+        f"{task}: its parent does not answer: it is stopped, or its machine or container is frozen", "continue it, or kill it"
+    )
+
+
+def unanswered(task: str) -> LauncherError:
+    """Return the error where nobody listens."""
+    return LauncherError(
+        f"{task}: nobody is there to ask",
+        "it has ended or only starts, or runs without the trainer's parent (`supervise: false`, an entrypoint of an image)",
+    )

@@ -1,0 +1,48 @@
+"""`launcher stacks`: of a run of processes; tests/e2e have those of containers and pods, tests/trainer/test_stacks.py the parent's part."""
+
+import json
+import time
+from pathlib import Path
+
+from tests.launcher.cli.conftest import Cli
+
+PROGRAM = """
+import json, os, time
+
+def waits_for_nothing():
+    time.sleep(600)
+
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
+    waits_for_nothing()
+os.execv("/bin/sleep", ["sleep", "600"])
+"""
+
+
+def test_the_stacks_of_each_task(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+    spec = {
+        "version": 1,
+        "name": "toy",
+        "strategy": "multi_worker_mirrored",
+        "roles": {"chief": {}, "worker": {}},
+        "command": ["python", "train.py"],
+    }
+    (tmp_path / "toy.yaml").write_text(json.dumps(spec), encoding="utf-8")
+    assert cli("up", "--detach", "toy.yaml").returncode == 0
+    deadline = time.monotonic() + 30
+    while "waits_for_nothing" not in (shown := cli("stacks", "toy").stdout) or "another program" not in shown:
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.2)
+    chief, worker = shown.split("\n\n")[:2]
+    assert chief.startswith("chief  process ")
+    assert f'File "{tmp_path / "train.py"}", line 5 in waits_for_nothing' in chief
+    assert worker.startswith("worker-0  process ")
+    assert "runs another program now" in worker
+    told = [json.loads(line) for line in cli("stacks", "toy", "chief", "--json").stdout.splitlines()]
+    assert [(one["task"], one["problem"]) for one in told] == [("chief", "")]
+    assert "in waits_for_nothing" in told[0]["processes"][0]["stacks"]
+    unknown = cli("stacks", "toy", "chef")
+    assert (unknown.returncode, "did you mean chief?" in unknown.stderr.lower()) == (2, True), unknown.stderr
+    assert cli("down", "toy", "--now").returncode == 0
+    ended = cli("stacks", "toy")
+    assert (ended.returncode, "toy does not run: it is stopped" in ended.stderr) == (2, True), ended.stderr

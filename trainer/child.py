@@ -1,0 +1,95 @@
+"""The program of a task, one attempt of it at a time: started by the task's parent, asked to stop, killed, and what it left as its last words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer import error_file, tracebacks
+from trainer.events import EVENTS_FD
+from trainer.exit_codes import ExitCode
+from trainer.output import Output
+from trainer.parent_job import ParentJob
+from trainer.process_group import kill_group, reap, spawn
+from trainer.reactor import Reactor
+from trainer.stacks import PLACE, Stacks
+
+
+class Child:
+    """The training process, or a user's program. `resists(pid)` is called when it does not end, not even by SIGKILL."""
+
+    def __init__(
+        self, job: ParentJob, reactor: Reactor, output: Output, stacks: Stacks, directory: Path | None, resists: Callable[[int], None]
+    ) -> None:
+        self._job, self._reactor, self._output, self._stacks, self._resists = job, reactor, output, stacks, resists
+        # Without a directory the last error line is missing from events, no more.
+        self._error_file = directory / "error" if directory else None
+        self.pid: int | None = None  # and the id of its process group; None where it does not run
+        self.killed_for = ""  # why it was sent SIGKILL
+
+    def start(self, attempt: int) -> None:
+        """Start it for the attempt of that number."""
+        self.killed_for = ""
+        if self._error_file:
+            error_file.clear(self._error_file)
+        self._output.begin()
+        environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(attempt)}
+        if self._error_file:
+            environment[error_file.VARIABLE] = str(self._error_file)
+            if self._job.built_in:
+                # TensorFlow writes a file for each function it converts, which no process takes away that is killed.
+                environment["TMPDIR"] = str(self._error_file.parent)
+        for ours in ("TRAINER_LIFELINE", PLACE):
+            environment.pop(ours, None)
+        environment.update(self._stacks.environment(built_in=self._job.built_in))
+        out = self._output
+        environment[EVENTS_FD] = str(out.events)
+        self.pid = spawn(
+            self._job.command, environment, bound=self._job.built_in, stdout=out.stdout, stderr=out.stderr, pass_fds=(out.events,)
+        )
+
+    def reap(self) -> int | None:
+        """Return how it ended, once it has: its exit code, or the signal as a negative number. Every child of this process is reaped."""
+        code = reap(self.pid)
+        if code is not None:
+            self.pid = None
+        return code
+
+    def last_words(self, code: int) -> tuple[str, str]:
+        """Return the error line of the attempt that has ended and its fingerprint: what it wrote down, else what a program raised."""
+        detail, same = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
+        if detail or same or self._job.built_in or code != ExitCode.FAILURE:
+            return detail, same
+        raised = tracebacks.last(self._output.tail)
+        return (raised.line, raised.fingerprint) if raised else ("", "")
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        if self.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        # TensorFlow's collective runtime takes signals over while it starts, and forgets them. A user's program may
+        # take a second one for more than the first.
+        if self._job.built_in:
+            self._reactor.call_later(self._job.patience.again, self.terminate)
+
+    def kill(self, reason: str) -> None:
+        """End it, and what it has in its process group."""
+        if self.pid is None or self.killed_for:
+            return
+        self.killed_for = reason
+        kill_group(self.pid)
+        self._reactor.call_later(self._job.patience.killed, self._look)
+
+    def _look(self) -> None:
+        if self.pid is not None:
+            self._resists(self.pid)
+
+    def close(self) -> None:
+        """Leave nothing of it behind."""
+        if self.pid is not None:
+            kill_group(self.pid)

@@ -1,0 +1,73 @@
+"""Lets the task's parent ask this Python process for its stacks: a signal makes it write them to a pipe.
+
+`faulthandler` writes them from the signal's handler itself, so a process answers that hangs in C, holds Python's lock or waits for itself.
+The parent asks only processes that have said here that they handle the signal: it ends every other.
+
+The parent puts this file, as `sitecustomize`, before a user's own modules (trainer/stacks.py): every Python below it then imports this first,
+whatever its version. It therefore needs the standard library alone, and raises nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+DIRECTORY = "TRAINER_STACKS_DIRECTORY"  # where the pipes are
+REGISTERED, STACKS = "registered", "stacks"  # pipes: for process ids, a line each; for stacks
+
+
+def stack_signal() -> int:
+    """Return the signal: one that programs hardly use for themselves, where there are such."""
+    import signal
+
+    return int(signal.SIGRTMIN) + 9 if hasattr(signal, "SIGRTMIN") else int(signal.SIGUSR2)
+
+
+def register() -> None:
+    """Have this process, and what it forks, answer the signal. Does nothing where no parent asked for that."""
+    directory = os.environ.get(DIRECTORY)
+    if not directory:
+        return
+    try:
+        import faulthandler
+
+        writing = _open(os.path.join(directory, STACKS))  # noqa: PTH118 - pathlib would be imported before every program
+        os.set_blocking(writing, True)  # what is longer than the pipe waits for the parent
+        faulthandler.register(stack_signal(), file=writing, all_threads=True)
+        _say_so(directory)
+        os.register_at_fork(after_in_child=lambda: _say_so(directory))
+    except Exception:  # noqa: BLE001, S110 - the program runs without
+        pass
+
+
+def _say_so(directory: str) -> None:
+    try:
+        pipe = _open(os.path.join(directory, REGISTERED))  # noqa: PTH118 - see above
+        try:
+            os.write(pipe, b"%d\n" % os.getpid())
+        finally:
+            os.close(pipe)
+    except OSError:  # the parent is gone, or has not read for long
+        pass
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+
+
+def _be_sitecustomize() -> None:
+    """Register, then let the `sitecustomize` that would have been imported without this file take its place."""
+    register()
+    own = sys.modules.pop(__name__)
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - see above
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]  # noqa: PTH100
+    try:
+        __import__(__name__)
+    except ImportError as error:
+        if error.name != __name__:
+            raise
+        sys.modules[__name__] = own
+
+
+if __name__ == "sitecustomize":
+    _be_sitecustomize()

@@ -1,0 +1,280 @@
+"""The Python stacks of a task, for anyone on its machine, or in its container, who asks the parent for them.
+
+The parent listens on a loopback port, or on a socket in the run's directory, sends one line of JSON to each who connects, and closes:
+
+    {"processes": [{"pid": 12, "command": "python train.py", "problem": "", "stacks": "Thread 0x..."}]}
+
+`problem` says why a process gave none. Nothing is attached to a process: see trainer/stack_signal.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import stack_signal
+from trainer.reactor import Reactor, Timer
+
+PLACE = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
+PORT = 2225
+_FIRST = 3.0  # seconds within which a process has to begin
+_QUIET = 0.3  # seconds without more after which it has written all
+_MOST = 4 * 1024 * 1024  # bytes of one process
+_READ = 64 * 1024
+_SEND = 10.0  # seconds for a client to read it all
+_STOPPED, _GONE = frozenset("Tt"), frozenset("ZXx")  # states of a process in /proc/PID/stat (proc_pid_stat(5))
+
+
+@dataclass(frozen=True)
+class ProcessStacks:
+    """The stacks of one process, as faulthandler writes them; or why there are none."""
+
+    pid: int
+    command: str = ""
+    problem: str = ""
+    stacks: str = ""
+
+
+class Stacks:
+    """Asks the Python processes of a task for their stacks, one at a time, and answers who wants them."""
+
+    def __init__(self, reactor: Reactor, directory: Path | None) -> None:
+        self._reactor = reactor
+        self._directory: Path | None = None
+        self._registered: dict[int, str] = {}  # process -> when it started, as the kernel counts
+        self._waiting: list[Callable[[list[ProcessStacks]], None]] = []
+        self._pipes: list[int] = []
+        self._begun = b""
+        self._reading: _Reading | None = None
+        self._asks = False
+        self._server: socket.socket | None = None
+        with contextlib.suppress(OSError):  # without pipes no process registers, and who asks is told so
+            if directory is not None:
+                self._make_pipes(directory)
+        with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: who asks gets no connection
+            self._server = _listen(os.environ.get(PLACE, ""))
+            reactor.on_ready(self._server, selectors.EVENT_READ, self._accept)
+
+    def _make_pipes(self, directory: Path) -> None:
+        for name in (stack_signal.REGISTERED, stack_signal.STACKS):
+            os.mkfifo(directory / name, 0o600)
+            # Open for writing too: it then has no end when the last process that writes to it does.
+            self._pipes.append(os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        self._reactor.on_ready(self._pipes[0], selectors.EVENT_READ, self._note)
+        self._reactor.on_ready(self._pipes[1], selectors.EVENT_READ, self._take)
+        self._directory = directory
+
+    def environment(self, *, built_in: bool) -> dict[str, str]:
+        """Return what a task's program finds in its environment. A user's own imports the file that registers it before all else."""
+        if self._directory is None:
+            return {}
+        made = {stack_signal.DIRECTORY: str(self._directory)}
+        if not built_in:
+            with contextlib.suppress(OSError):
+                site = self._directory / "python"
+                site.mkdir(exist_ok=True)
+                (site / "sitecustomize.py").write_text(_source(), encoding="utf-8")
+                made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+        return made
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._reactor.forget(self._server)
+            self._server.close()
+            if place := os.environ.get(PLACE):
+                with contextlib.suppress(OSError):
+                    Path(place).unlink()
+
+    def ask(self, told: Callable[[list[ProcessStacks]], None]) -> None:
+        """Call `told`, in the reactor's thread, with the stacks of every process that registered and lives."""
+        self._waiting.append(told)
+        if not self._asks:
+            self._asks = True
+            self._note()
+            self._next([pid for pid in self._registered if self._lives(pid)], [])
+
+    def _lives(self, pid: int) -> bool:
+        state, started = _stat(pid)
+        return state not in _GONE and started == self._registered[pid]
+
+    def _note(self) -> None:
+        """Take in the numbers of processes that have registered."""
+        with contextlib.suppress(BlockingIOError):
+            while self._pipes and (read := os.read(self._pipes[0], _READ)):
+                *lines, self._begun = (self._begun + read).split(b"\n")
+                for pid in (int(line) for line in lines if line.isdigit()):
+                    self._registered[pid] = _stat(pid)[1]
+        for pid in [pid for pid in self._registered if not self._lives(pid)]:
+            del self._registered[pid]
+
+    def _next(self, left: list[int], found: list[ProcessStacks]) -> None:
+        """Ask the first of the processes that are left; call who waits where none is."""
+        if not left:
+            self._reading, self._asks = None, False
+            waiting, self._waiting = self._waiting, []
+            for told in waiting:
+                told(found)
+            return
+
+        def go_on(problem: str, stacks: str = "") -> None:
+            self._next(left[1:], [*found, ProcessStacks(left[0], _command(left[0]), problem, stacks)])
+
+        def ended(read: bytes) -> None:
+            go_on(
+                "" if read else "does not answer: it got no time of a processor, or uses the signal for itself",
+                read.decode("utf-8", "replace"),
+            )
+
+        self._reading = None
+        if problem := self._ask_by_signal(left[0]):
+            go_on(problem)
+        else:
+            self._reading = _Reading(self._reactor, ended)
+
+    def _ask_by_signal(self, pid: int) -> str:
+        """Send the signal; return why it was not sent, empty where it was."""
+        self._drain()
+        if _stat(pid)[0] in _STOPPED:
+            return "is stopped by a signal; SIGCONT continues it"
+        if not _handles(pid, stack_signal.stack_signal()):
+            return "does not handle the signal any more: it runs another program now"
+        try:
+            os.kill(pid, stack_signal.stack_signal())
+        except OSError as error:
+            return f"cannot be asked: {error.strerror}"
+        return ""
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._pipes[1], _READ):
+                pass
+
+    def _take(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while read := os.read(self._pipes[1], _READ):
+                if self._reading is not None:
+                    self._reading.add(read)
+
+    def _accept(self) -> None:
+        assert self._server is not None  # noqa: S101 - only registered where it is
+        with contextlib.suppress(OSError):
+            connection, _ = self._server.accept()
+            connection.setblocking(False)
+            self.ask(lambda found: self._send(connection, _answer(found)))
+
+    def _send(self, connection: socket.socket, left: bytes) -> None:
+        def end() -> None:
+            deadline.cancel()
+            self._reactor.forget(connection)
+            connection.close()
+
+        def push() -> None:
+            nonlocal left
+            try:
+                left = left[connection.send(left) :]
+            except BlockingIOError:
+                return
+            except OSError:
+                left = b""
+            if not left:
+                end()
+
+        deadline = self._reactor.call_later(_SEND, end)
+        self._reactor.on_ready(connection, selectors.EVENT_WRITE, push)
+
+
+class _Reading:
+    """What one process writes, until it has written nothing for a moment."""
+
+    def __init__(self, reactor: Reactor, ended: Callable[[bytes], None]) -> None:
+        self._reactor, self._ended = reactor, ended
+        self._read = b""
+        self._timer: Timer = reactor.call_later(_FIRST, self._end)
+
+    def add(self, read: bytes) -> None:
+        """Take in more."""
+        self._read = (self._read + read)[:_MOST]
+        self._timer.cancel()
+        self._timer = self._reactor.call_later(_QUIET, self._end)
+
+    def _end(self) -> None:
+        self._ended(self._read)
+
+
+def _listen(place: str) -> socket.socket:
+    """Return the socket on which the stacks are asked for. Raises OSError."""
+    if not place:
+        server = socket.create_server(("127.0.0.1", PORT))
+    else:
+        path = Path(place)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        server = socket.socket(socket.AF_UNIX)
+        with short_path(path) as short:
+            server.bind(short)
+        path.chmod(0o600)
+        server.listen()
+    server.setblocking(False)
+    return server
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Any:
+    """Give the path of a socket such that its length does not matter, which is 107 bytes at most (unix(7)), where the system can do that."""
+    if not Path("/proc/self/fd").is_dir():
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def _source() -> str:
+    loader: Any = stack_signal.__spec__.loader
+    return str(loader.get_source(stack_signal.__name__)).replace(
+        "from __future__ import annotations\n", ""
+    )  # which Python 3.6 does not know
+
+
+def _answer(found: list[ProcessStacks]) -> bytes:
+    return json.dumps({"processes": [asdict(one) for one in found]}).encode() + b"\n"
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """Return the state of a process and when it started; that it runs, where the system has no /proc; that it is gone, where it is."""
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return "X", ""
+        return "R", ""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "X", ""
+    return told[0], told[19]
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal: the default action ends it, and `exec` goes back to that."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return not Path("/proc/self/stat").exists()
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()[:200]
+    return ""
