@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.costs import Costs
+
 # Where this is set, each of thousands of processes compiles every module again, and pytest rewrites each test file.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -33,8 +35,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if any(f"not {mark}" in terms and collection_path.is_relative_to(path) for mark, path in OF_THEIR_OWN.items()) else None
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `--costs=FILE` tell what each test costs."""
+    parser.addoption(
+        "--costs", metavar="FILE", type=Path, help="write each test's seconds to FILE, and print the dearest modules and tests"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
+    if config.getoption("costs"):
+        config.pluginmanager.register(Costs())
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

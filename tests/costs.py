@@ -1,0 +1,65 @@
+"""What tests cost: `pytest --costs=FILE` writes the seconds of each module and test to FILE, as CSV, and prints the dearest at the end.
+
+Processor seconds are of all processes below a test, those that have left it too, where the tests may have a cgroup of their own: on Linux, as
+root. Elsewhere they are of the test process and of those that it waited for. Containers and pods are never below a test.
+"""
+
+import csv
+import os
+from collections import defaultdict
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+
+def _own_group() -> Path | None:
+    """Return a cgroup into which this process has been moved; None where it may have none."""
+    roots = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))  # of cgroup 2: beside version 1, and alone
+    for root in (root for root in roots if (root / "cgroup.controllers").exists()):
+        for left in (left for left in root.glob("tests-*") if not Path("/proc", left.name.removeprefix("tests-")).exists()):
+            with suppress(OSError):  # others remove them, too, or something still runs there
+                left.rmdir()
+        with suppress(OSError):
+            (own := root / f"tests-{os.getpid()}").mkdir()
+            (own / "cgroup.procs").write_text(str(os.getpid()))
+            return own
+    return None
+
+
+class Costs:
+    """Reads the seconds where tests run, and adds them up where they are reported."""
+
+    def __init__(self) -> None:
+        self._group, self._before, self._new = _own_group(), 0.0, list[tuple[str, float, float]]()
+        self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # of a module or a test: processor seconds, seconds
+
+    def _note(self, what: str, seconds: float) -> None:
+        now = int((self._group / "cpu.stat").read_text().split()[1]) / 1e6 if self._group else sum(os.times()[:4])  # "usage_usec 123"
+        self._new.append((what, now - self._before, seconds))
+        self._before = now
+
+    def pytest_collection_finish(self) -> None:
+        self._note("collection, in all test processes", 0)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        self._note(report.nodeid, report.duration)
+        report.__dict__["costs"], self._new = self._new, []
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for test, processors, seconds in report.costs:
+            for name in {test, test.partition("::")[0]}:
+                self._sums[name] = [self._sums[name][0] + processors, self._sums[name][1] + seconds]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        rows = sorted(((name, costs[0], costs[1]) for name, costs in self._sums.items()), key=lambda row: -row[1])
+        modules, tests = ([row for row in rows if ("::" in row[0]) == is_test] for is_test in (False, True))
+        terminalreporter.section(f"costs: {sum(row[1] for row in modules):.0f} processor seconds; the dearest, and their seconds in all")
+        for name, processors, seconds in (*modules[:10], *tests[:10]):
+            terminalreporter.write_line(f"{processors:7.1f} {seconds:7.1f}  {name}")
+        with Path(config.getoption("costs")).open("w", newline="") as file:
+            csv.writer(file).writerows([("module or test", "processor seconds", "seconds"), *rows])
