@@ -28,9 +28,15 @@ from typing import Any
 from tests import forked_python
 
 ROOT = Path(__file__).resolve().parents[1]
-TENSORFLOW = "tensorflow"
+TENSORFLOW, DOCKER, KUBERNETES = "tensorflow", "docker", "kubernetes"
 # What tasks import of others; the rest of TensorFlow and Keras comes with it.
 _BY_TASKS = (TENSORFLOW, "keras", "numpy", "pydantic")
+# What verbs import when they are used: all of them, and those of runs in containers or pods.
+_LATE = ("launcher.backend.local.backend", "launcher.cli.live", "launcher.cli.planning", "launcher.cli.results", "yaml")
+_LATER = {
+    DOCKER: ("launcher.backend.docker.backend", "launcher.render.compose"),
+    KUBERNETES: ("launcher.backend.kubernetes.backend", "launcher.render.kubernetes.jobs"),
+}
 _SERVER = "import sys; sys.path[0] = sys.argv[1]; from tests import forked; forked.serve(*sys.argv[2:4])"
 _LAUNCHER = [sys.executable, "-m", "launcher"]
 
@@ -119,7 +125,7 @@ class Process:
 def launcher(
     *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 60, engine: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command line of the launcher to its end; `engine=TENSORFLOW` has its tasks find TensorFlow imported."""
+    """Run a command line of the launcher to its end; `engine` has it find imported what runs in containers or pods need, or its tasks TensorFlow."""
     return run([*_LAUNCHER, *arguments], cwd=cwd, env=env, stdin=stdin, timeout=timeout, engine=engine)
 
 
@@ -197,7 +203,7 @@ def serve(path: str, engine: str) -> None:
 
     for verb in VERBS.values():
         importlib.import_module(verb.module)
-    for used_late in ("launcher.backend.local.backend", "launcher.cli.live", "launcher.cli.results", "launcher.plan.planner", "yaml"):
+    for used_late in (*_LATE, *_LATER.get(engine, ())):
         importlib.import_module(used_late)
     gc.collect()
     gc.freeze()

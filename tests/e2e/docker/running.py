@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from launcher.docker_cli import DockerError, docker
 from launcher.render import labels
 from launcher.runs import locks
 from launcher.runs.paths import RunPaths
+from tests import forked
 from tests.e2e.busy import BUSY
 from tests.processes import free_port
 from trainer.events import Event, parse
@@ -66,9 +66,8 @@ def launch(
     *arguments: str, runs: Path, environment: dict[str, str] | None = None, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line of the launcher from the repository's root."""
-    command = [sys.executable, "-m", "launcher", arguments[0], "--on", "docker", "--runs", str(runs), *arguments[1:]]
-    known = os.environ | (environment or {})
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, env=known)
+    words = (arguments[0], "--on", "docker", "--runs", str(runs), *arguments[1:])
+    return forked.launcher(*words, env=os.environ | (environment or {}), timeout=timeout, engine=forked.DOCKER)
 
 
 def get(url: str, within: float = 60) -> Any:

@@ -9,12 +9,13 @@ import sys
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from launcher.backend.kubernetes import helper_pod
 from launcher.cli.main import run
+from tests import forked
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 from tests.e2e.kubernetes.relay import Relay
 
@@ -38,11 +39,9 @@ class Launcher:
         """Run the launcher, check its exit code, and return what it wrote; what takes longer fails with what it wrote until then."""
         command = f"launcher {' '.join(arguments)}"
         try:
-            done = subprocess.run(
-                self._words(arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
-            )
+            done = forked.run(self._words(arguments), cwd=ROOT, env=self.env, timeout=timeout, engine=forked.KUBERNETES)
         except subprocess.TimeoutExpired as late:
-            wrote = b"".join(part for part in (late.stdout, late.stderr) if part).decode(errors="replace")[-8000:]
+            wrote = "".join(cast("tuple[str, str]", (late.stdout, late.stderr)))[-8000:]
             pods = ""
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pods = self.namespace.kubectl("get", "pods", "-o", "wide", check=False)
