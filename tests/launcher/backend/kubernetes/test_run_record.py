@@ -6,12 +6,12 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from launcher.backend.kubernetes import run_record
-from launcher.backend.kubernetes.client import as_json
+from launcher.backend.kubernetes.client import Cluster, as_json
 
 
 def marked(**mark: Any) -> dict[str, Any]:
@@ -52,3 +52,37 @@ def test_one_in_another_container_of_the_same_name_is_not_taken_for_one_that_was
 @pytest.mark.parametrize("other", [None, {}, {"metadata": {}}, marked(host="elsewhere"), marked(since="yesterday")])
 def test_a_record_without_such_a_mark_can_be_started(other: dict[str, Any] | None) -> None:
     assert run_record.being_started(other, time.time()) == ""
+
+
+class WithRecord:
+    """A cluster of which a run's record is asked alone."""
+
+    def __init__(self, record: dict[str, Any] | None) -> None:
+        self.record = record
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        assert (kind, name) == ("ConfigMap", "digits-record")
+        return self.record
+
+    def words(self) -> str:
+        return "namespace team"
+
+
+@pytest.mark.parametrize(
+    "record, lost",
+    [
+        (marked(id="ours"), ""),
+        (marked(id="theirs"), "another `launcher up` has taken over the start of digits in namespace team"),
+        ({"metadata": {}}, "digits in namespace team was stopped while it was being started"),
+        (None, "digits in namespace team was stopped while it was being started"),
+    ],
+    ids=["ours", "another's", "nobody's", "no record"],
+)
+def test_a_lease_is_held_until_another_launcher_takes_it_or_somebody_stops_the_run(record: dict[str, Any] | None, lost: str) -> None:
+    cluster, lease = cast("Cluster", WithRecord(record)), run_record.StartLease("digits", "ours", None)
+    assert run_record.is_held(cluster, lease) == (not lost)
+    if not lost:
+        assert run_record.hold(cluster, lease) == record
+        return
+    with pytest.raises(run_record.LeaseLostError, match=lost):
+        run_record.hold(cluster, lease)
