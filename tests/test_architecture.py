@@ -231,7 +231,7 @@ COMMON_NAMES = {"backend", "errors", "models", *BACKENDS}
 # The module of a verb is called as the verb; what the verb shows is often called so, too.
 VERBS_OF = {"diff", "doctor", "plan", "render", "schema", "stacks", "status", "tensorboard"}
 # Pairs of which one is in launcher/runs or launcher/backend.
-NAMED_ALIKE = {"engine", "supervisor", "task"}
+NAMED_ALIKE = {"engine"}
 
 
 def test_no_two_modules_of_one_name_mean_different_things() -> None:

@@ -1,6 +1,6 @@
 """The values of variables that come from secrets, where no cluster has them: of this environment, or of the spec's `env_file`.
 
-They get into this process's environment, which supervisors, keepers and Compose inherit, and nowhere else: no file, no message, no command line.
+They get into this process's environment, which supervisors and Compose inherit, and nowhere else: no file, no message, no command line.
 """
 
 import os

@@ -30,8 +30,8 @@ class Progress:
     ready: bool = False
     evaluated: bool = False
 
-    def apply(self, event: Event, *, leads: bool) -> bool:
-        """Take in one event; `leads` tells whether the task that leads wrote it. True when something changed."""
+    def apply(self, event: Event, *, leads: bool) -> None:
+        """Take in one event; `leads` tells whether the task that leads wrote it."""
         kind = text(event, "event")
         if kind in {"ready", "progress"}:
             self.ready = True
@@ -41,7 +41,7 @@ class Progress:
         elif kind == "exported":  # by the evaluator where there is one
             self.model = text(event, "path") or None
         elif not leads:
-            return kind == "ready"
+            return
         elif kind == "progress":
             self._advance(event)
         elif kind == "restored":
@@ -53,9 +53,6 @@ class Progress:
             self.step = whole(event, "step") or self.step
             self.metrics = numbers(event, "metrics") or self.metrics
             self.ended_early = text(event, "ended_early")
-        else:
-            return kind == "ready"
-        return True
 
     def fields(self, *, ended: bool) -> dict[str, Any]:
         """Return what RunStatus has of this, by its names; a run that has ended takes no more time."""

@@ -182,9 +182,9 @@ def _await_snapshot(layout: RunPaths, *, timeout: float = 10.0) -> Snapshot | No
     deadline = time.monotonic() + timeout
     while True:
         snapshot = state_file.read(layout.state)
-        keeper = snapshot.supervisor if snapshot else None
+        supervisor = snapshot.supervisor if snapshot else None
         elsewhere = snapshot is not None and snapshot.host != socket.gethostname()
-        if elsewhere or (keeper is not None and process_identity.alive(keeper)):
+        if elsewhere or (supervisor is not None and process_identity.alive(supervisor)):
             return snapshot
         if not locks.held(layout.lock) or time.monotonic() >= deadline:
             return state_file.read(layout.state)

@@ -32,9 +32,9 @@ def _kept(directory: Path) -> list[int]:
     if snapshot is None:
         return []
     supervisor = snapshot.supervisor
-    keeper = [supervisor.pid] if supervisor and process_identity.alive(supervisor) else []
+    supervisor_pid = [supervisor.pid] if supervisor and process_identity.alive(supervisor) else []
     leaders = [leader for leader in snapshot.processes.values() if process_identity.alive(leader)]
-    return keeper + [pid for leader in leaders for pid in process_identity.session(leader.pid)]
+    return supervisor_pid + [pid for leader in leaders for pid in process_identity.session(leader.pid)]
 
 
 def _told(pid: int, directory: Path) -> bool:

@@ -1,7 +1,7 @@
 """The Docker backend: the calls behind the CLI's verbs.
 
-A run that the launcher started is kept by a keeper process, whose files tell how it is, as those of a local supervisor do. Runs
-that nobody keeps, of `docker compose up` or of a keeper that was killed, are found by the labels of their containers.
+A run that the launcher started is kept by a supervisor process, whose files tell how it is, as those of a local supervisor do. Runs
+that nobody keeps, of `docker compose up` or of a supervisor that was killed, are found by the labels of their containers.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from docker.models.containers import Container
 from launcher import files, timestamps
 from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_WAIT, Engine, asking, compose, endpoint
+from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
-from launcher.backend.docker.supervisor import COMPOSE_FILE
 from launcher.backend.model import Board, always
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Plan
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks
 
 BACKEND = "docker"
-_KEEPER = "launcher.backend.docker"
+_SUPERVISOR = "launcher.backend.docker"
 _START_SLACK = 300.0  # beyond what Compose may take: an earlier run stops and is removed first, on a slow engine
 _LOCK_WAIT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
@@ -73,7 +73,7 @@ class DockerBackend:
             try:
                 self._write(layout, plan, self._with_free_port(plan.name, spec))
                 within = start_deadline(plan)
-                lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_KEEPER, within=within)
+                lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, within=within)
             finally:
                 os.close(lock_fd)
         except OSError as error:
@@ -278,7 +278,7 @@ class DockerBackend:
         if snapshot is None:
             return
         status = snapshot.status
-        if status.state not in ENDED or stopped:  # its keeper was killed, or gave up an engine that came back
+        if status.state not in ENDED or stopped:  # its supervisor was killed, or gave up an engine that came back
             ended_before = before.state in ENDED and not stopped
             told = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
             status = dataclasses.replace(before, state=told[0], reason=told[1], ended=time.time(), eta=None)
@@ -289,7 +289,7 @@ class DockerBackend:
 
 
 def start_deadline(plan: Plan) -> float:
-    """Return the seconds within which the keeper says that the containers have started: never fewer than Compose itself may take."""
+    """Return the seconds within which the supervisor says that the containers have started: never fewer than Compose itself may take."""
     return _START_SLACK + max(plan.start_timeout, COMPOSE_WAIT)
 
 
@@ -309,7 +309,7 @@ def _alone(layout: RunPaths) -> Iterator[bool]:
     lock_fd = None
     deadline = time.monotonic() + _LOCK_WAIT
     try:
-        # Another `down` is waited for; a keeper is not.
+        # Another `down` is waited for; a supervisor is not.
         while lock_fd is None and time.monotonic() < deadline and not _is_kept(layout):
             lock_fd = locks.acquire(layout.lock, timeout=_LOCK_STEP)
     except OSError as error:
@@ -322,7 +322,7 @@ def _alone(layout: RunPaths) -> Iterator[bool]:
 
 
 def _is_kept(layout: RunPaths) -> bool:
-    """Return whether a keeper that lives holds the run's lock."""
+    """Return whether a supervisor that lives holds the run's lock."""
     snapshot = state_file.read(layout.state) if locks.held(layout.lock) else None
     return snapshot is not None and snapshot.supervisor is not None and process_identity.alive(snapshot.supervisor)
 
@@ -336,10 +336,10 @@ def _removed(layout: RunPaths, status: RunStatus) -> RunStatus:
 
 
 def _is_told(status: RunStatus, containers: list[Container]) -> bool:
-    """Return whether what its keeper wrote is how the run is: it has seen the end, and no task has been started since."""
+    """Return whether what its supervisor wrote is how the run is: it has seen the end, and no task has been started since."""
     if status.state not in ENDED or _newer(containers, status.ended):
         return False
-    # A keeper that the engine did not answer any more does not know how it went on.
+    # A supervisor that the engine did not answer any more does not know how it went on.
     return status.state is not State.INTERRUPTED or not container_status.members(containers)
 
 

@@ -11,8 +11,8 @@ from docker.models.containers import Container
 
 from launcher import images, timestamps
 from launcher.backend.docker import log_stream
+from launcher.backend.docker.container_tracker import ContainerTracker
 from launcher.backend.docker.engine import Engine
-from launcher.backend.docker.task_state import TaskView
 from launcher.plan import role_rules
 from launcher.render import labels
 from launcher.runs.progress import Progress
@@ -58,21 +58,21 @@ def _url_host(address: str) -> str:
 def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     """Return the status of a run from its containers, of which there is at least one. Raises one of engine.ERRORS."""
     tasks = members(containers)
-    views = {
-        task: TaskView(task, has_trainer=_has_trainer(container), in_own_image=_in_own_image(container))
+    trackers = {
+        task: ContainerTracker(task, has_trainer=_has_trainer(container), in_own_image=_in_own_image(container))
         for task, container in tasks.items()
     }
     decisive = [task for task, container in tasks.items() if container.labels.get(labels.DECISIVE) == "true"]
     progress = Progress()
     for task, container in tasks.items():
-        views[task].look(container.attrs["State"], container.attrs["RestartCount"])
+        trackers[task].look(container.attrs["State"], container.attrs["RestartCount"])
         for _, line in _read(engine, container, task, tail=_LINES):
-            if (event := views[task].line(line.text)) is not None:
-                told_of = views.get(str(event.get("task")), views[task])
-                told_of.tell(event, own=told_of is views[task])
-                progress.apply(event, leads=task == next(iter(decisive), None) and told_of is views[task])
-    told = tuple(view.status() for view in views.values())
-    begun = progress.ready or any(view.state()[0] is State.RUNNING for view in views.values() if not view.has_trainer)
+            if (event := trackers[task].line(line.text)) is not None:
+                told_of = trackers.get(str(event.get("task")), trackers[task])
+                told_of.tell(event, own=told_of is trackers[task])
+                progress.apply(event, leads=task == next(iter(decisive), None) and told_of is trackers[task])
+    told = tuple(tracker.status() for tracker in trackers.values())
+    begun = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
     state, reason = verdict(told, decisive, ready=begun)
     ended = state not in _UNDERWAY
     started = [seconds for container in tasks.values() if (seconds := timestamps.seconds(container.attrs.get("Created"))) is not None]

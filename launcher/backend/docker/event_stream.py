@@ -1,4 +1,4 @@
-"""What a keeper hears: lines of every task and the engine's events, read by threads and put in one queue."""
+"""The output of every task and the engine's events, read by threads and put in one queue."""
 
 import contextlib
 import math
@@ -41,14 +41,7 @@ class Ended:
     code: int
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Somebody wants the run to stop: by a signal's number, or because the launcher is gone (None)."""
-
-    signal: int | None
-
-
-Heard = Wrote | Ended | Asked
+Heard = Wrote | Ended
 Inbox = queue.SimpleQueue[Heard]
 
 

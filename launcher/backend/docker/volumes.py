@@ -11,9 +11,9 @@ from docker.types import Mount
 
 from launcher import images
 from launcher.backend.docker.container_status import volume_of
+from launcher.backend.docker.container_tracker import OVER
 from launcher.backend.docker.engine import COPY, ERRORS, READER, TIMEOUT, Engine
 from launcher.backend.docker.errors import explain
-from launcher.backend.docker.task_state import OVER
 from launcher.errors import LauncherError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels

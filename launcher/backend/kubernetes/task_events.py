@@ -2,56 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.runs.progress import Pace, Progress, number, whole
-from launcher.runs.reasons import Start, said, waiting
-from launcher.runs.status import LogLine, Restart, RunStatus, State, TaskStatus
-from trainer.events import Event, parse
-
-
-@dataclass
-class TaskEvents:
-    """What one task has told."""
-
-    pace: Pace = field(default_factory=Pace)
-    restarts: list[Restart] = field(default_factory=list)  # of its process, in its pod
-    left: int | None = None  # restarts of its process that its pod may still make
-    start: Start = field(default_factory=Start)
-    done: bool = False  # its work is complete
-    state: tuple[State, str] | None = None  # of the process in the pod that runs, and why
-
-    def tell(self, event: Event, *, own: bool) -> None:
-        """Take in an event about the task; `own` when it wrote it itself."""
-        kind = event["event"]
-        if kind == "progress":
-            self.pace = Pace.of(event)
-        if not own:
-            return
-        self.done = kind == "done"
-        if self.start.waits(event):
-            self.state = (State.PENDING, waiting(event))
-        elif kind == "restarting":
-            cause = said(event)
-            self.restarts.append(Restart(number(event, "time") or 0.0, 0, whole(event, "exit_code"), cause))
-            self.state, self.left = (State.RESTARTING, cause), whole(event, "left")
-        elif kind == "recovered":
-            self.left = whole(event, "left")
-        elif kind in {"started", "ready", "restored", "progress"}:
-            self.state = None
-            if kind == "started" and whole(event, "attempt") == 1:  # in another pod
-                self.left = None
-
-    def onto(self, task: TaskStatus) -> TaskStatus:
-        """Return the status of a task, known from its pods, with what it told."""
-        both = sorted([*task.restarts, *self.restarts], key=lambda restart: restart.time)
-        restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
-        left = min((one for one in (task.restarts_left, self.left) if one is not None), default=None)
-        told: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(self.pace)}
-        if self.state and task.state is State.RUNNING and not task.reason:
-            told |= {"state": self.state[0], "reason": self.state[1]}
-        return dataclasses.replace(task, **told)
+from launcher.runs.progress import Progress
+from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
+from launcher.runs.task_tracker import TaskTracker
+from trainer.events import parse
 
 
 class RunEvents:
@@ -59,7 +15,7 @@ class RunEvents:
 
     def __init__(self, leader: str) -> None:
         self._leader = leader
-        self._tasks: dict[str, TaskEvents] = {}
+        self._tasks: dict[str, TaskTracker] = {}
         self.progress = Progress()
 
     def leads(self, task: str) -> bool:
@@ -79,11 +35,22 @@ class RunEvents:
             about = event.get("task")
             about = about if isinstance(about, str) else line.task
             own = about == line.task
-            self._tasks.setdefault(about, TaskEvents()).tell(event, own=own)
+            self._tasks.setdefault(about, TaskTracker(about)).tell(event, own=own)
             self.progress.apply(event, leads=own and line.task == self._leader)
 
     def onto(self, status: RunStatus, *, ended: bool) -> RunStatus:
         """Return the status of a run, known from its objects, with what its tasks told."""
-        tasks = tuple(self._tasks.get(task.name, TaskEvents()).onto(task) for task in status.tasks)
+        tasks = tuple(_with_events(task, self._tasks[task.name]) if task.name in self._tasks else task for task in status.tasks)
         fields: dict[str, Any] = self.progress.fields(ended=ended)
         return dataclasses.replace(status, tasks=tasks, **fields)
+
+
+def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
+    """Return the status of a task, known from its pods, with what it told."""
+    both = sorted([*task.restarts, *tracker.restarts], key=lambda restart: restart.time)
+    restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
+    left = min((one for one in (task.restarts_left, tracker.restarts_left) if one is not None), default=None)
+    told: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.pace)}
+    if tracker.told and task.state is State.RUNNING and not task.reason:
+        told |= dict(zip(("state", "reason"), tracker.told, strict=True))
+    return dataclasses.replace(task, **told)

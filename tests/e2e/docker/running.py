@@ -86,8 +86,8 @@ def get(url: str, within: float = 60) -> Any:
 
 
 @dataclass(frozen=True)
-class Keeper:
-    """A keeper's process."""
+class Supervisor:
+    """A supervisor's process."""
 
     pid: int
 
@@ -127,10 +127,10 @@ class Run:
         """Return what `launcher status` says of each task."""
         return {task["name"]: task for task in self.status()["tasks"]}
 
-    def keeper(self) -> Keeper:
+    def supervisor(self) -> Supervisor:
         """Return the process that keeps the run."""
         state = json.loads((self.runs / ".docker" / self.name / "launcher" / "state.json").read_text())
-        return Keeper(int(state["supervisor"]["pid"]))
+        return Supervisor(int(state["supervisor"]["pid"]))
 
     def container(self, task: str) -> str:
         """Return the name of a task's container, as Compose gives it."""

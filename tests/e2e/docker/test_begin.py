@@ -9,8 +9,8 @@ from launcher.backend.docker.compose_up import begin
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.keeping import Prepared, prepared
 from tests.e2e.docker.running import NOTHING, left
+from tests.e2e.docker.supervising import Prepared, prepared
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 

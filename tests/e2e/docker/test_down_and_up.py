@@ -65,7 +65,7 @@ def test_a_down_does_not_take_the_run_that_follows_for_the_one_that_it_stopped(t
 
         def stop_and_be_overtaken(name: str, *, now: bool) -> None:
             stop(name, now=now)
-            # The old keeper is gone, and the stop has not looked yet at what that left: the worst moment.
+            # The old supervisor is gone, and the stop has not looked yet at what that left: the worst moment.
             run.launcher("up", file_of(run), "--detach")
 
         monkeypatch.setattr(backend._kept, "stop", stop_and_be_overtaken)
@@ -78,9 +78,9 @@ def test_an_up_waits_for_a_down_that_is_at_it(tmp_path: Path, image: Built) -> N
     with started(SLEEPS | {"command": ["python", "-c", SAVES_SLOWLY]}, tmp_path) as run:
         before = run.inspect("chief")["Id"]
         run.until("the program to run", lambda: "up" in docker("logs", run.container("chief")), 60)
-        keeper = run.keeper()
-        keeper.kill()  # so that it is `down` itself that stops the containers, under the run's lock
-        run.until("the keeper to be gone", lambda: not keeper.is_running() and not is_locked(run), 20)
+        supervisor = run.supervisor()
+        supervisor.kill()  # so that it is `down` itself that stops the containers, under the run's lock
+        run.until("the supervisor to be gone", lambda: not supervisor.is_running() and not is_locked(run), 20)
         down = in_background(run, "down", run.name)
         run.until("it to stop the run", lambda: is_locked(run), 60)
         up = in_background(run, "up", file_of(run), "--detach")
@@ -93,7 +93,7 @@ def test_an_up_waits_for_a_down_that_is_at_it(tmp_path: Path, image: Built) -> N
 
 
 def test_a_down_stops_a_run_that_is_only_being_started(tmp_path: Path) -> None:
-    # The keeper, alone in the root directory, is slow to find its engine: the run's lock is taken, and nobody has it yet.
+    # The supervisor, alone in the root directory, is slow to find its engine: the run's lock is taken, and nobody has it yet.
     slow = tmp_path / "slow"
     slow.mkdir()
     shim = slow / "docker"
@@ -103,7 +103,7 @@ def test_a_down_stops_a_run_that_is_only_being_started(tmp_path: Path) -> None:
         run.launcher("down", run.name)
         up = in_background(run, "up", file_of(run), "--detach", environment={"PATH": f"{slow}:{os.environ['PATH']}"})
         run.until("it to take the lock", lambda: is_locked(run), 60)
-        assert run.status()["state"] != "stopped"  # what the keeper says that comes, and not what the last one said
+        assert run.status()["state"] != "stopped"  # what the supervisor says that comes, and not what the last one said
         done = launch("down", run.name, runs=run.runs)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "is stopped" in done.stdout

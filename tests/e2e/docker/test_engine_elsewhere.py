@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.backend.docker import event_stream, supervisor
+from launcher.backend.docker import event_stream, run_containers
 from launcher.docker_cli import docker
-from tests.e2e.docker.keeping import kept
 from tests.e2e.docker.running import cleaned, launch, unique
+from tests.e2e.docker.supervising import kept
 from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(720), pytest.mark.usefixtures("image")]
@@ -57,7 +57,7 @@ def test_a_network_that_goes_silent_is_noticed(
     lose: Callable[[], None], by_relay: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is silent for longer than an answer may be.
-    monkeypatch.setattr(supervisor, "_ANSWERS_WITHIN", 4)
+    monkeypatch.setattr(run_containers, "_ANSWERS_WITHIN", 4)
     monkeypatch.setattr(event_stream, "_SILENT", 3.0)
     program = "import time\nfor second in range(600):\n    print(f'second {second}', flush=True)\n    time.sleep(1)"
     with contextlib.ExitStack() as until_cleaned:
@@ -78,5 +78,5 @@ def test_a_network_that_goes_silent_is_noticed(
         assert found == list(range(len(found)))
         # And the end is heard of.
         docker("kill", "--signal", "KILL", there.run.container("chief"))
-        there.run.until("the keeper to start it again", lambda: there.status().tasks[0].restarts, told=there.status)
+        there.run.until("the supervisor to start it again", lambda: there.status().tasks[0].restarts, told=there.status)
         there.run.until("it to begin again", lambda: seconds().count(0) == 2, told=seconds)

@@ -116,7 +116,7 @@ def test_a_run_goes_on_when_its_engine_is_started_again_and_one_that_failed_does
         assert min(failed.inspect(task)["State"]["ExitCode"] for task in ends) == 2
         assert all(failed.inspect(task)["State"]["ExitCode"] for task in ends)  # none ended well
         engine_of_its_own.stop()
-        assert run.keeper().is_running()  # it waits for the engine
+        assert run.supervisor().is_running()  # it waits for the engine
         engine_of_its_own.start()
         run.until("every task to run again", lambda: all(run.inspect(task)["State"]["Running"] for task in run.tasks()), 90)
         assert {task: failed.inspect(task)["State"]["FinishedAt"] for task in ends} == ends

@@ -1,4 +1,4 @@
-"""A run survives the loss of trainers, of containers and of its keeper, as two clusters side by side show, and `down` ends it.
+"""A run survives the loss of trainers, of containers and of its supervisor, as two clusters side by side show, and `down` ends it.
 
 The engine and the launcher are the subject here, so the tasks are those of tests/stand_in; test_faults_in_training.py has TensorFlow's.
 """
@@ -142,9 +142,9 @@ def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
 
 def test_without_its_keeper_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run], image: Built, tmp_path: Path) -> None:
     run = runs["servers"]
-    keeper = run.keeper()
-    keeper.kill()
-    run.until("the keeper to be gone", lambda: not keeper.is_running(), 20)
+    supervisor = run.supervisor()
+    supervisor.kill()
+    run.until("the supervisor to be gone", lambda: not supervisor.is_running(), 20)
     status = run.status()
     assert status["state"] == "running"
     assert status["step"]
@@ -156,7 +156,7 @@ def test_without_its_keeper_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run
     assert other.status()["state"] == "running"
     assert any(line.startswith("chief") for line in other.launcher("logs", run.name, "--tail", "3").splitlines())
     run.goes_on()
-    # As a keeper leaves it that the engine did not answer for long: it does not know that the run goes on.
+    # As a supervisor leaves it that the engine did not answer for long: it does not know that the run goes on.
     file = run.runs / ".docker" / run.name / "launcher" / "state.json"
     told = json.loads(file.read_text())
     told["status"] |= {"state": "interrupted", "reason": "the engine has not answered for 600 s", "ended": time.time()}

@@ -28,11 +28,11 @@ def test_it_is_handed_on_to_another_process_and_ends_with_that(tmp_path: Path) -
     path = tmp_path / "lock"
     fd = locks.acquire(path)
     assert fd is not None
-    keeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=(fd,))
+    holder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=(fd,))
     os.close(fd)
     try:
         assert locks.held(path)
     finally:
-        keeper.kill()
-        keeper.wait(5)
+        holder.kill()
+        holder.wait(5)
     assert not locks.held(path)

@@ -10,7 +10,7 @@ from launcher.plan.models import Plan
 from launcher.runs import process_identity, spawn
 from launcher.runs.paths import RunPaths
 
-# As a keeper waits for Docker Compose, a process of its own session.
+# As a supervisor waits for Docker Compose, a process of its own session.
 WAITS = """
 import pathlib, subprocess, sys
 child = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Runs kept by a keeper of the test's own process, of programs that need no TensorFlow: what a keeper decides, seen in seconds."""
+"""Runs supervised in the test's own process, of programs that need no TensorFlow: what a supervisor decides, seen in seconds."""
 
 import contextlib
 import signal
@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from launcher.backend.docker.engine import Engine, endpoint
-from launcher.backend.docker.event_stream import Asked
-from launcher.backend.docker.supervisor import COMPOSE_FILE, Keeper
+from launcher.backend.docker.run_containers import COMPOSE_FILE, RunContainers
 from launcher.cli.planning import planned
 from launcher.plan.models import Plan
 from launcher.render.compose import render
@@ -20,6 +19,7 @@ from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import Source
 from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
+from launcher.runs.run_controller import RunController
 from launcher.runs.status import RunStatus
 from tests.e2e.docker.running import Run, unique
 
@@ -71,10 +71,10 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
 
 @dataclass(frozen=True)
 class Kept:
-    """A run that a keeper keeps, on a thread."""
+    """A run that a controller keeps, on a thread."""
 
     of: Prepared
-    keeper: Keeper
+    containers: RunContainers
     thread: threading.Thread
 
     @property
@@ -83,17 +83,17 @@ class Kept:
         return self.of.run
 
     def status(self) -> RunStatus:
-        """Return what the keeper has written of it."""
+        """Return what the controller has written of it."""
         snapshot = state_file.read(self.of.layout.state)
         assert snapshot is not None
         return snapshot.status
 
     def ask(self, number: int | None = signal.SIGTERM) -> None:
-        """Ask the keeper to stop the run, as a signal does; None is a launcher that is gone."""
-        self.keeper._inbox.put(Asked(number))
+        """Ask the controller to stop the run, as a signal does; None is a launcher that is gone."""
+        self.containers.ask(number)
 
     def ended(self) -> RunStatus:
-        """Wait for the keeper to end by itself, and return what it has written at last."""
+        """Wait for the controller to end by itself, and return what it has written at last."""
         self.thread.join(_WITHIN)
         assert not self.thread.is_alive(), f"not within {_WITHIN:g} s: {self.status()}"
         return self.status()
@@ -103,9 +103,10 @@ class Kept:
 def kept(directory: Path, **spec: Any) -> Iterator[Kept]:
     """Start and keep a run of `spec` for a `with` block."""
     with prepared(directory, **spec) as there:
-        keeper = Keeper(there.layout, there.plan, there.engine)
-        keeper.start()
-        found = Kept(there, keeper, threading.Thread(target=keeper.run, name=f"keeper of {there.run.name}", daemon=True))
+        containers = RunContainers(there.layout, there.plan, there.engine)
+        run = RunController(there.layout, there.plan, containers.tasks, containers)
+        run.start()
+        found = Kept(there, containers, threading.Thread(target=run.run, name=f"supervisor of {there.run.name}", daemon=True))
         found.thread.start()
         try:
             yield found

@@ -1,4 +1,4 @@
-"""What a keeper decides: when a run has failed, what is tried again, and how it leaves what it cannot see any more."""
+"""What the supervisor of a run of containers decides: when a run has failed, what is tried again, and how it leaves what it cannot see any more."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.docker import supervisor
+from launcher.backend.docker import run_containers
 from launcher.backend.docker.backend import DockerBackend
 from launcher.docker_cli import docker
 from launcher.runs.status import ENDED, State
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.keeping import Kept, kept
 from tests.e2e.docker.running import NOTHING, launch, left, started
+from tests.e2e.docker.supervising import Kept, kept
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
@@ -97,7 +97,7 @@ def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
     with kept(tmp_path, **SERVERS, command=program) as there:
         status = there.ended()
         assert (status.state, status.reason) == (State.SUCCEEDED, "")
-        # Whether their parents have heard of the end or the keeper has stopped them first.
+        # Whether their parents have heard of the end or the supervisor has stopped them first.
         assert {task.name: task.state for task in status.tasks} == dict.fromkeys(("chief", "worker-0", "ps-0"), State.SUCCEEDED)
         assert at_rest(there)
 
@@ -124,7 +124,7 @@ def test_who_asks_twice_does_not_wait_for_what_does_not_stop(tmp_path: Path) -> 
 def test_an_engine_that_stays_away_is_not_waited_for_and_its_run_goes_on(
     tmp_path: Path, by_relay: dict[str, str], relay: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_ENGINE_BACK_WITHIN", 2.0)
+    monkeypatch.setattr(run_containers, "_ENGINE_BACK_WITHIN", 2.0)
     with contextlib.ExitStack() as until_cleaned:
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
@@ -137,14 +137,14 @@ def test_an_engine_that_stays_away_is_not_waited_for_and_its_run_goes_on(
 
 def test_a_run_whose_directory_is_removed_is_stopped_and_none_starts_beside_it(tmp_path: Path) -> None:
     with started({"name": "removed", **SLEEPS, "limits": {"grace_period": "1s"}}, tmp_path) as run:
-        keeper = run.keeper().pid
-        os.kill(keeper, signal.SIGSTOP)  # it notices nothing meanwhile
+        supervisor = run.supervisor().pid
+        os.kill(supervisor, signal.SIGSTOP)  # it notices nothing meanwhile
         try:
             shutil.rmtree(run.runs / ".docker" / run.name)
             again = launch("up", str(tmp_path / f"{run.name}.yaml"), runs=run.runs)
             assert (again.returncode, f"{run.name} runs already" in again.stderr) == (2, True), again.stderr
         finally:
-            os.kill(keeper, signal.SIGCONT)
+            os.kill(supervisor, signal.SIGCONT)
         run.until("the containers to go", lambda: not left(run.name)["containers"])
         assert not (run.runs / ".docker" / run.name).exists()
 
@@ -166,10 +166,10 @@ def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path
         backend._kept._let_go(name)
 
 
-def test_a_keeper_that_lost_its_directory_lets_a_run_alone_that_was_started_in_its_place(tmp_path: Path) -> None:
+def test_a_supervisor_that_lost_its_directory_lets_a_run_alone_that_was_started_in_its_place(tmp_path: Path) -> None:
     with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
         before, layout, text = there.run.inspect("chief")["Id"], there.of.layout, there.of.file.read_text()
-        watch = there.keeper._watch
+        watch = there.containers.watch
         assert watch is not None
         close, reached, goes_on = watch.close, threading.Event(), threading.Event()
 
@@ -184,12 +184,12 @@ def test_a_keeper_that_lost_its_directory_lets_a_run_alone_that_was_started_in_i
         layout.tasks.mkdir(parents=True)
         layout.lock.touch()
         there.of.file.write_text(text)
-        second = supervisor.Keeper(layout, there.of.plan, there.of.engine)
+        second = run_containers.RunContainers(layout, there.of.plan, there.of.engine)
         second.start()
         goes_on.set()
         there.thread.join(60)
-        there.keeper._tasks["chief"].kill()
+        there.containers.tasks[0].kill()
         after = there.run.inspect("chief")
         assert (after["Id"] != before, after["State"]["Running"]) == (True, True)
-        assert second._watch is not None
-        second._watch.close(1)
+        assert second.watch is not None
+        second.watch.close(1)

@@ -1,0 +1,184 @@
+"""The tasks of a run as containers: what the engine tells of them, for the controller that keeps the run.
+
+The engine starts lost containers again by itself, and goes on when this process is gone; only the controller ends a run at once that
+cannot succeed, starts again what the engine leaves alone, lets servers go when the work is done, and meets the deadline.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+
+from docker.models.containers import Container
+
+from launcher.backend.docker import container_status
+from launcher.backend.docker.compose_up import begin
+from launcher.backend.docker.container_task import ENGINE_RESTARTS_WITHIN, ContainerTask
+from launcher.backend.docker.container_tracker import is_final
+from launcher.backend.docker.engine import ERRORS, Engine, endpoint
+from launcher.backend.docker.event_stream import Ended, Heard, Inbox, Watch, Wrote
+from launcher.backend.docker.sidecars import Sidecars
+from launcher.plan.models import Plan
+from launcher.runs.paths import RunPaths
+from launcher.runs.progress import whole
+from launcher.runs.run_controller import Outcome, RunController, Runtime
+from trainer.exit_codes import ExitCode
+
+COMPOSE_FILE = "compose.yaml"
+# Seconds at most and at least for which output is taken in between two looks at deadlines, however much there is.
+_LISTEN, _LISTEN_LEAST = 0.1, 0.01
+_LOOK_EVERY = 0.5  # seconds between two looks at the containers
+_ANSWERS_WITHIN = 20  # seconds; what has no answer by then is asked again
+_ENGINE_BACK_WITHIN = 600.0  # seconds; an engine that is updated takes a minute or two
+_LAST_LINES = 5.0
+
+
+def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
+    """Return what keeps a run of containers; signals to this process are for it. Raises LauncherError where no engine can be found."""
+    containers = RunContainers(layout, plan, Engine(endpoint()))
+    containers.listen(lifeline)
+    return RunController(layout, plan, containers.tasks, containers)
+
+
+class RunContainers(Runtime):
+    """The containers of one run."""
+
+    backend = "docker"
+    stop_slack = 15.0  # for the engine itself
+    kills_without_directory = False
+
+    def __init__(self, layout: RunPaths, plan: Plan, engine: Engine) -> None:
+        self._layout, self._plan, self._engine = layout, plan, engine
+        self.tasks = [ContainerTask(task, layout.log(task.name), engine, plan.name) for task in plan.tasks]
+        self.sidecars = Sidecars(plan.grace_period)
+        self.watch: Watch | None = None
+        self.place = f"volume {container_status.volume_of(plan.name)}" if plan.run_dir else ""
+        self._by_name = {task.name: task for task in self.tasks}
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # apart: a request waits behind no lines
+        self._started_as: dict[str, str] = {}  # task -> the id of its container
+        self._engine_seen = self._looked = time.monotonic()
+
+    def start(self) -> None:
+        """Have Compose start every container. Raises LauncherError, and leaves none, when one cannot be started."""
+        name = self._plan.name
+        containers = begin(self._engine, name, self._layout.directory / COMPOSE_FILE, self._plan.start_timeout)
+        self._engine.hurry(_ANSWERS_WITHIN)
+        self._see(containers, time.monotonic())
+        self._started_as = {task: str(container.id) for task, container in container_status.members(containers).items()}
+        self.watch = Watch(self._engine, name, self._started_as, self._inbox)
+
+    def listen(self, lifeline: int | None) -> None:
+        """Hear signals, and a lifeline that closes with the launcher that ran this in the foreground."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, lambda number, _frame: self.ask(number))
+        if lifeline is not None:
+            threading.Thread(target=self._hold, args=(lifeline,), name="lifeline", daemon=True).start()
+
+    def ask(self, number: int | None) -> None:
+        """Take in a signal's number, or that the launcher is gone (None)."""
+        self._asked.put(number)
+
+    def _hold(self, lifeline: int) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(lifeline, 4096):
+                pass
+        self.ask(None)
+
+    def wait(self, run: RunController, within: float | None) -> None:
+        """Wait for output or word of the engine, a moment at most; look at the containers now and then."""
+        until = time.monotonic() + (_LISTEN if within is None else min(max(within, _LISTEN_LEAST), _LISTEN))
+        with contextlib.suppress(queue.Empty):
+            while self._asked.empty() and (left := until - time.monotonic()) > 0:
+                self._hear(self._inbox.get(timeout=left), run)
+        while not self._asked.empty():
+            run.asked(self._asked.get())
+        if time.monotonic() - self._looked >= _LOOK_EVERY or any(task.answered for task in self.tasks):
+            self._looked = time.monotonic()
+            self._look(run)
+            self._tell_exits(run)
+
+    def close(self, run: RunController) -> None:
+        """Tell what the containers still wrote, then end the sidecars."""
+        if self.watch is not None:
+            self.watch.close(_LAST_LINES)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._hear(self._inbox.get_nowait(), run)
+        self.sidecars.end()
+
+    def lose_directory(self) -> bool:
+        """Take in that another run of its name may start: its containers are not this one's. What these save stays in their volume."""
+        for task in self.tasks:
+            task.own = self._started_as.get(task.name)
+        return False
+
+    def clean_up(self, outcome: Outcome) -> None:
+        """Remove the containers of a run that was asked to stop."""
+        # A run that was started in the place of this one has removed what was left of it.
+        if outcome.asked and not (outcome.lost_at is not None and self._layout.lock.exists()):
+            self.board = ""
+            with contextlib.suppress(*ERRORS):
+                self._engine.remove(self._plan.name)
+
+    def _hear(self, heard: Heard, run: RunController) -> None:
+        task = self._by_name.get(heard.task)
+        if task is None:
+            return
+        final: int | None = None
+        match heard:
+            case Wrote(_, line) if event := task.line(line):
+                run.told(task, event)
+                code = whole(event, "exit_code")
+                if event["event"] == "failed" and event.get("task", task.name) == task.name and code is not None and is_final(code):
+                    final = code
+            case Ended(_, code):
+                task.tracker.code = code
+                self._looked = 0.0
+                final = code if code == ExitCode.WRONG_CONFIGURATION else None
+        if final is not None:
+            task.tracker.code = final
+            run.failed(task, final)
+
+    def _look(self, run: RunController) -> None:
+        asked = time.monotonic()
+        try:
+            if self._see(self._engine.containers(self._plan.name), asked):
+                run.looked()
+        except ERRORS as error:
+            away = time.monotonic() - self._engine_seen
+            if away > _ENGINE_BACK_WITHIN:
+                run.out_of_sight(f"the engine has not answered for {away:.0f} s: {error}")
+                return
+            with contextlib.suppress(*ERRORS):
+                self._engine.client = self._engine.connect()
+                if self.watch is not None:
+                    self.watch.renew()
+
+    def _see(self, containers: list[Container], asked: float) -> bool:
+        """Take in what the engine lists; return whether a task has changed."""
+        self._engine_seen = time.monotonic()
+        found = container_status.members(containers)
+        own = {name: member.attrs for name, member in found.items() if name in self._by_name and self._by_name[name].is_own(member)}
+        changed = [task.look(own.get(task.name, {}), asked) for task in self.tasks]
+        self.sidecars.look(containers)
+        for member in found.values():
+            if member.status == "running":
+                self.sidecars.join_again(member)
+        self.board = container_status.board(containers) or self.board
+        self.place = container_status.place_of(containers, self._plan.name)
+        return any(changed)
+
+    def _tell_exits(self, run: RunController) -> None:
+        seen = time.monotonic() - self._engine_seen <= _LOOK_EVERY  # what an engine that is away does with containers it will tell later
+        for task in self.tasks:
+            over_for = task.over_for(seen=seen)
+            if over_for is None:
+                continue
+            if task.stays_ended(over_for):
+                run.exited(task, task.exit_code)
+            # Only now: sidecars that are stopped lose their restart policy, and those of a task that starts again need it.
+            if task.restart_at is None and over_for >= ENGINE_RESTARTS_WITHIN:
+                self.sidecars.stop(task.name)

@@ -1,0 +1,118 @@
+"""The tasks of a local run as processes of this machine: what is seen of them, for the controller that keeps the run.
+
+It waits for output, signals and deadlines in one place. Imports neither TensorFlow nor what draws on terminals.
+`python -m launcher.backend.local RUN_DIR` is started by launcher.runs.spawn.
+"""
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+
+from launcher.backend.local.lifelines import Lifelines
+from launcher.backend.local.process_task import ProcessTask
+from launcher.backend.local.signal_pipe import SignalPipe
+from launcher.plan.addresses import LOOPBACK, readdress
+from launcher.plan.models import Plan
+from launcher.plan.plan_json import to_document
+from launcher.runs import orphans, ports, run_json, state_file, stop_order
+from launcher.runs.paths import RunPaths
+from launcher.runs.process_identity import Identity
+from launcher.runs.run_controller import Outcome, RunController, Runtime
+
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# No signal is lost, but a process that is gone must be noticed even if one were.
+_LONGEST_SLEEP = 1.0
+
+
+def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
+    """Return what keeps a local run. Raises OSError, LauncherError where no ports are free."""
+    members = [task.name for task in plan.tasks if task.role != "evaluator"]
+    held = ports.hold(len(members))
+    plan = readdress(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, held.ports, strict=True)})
+    processes = RunProcesses(layout, plan, held, lifeline)
+    return RunController(layout, plan, processes.tasks, processes)
+
+
+class RunProcesses(Runtime):
+    """The processes of one run."""
+
+    backend = "local"
+
+    def __init__(self, layout: RunPaths, plan: Plan, held: ports.PortReservation, lifeline: int | None) -> None:
+        self._layout, self._plan, self._ports = layout, plan, held
+        self.place = str(layout.run_dir)
+        lifelines = Lifelines(stop_order.waves(plan))
+        self.tasks = [ProcessTask(task, layout, lifelines, self._follow) for task in plan.tasks]
+        self._selector = selectors.DefaultSelector()
+        self._signals = SignalPipe(_SIGNALS)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._read_signals)
+        if lifeline is not None:
+            os.set_blocking(lifeline, False)
+            self._selector.register(lifeline, selectors.EVENT_READ, lambda run: self._read_lifeline(lifeline, run))
+
+    def start(self) -> None:
+        """Start every task. Raises OSError when the machine does not let it."""
+        shutil.rmtree(self._layout.scratch, ignore_errors=True)  # stop files of an earlier run would stop this one's servers
+        self._layout.scratch.mkdir()
+        state_file.write_json(self._layout.plan, to_document(self._plan))
+        for task in self.tasks:
+            task.start()
+
+    def wait(self, run: RunController, within: float | None) -> None:
+        """Wait for output, a signal or the end of a process, and tell of it."""
+        for key, _ in self._selector.select(_LONGEST_SLEEP if within is None else min(within, _LONGEST_SLEEP)):
+            key.data(run)
+        for task in self.tasks:
+            if task.running and (code := task.poll()) is not None:
+                self._forget(task)
+                for event in task.exited(code):
+                    run.told(task, event)
+                run.exited(task, code)
+
+    def close(self, run: RunController) -> None:
+        """Do nothing: a process that has ended has been heard to the end."""
+
+    def processes(self) -> dict[str, Identity]:
+        """Return the tasks' session leaders, also those that have ended."""
+        return {task.name: task.identity for task in self.tasks if task.identity is not None}
+
+    def lose_directory(self) -> bool:
+        """Have every task killed: what they would save would come back in the place of the directory."""
+        return True
+
+    def clean_up(self, outcome: Outcome) -> None:
+        """Put the outcome into run.json and remove the scratch directory; where the run's directory was lost, what of it came back."""
+        if outcome.lost_at is None:
+            if any(stop_order.trains(task) for task in self._plan.tasks):
+                run_json.settle(self._layout, outcome.state, outcome.reason)
+            shutil.rmtree(self._layout.scratch, ignore_errors=True)
+        elif not self._layout.lock.exists():  # else a run that is starting there removes it
+            orphans.remove_returned(self._layout, outcome.lost_at)
+        self._ports.close()
+
+    def _follow(self, task: ProcessTask, output: int) -> None:
+        self._selector.register(output, selectors.EVENT_READ, lambda run: self._read(task, run))
+
+    def _read(self, task: ProcessTask, run: RunController) -> None:
+        events, more = task.read()
+        for event in events:
+            run.told(task, event)
+        if not more:
+            # It closed its output but runs on; its exit is noticed by itself.
+            self._forget(task)
+
+    def _read_signals(self, run: RunController) -> None:
+        for number in self._signals.read():
+            run.asked(number)
+
+    def _read_lifeline(self, lifeline: int, run: RunController) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if os.read(lifeline, 4096) == b"":
+                self._selector.unregister(lifeline)
+                run.asked(None)
+
+    def _forget(self, task: ProcessTask) -> None:
+        if task.output is not None and task.output in self._selector.get_map():
+            self._selector.unregister(task.output)

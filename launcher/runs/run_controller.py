@@ -1,0 +1,470 @@
+"""The supervisor of a run: starts its tasks and starts them again, meets deadlines, stops them in order, records how it goes.
+
+One process a run, one thread. A backend gives its tasks (`ControlledTask`) and what it sees of them (`Runtime`); what follows from that
+is decided here, alike for processes and containers. SIGTERM asks every task to save and stop; a second one, or SIGQUIT, kills. When the
+launcher that waits in the foreground is gone, the run stops as if asked to.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.plan.models import Plan, Task
+from launcher.runs import locks, process_identity, restart_policy, stop_order
+from launcher.runs.log_files import LogWriter
+from launcher.runs.os_errors import explain
+from launcher.runs.paths import RunPaths
+from launcher.runs.process_identity import Identity
+from launcher.runs.progress import Progress
+from launcher.runs.restart_policy import Verdict
+from launcher.runs.state_file import Snapshot
+from launcher.runs.state_writer import Record, say
+from launcher.runs.status import RunStatus, State
+from launcher.runs.task_tracker import TaskTracker
+from trainer.events import Event
+from trainer.exit_codes import ExitCode, RestartWhen
+
+_LEAVES_WITHIN = 3.0  # seconds, for a trainer that says that it has failed for good, to leave with its own exit code
+_REQUESTS: dict[int | None, str] = {
+    None: "the launcher that ran it in the foreground is gone",
+    signal.SIGTERM: "asked to stop",
+    signal.SIGINT: "asked to stop",
+    signal.SIGQUIT: "asked to stop at once",
+}
+
+
+class ControlledTask(ABC):
+    """One task as its backend runs it. Times named `..._at` are of time.monotonic; None is never."""
+
+    def __init__(self, task: Task, log: Path, tracker: TaskTracker) -> None:
+        self.task, self.name, self.tracker = task, task.name, tracker
+        self.log = LogWriter(log)
+        self.restart_at: float | None = None
+        self.stop_at: float | None = None
+        self.kill_at: float | None = None
+        self._delay = 0.0
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether something of it runs, as far as was seen."""
+
+    @property
+    @abstractmethod
+    def ran_for(self) -> float:
+        """Seconds that its last attempt ran."""
+
+    @property
+    @abstractmethod
+    def was_killed(self) -> bool:
+        """Whether its last attempt ended by being killed."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, or start it again. Raises OSError where that cannot be."""
+
+    @abstractmethod
+    def stop(self, grace: float) -> None:
+        """Ask it to save and end, and see to it that it is killed after `grace` seconds."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it, and all it started, now."""
+
+    @abstractmethod
+    def verdict(self, code: int) -> Verdict:
+        """Return what follows from this exit."""
+
+    @abstractmethod
+    def never_again(self) -> None:
+        """See to it that nothing else starts it again either."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing starts it again once it does not run; else it is still to be stopped."""
+        return True
+
+    def verdict_by_rule(self, code: int, when: RestartWhen) -> Verdict:
+        """Return what follows from this exit where the task is started again after these."""
+        return restart_policy.verdict(code, counted=self.tracker.counted, max_restarts=self.task.restart.max_restarts, when=when)
+
+    def restart_later(self, cause: str, *, counts: bool) -> None:
+        """Note a restart and its cause; it is due after the back-off."""
+        self._delay = restart_policy.delay(self._delay, ran_for=self.ran_for)
+        self.tracker.restarting(cause, counts=counts)
+        self.restart_at = time.monotonic() + self._delay
+        attempt = len(self.tracker.restarts) + 1
+        self.log.note(f"attempt {attempt} starts in {self._delay:.0f} s: {cause}")
+        say(f"{self.name} is started again in {self._delay:.0f} s: {cause}")
+
+    def settle(self, state: State, reason: str = "") -> None:
+        """Note how it ended for the run."""
+        self.tracker.settled = (state, reason)
+        self.restart_at = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run has ended; whether it was `asked` to; when its directory was seen last, of time.time(), where that was lost."""
+
+    state: State
+    reason: str
+    asked: bool
+    lost_at: float | None
+
+
+class Runtime(ABC):
+    """What runs the tasks of one run: its events, and what only this backend has to do at the start and at the end."""
+
+    backend: str
+    place = ""  # of the run's directory, for people
+    board = ""  # where TensorBoard answers
+    stop_slack = 0.0  # seconds that a stop takes beyond the grace period
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start every task. Raises LauncherError or OSError where one cannot be started."""
+
+    @abstractmethod
+    def wait(self, run: "RunController", within: float | None) -> None:
+        """Wait until something happens, for `within` seconds at most or less, and tell it to the controller."""
+
+    @abstractmethod
+    def clean_up(self, outcome: Outcome) -> None:
+        """Remove what the run leaves behind."""
+
+    @abstractmethod
+    def lose_directory(self) -> bool:
+        """Take in that the run's directory was removed, so that another of its name may start; return whether to kill the tasks at once."""
+
+    @abstractmethod
+    def close(self, run: "RunController") -> None:
+        """Tell the controller what is still to be heard once no task runs."""
+
+    def processes(self) -> dict[str, Identity]:
+        """Return the session leaders of tasks that are processes of this machine."""
+        return {}
+
+
+@dataclass
+class Ending:
+    """How the run ends, once that is known, and which tasks are still to be asked to stop. `grace` in seconds."""
+
+    state: State
+    reason: str
+    grace: float = 0.0
+    waves: list[frozenset[str]] = field(default_factory=list)
+    wave: frozenset[str] = frozenset()  # asked by now; the next one is asked once these have ended
+    at_once: bool = False  # somebody wants no more waiting
+
+
+class RunController:
+    """One run from the start of its tasks to its end."""
+
+    def __init__(self, layout: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], runtime: Runtime) -> None:
+        self._layout, self._plan, self._runtime = layout, plan, runtime
+        self._tasks = {task.name: task for task in tasks}
+        self._leader = self._tasks[plan.decisive[0]]
+        self._trains = any(stop_order.trains(task) for task in plan.tasks)
+        self._progress = Progress()
+        self._ending: Ending | None = None
+        self._requests = 0  # to stop
+        self._started = time.time()
+        self._ended: float | None = None
+        began = time.monotonic()
+        self._ready_by: float | None = began + plan.start_timeout if self._trains else None
+        self._done_by: float | None = began + plan.deadline if plan.deadline else None
+        self._record = Record(layout.state, self._snapshot)
+        self._home = locks.Hold(layout.lock)
+        self._home_seen, self._home_lost = self._started, False
+        self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())
+
+    def start(self) -> None:
+        """Start every task. Raises LauncherError or OSError, and leaves none, when one cannot be started."""
+        try:
+            self._record.reserve()
+            self._record.save()
+            for task in self._tasks.values():
+                task.log.note(f"run {self._plan.name} starts")
+            self._runtime.start()
+        except BaseException as error:
+            self.abort(explain(error, "starting the tasks").message if isinstance(error, OSError) else str(error))
+            raise
+        self._record.save()
+
+    def run(self) -> None:
+        """Keep the run until nothing of it is left."""
+        while not self._over():
+            self._runtime.wait(self, self._until_due())
+            self._meet_deadlines()
+            self._next_wave()
+            self._look_for_the_directory()
+            self._record.save_if_due()
+        self._runtime.close(self)
+        ending = self._ending = self._ending or Ending(State.FAILED, "no task was left")
+        for task in self._tasks.values():
+            self._settle(task, ending)
+        if ending.state is State.STOPPED:
+            # A user's own program that is asked to stop says by exit 0 that it is done: all of its tasks do.
+            needed = self._plan.decisive if self._trains else tuple(self._tasks)
+            if all(self._state(name) is State.SUCCEEDED for name in needed):
+                ending.state, ending.reason = State.SUCCEEDED, "it was done before it stopped"
+            elif self._progress.checkpoint_step is not None:
+                ending.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"
+        self._conclude(ending)
+
+    def abort(self, reason: str) -> None:
+        """Kill every task that runs and record the run as failed: the launcher itself cannot go on."""
+        for task in self._tasks.values():
+            if task.running:
+                task.kill()
+                task.settle(State.STOPPED, "killed with the run")
+        self._conclude(Ending(State.FAILED, reason))
+
+    # What happened
+
+    def looked(self) -> None:
+        """Note that what is seen of the tasks is something else than before."""
+        self._record.changed()
+
+    def asked(self, number: int | None) -> None:
+        """Take in that the run is to stop: by a signal's number, or because the launcher is gone (None)."""
+        if number in _REQUESTS:
+            # A launcher that is gone during a stop is no second request.
+            at_once = number == signal.SIGQUIT or (number is not None and self._requests > 0)
+            self._stop(_REQUESTS[number], at_once=at_once)
+
+    def out_of_sight(self, reason: str) -> None:
+        """Take in that nothing is heard of the tasks any more, though they may go on."""
+        self._ending = Ending(State.INTERRUPTED, reason)
+
+    def told(self, task: ControlledTask, event: Event) -> None:
+        """Take in an event that a task wrote."""
+        told_of = self._tasks.get(str(event.get("task")), task)
+        own = told_of is task
+        changed = told_of.tracker.tell(event, own=own)
+        self._progress.apply(event, leads=own and task is self._leader)
+        self._record.changed(at_once=changed)
+        if self._progress.ready:
+            self._ready_by = None
+        if changed and own and event["event"] == "restarting":
+            self._revive_peers(task)
+
+    def exited(self, task: ControlledTask, code: int | None) -> None:
+        """Take in that a task has ended, and that nothing but this starts it again; `code` is None where its container was removed."""
+        say(f"{task.name} ended: exit code {code}")
+        self._record.changed()
+        if self._ending:
+            self._settle(task, self._ending)
+        elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.decisive:
+            # Training is done; the evaluator alone has work left.
+            done = code == ExitCode.DONE
+            task.settle(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.why(code))
+        elif code is None:
+            self._stop_all(State.FAILED, f"the container of {task.name} was removed")
+        else:
+            self._follow_verdict(task, code)
+
+    def failed(self, task: ControlledTask, code: int) -> None:
+        """Take in that no restart helps a task, which may still run; its exit code."""
+        task.never_again()  # each that fails for good, and not the first alone
+        if self._ending:
+            return
+        why = task.tracker.why(code)
+        task.settle(State.FAILED, why)
+        attempt = len(task.tracker.restarts) + 1
+        self._stop_all(State.FAILED, f"{task.name} failed on attempt {attempt} (exit code {code}): {why}")
+
+    def _follow_verdict(self, task: ControlledTask, code: int) -> None:
+        match task.verdict(code):
+            case Verdict.DONE:
+                task.settle(State.SUCCEEDED)
+                # A peer that is going back to the last checkpoint may have said so just before this one ended.
+                for peer in [peer for peer in self._tasks.values() if self._state(peer.name) is State.RESTARTING]:
+                    self._revive_peers(peer)
+                if all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
+                    self._finish()
+            case Verdict.GIVE_UP:
+                self.failed(task, code)
+            case Verdict.RESTART | Verdict.RESTART_UNCOUNTED as verdict:
+                self._restart(task, task.tracker.why(code), counts=verdict is Verdict.RESTART)
+
+    def _meet_deadlines(self) -> None:
+        now = time.monotonic()
+        if not self._ending and _due(self._ready_by, now):
+            states = {task.name: task.tracker.state() for task in self._tasks.values()}
+            waiting = [f"{name} is {reason}" for name, (state, reason) in states.items() if state is State.PENDING and reason]
+            waiting += [f"{name} is restarting: {reason}" for name, (state, reason) in states.items() if state is State.RESTARTING]
+            detail = f": {'; '.join(waiting)}" if waiting else ""
+            self._stop_all(State.FAILED, f"training did not start within the start timeout of {self._plan.start_timeout:g} s{detail}")
+        if not self._ending and _due(self._done_by, now):
+            self._stop_all(State.FAILED, f"not done within the deadline of {self._plan.deadline:g} s")
+        for task in self._tasks.values():
+            if _due(task.restart_at, now):
+                self._start_again(task)
+            if self._ending and _due(task.stop_at, now):
+                task.stop(self._ending.grace)
+            if _due(task.kill_at, now):
+                task.kill()
+
+    def _look_for_the_directory(self) -> None:
+        """Stop where the run's directory was removed."""
+        if self._home_lost:
+            return
+        if not self._home.lost():
+            self._home_seen = time.time()
+            return
+        self._home_lost = True
+        self._record.lose()
+        at_once = self._runtime.lose_directory()
+        self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", at_once=at_once)
+
+    # What follows
+
+    def _start_again(self, task: ControlledTask) -> None:
+        task.restart_at = None
+        try:
+            task.start()
+        except OSError as error:
+            cause = f"it could not be started: {error.strerror}"
+            if task.tracker.used_up:
+                task.settle(State.FAILED, cause)
+                self._stop_all(State.FAILED, f"{task.name}: {cause}")
+            else:
+                self._restart(task, cause, counts=True)
+        self._record.changed()
+
+    def _restart(self, task: ControlledTask, cause: str, *, counts: bool) -> None:
+        task.restart_later(cause, counts=counts)
+        self._record.changed()
+        self._revive_peers(task)
+
+    def _revive_peers(self, task: ControlledTask) -> None:
+        """Start peers again that were done already: a task that goes back to the last checkpoint needs all of them."""
+        if task.task.restart.scope != "all" or self._ending or self._state(self._leader.name) is State.SUCCEEDED:
+            return
+        for peer in self._tasks.values():
+            if peer is not task and self._state(peer.name) is State.SUCCEEDED and peer.task.role != "evaluator":
+                peer.restart_later(f"{task.name} is started again and needs it", counts=False)
+
+    def _finish(self) -> None:
+        """Let the other tasks end by themselves, and ask those to that have not after their time."""
+        say("the run's work is done")
+        self._ending = Ending(State.SUCCEEDED, "", self._plan.grace_period)
+        for task in self._tasks.values():
+            task.stop_at = time.monotonic() + stop_order.own_time(self._plan, task.task)
+            if task.restart_at is not None:
+                task.settle(State.STOPPED, "the run ended before it was started again")
+
+    def _stop(self, reason: str, *, at_once: bool) -> None:
+        self._requests += 1
+        ending = self._ending or self._stop_all(State.STOPPED, reason)
+        if at_once:
+            say("killing every task")
+            ending.waves.clear()
+            ending.at_once, ending.grace = True, 0.0
+        for task in self._tasks.values():
+            if at_once:
+                task.stop_at = None
+                task.kill()
+            elif task.stop_at is not None:
+                task.stop_at = time.monotonic()
+
+    def _stop_all(self, state: State, reason: str) -> Ending:
+        say(f"stopping: {reason}")
+        began = self._progress.ready or not self._trains
+        grace = self._plan.grace_period if began else min(stop_order.NOTHING_TO_SAVE, self._plan.grace_period)
+        self._ending = ending = Ending(state, reason, grace, stop_order.waves(self._plan))
+        for task in self._tasks.values():
+            if task.restart_at is not None:
+                task.settle(State.STOPPED, task.tracker.state()[1])
+        self._record.changed()
+        return ending
+
+    def _next_wave(self) -> None:
+        ending = self._ending
+        while ending and ending.waves and not any(self._tasks[name].running for name in ending.wave):
+            ending.wave = ending.waves.pop(0)
+            for name in ending.wave:
+                task = self._tasks[name]
+                task.stop_at = time.monotonic() + (_LEAVES_WITHIN if task.tracker.settled else 0.0)
+
+    def _settle(self, task: ControlledTask, ending: Ending) -> None:
+        """Note how a task ended for a run that ends."""
+        if task.tracker.settled is not None or ending.state is State.INTERRUPTED:
+            return
+        done, code = ending.state is State.SUCCEEDED, task.tracker.code
+        if code == ExitCode.DONE:
+            task.settle(State.SUCCEEDED)
+        elif code == ExitCode.STOPPED:
+            task.settle(State.SUCCEEDED if done else State.STOPPED, "stopped at the end of the run" if done else "")
+        elif task.was_killed:
+            task.settle(State.STOPPED, "killed" if ending.at_once else f"killed: it did not stop within {ending.grace:g} s")
+        else:
+            task.settle(State.FAILED if done else State.STOPPED, task.tracker.state()[1] if code is None else task.tracker.why(code))
+
+    def _conclude(self, ending: Ending) -> None:
+        self._ending, self._ended = ending, time.time()
+        for task in self._tasks.values():
+            with contextlib.suppress(OSError):
+                task.log.close()
+        lost_at = self._home_seen if self._home_lost else None
+        self._runtime.clean_up(Outcome(ending.state, ending.reason, self._requests > 0, lost_at))
+        say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
+        self._record.save_at_last()
+
+    # Bookkeeping
+
+    def _over(self) -> bool:
+        ending = self._ending
+        if ending is None or ending.state is State.INTERRUPTED:
+            return ending is not None
+        if ending.waves or any(task.running or task.restart_at is not None for task in self._tasks.values()):
+            return False
+        awake = [task for task in self._tasks.values() if not task.at_rest]
+        for task in awake:
+            task.stop(ending.grace)
+        return not awake
+
+    def _until_due(self) -> float | None:
+        """Return the seconds until something is to be done; None where nothing is."""
+        times = [self._record.due, *(() if self._ending else (self._ready_by, self._done_by))]
+        for task in self._tasks.values():
+            times += (task.restart_at, task.stop_at, task.kill_at)
+        due = min((at for at in times if at is not None), default=None)
+        return None if due is None else max(0.0, due - time.monotonic())
+
+    def _state(self, name: str) -> State:
+        return self._tasks[name].tracker.state()[0]
+
+    def _status(self) -> RunStatus:
+        ended = self._ended is not None
+        underway = State.RUNNING if self._progress.ready or not self._trains else State.PENDING
+        return RunStatus(
+            name=self._plan.name,
+            backend=self._runtime.backend,
+            state=self._ending.state if self._ending and ended else underway,
+            reason=self._ending.reason if self._ending else "",
+            run_dir=self._runtime.place,
+            spec_digest=self._plan.spec_digest,
+            strategy=self._plan.strategy,
+            started=self._started,
+            ended=self._ended,
+            tensorboard=self._runtime.board,
+            tasks=tuple(task.tracker.status() for task in self._tasks.values()),
+            **self._progress.fields(ended=ended),
+        )
+
+    def _snapshot(self) -> Snapshot:
+        grace = self._plan.grace_period + self._runtime.stop_slack
+        return Snapshot(self._status(), self._host, self._self, grace, self._runtime.processes(), self._requests > 0)
+
+
+def _due(at: float | None, now: float) -> bool:
+    return at is not None and now >= at

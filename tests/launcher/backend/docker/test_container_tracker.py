@@ -1,0 +1,206 @@
+"""What a task in a container is said to be, from the engine's words and its own."""
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.backend.docker.container_status import verdict
+from launcher.backend.docker.container_tracker import ContainerTracker, is_final
+from launcher.backend.docker.log_stream import lines
+from launcher.runs.status import LogLine, State, TaskStatus
+from launcher.timestamps import seconds
+
+
+def container(status: str, code: int = 0, **more: Any) -> dict[str, Any]:
+    """Return a container's state as the engine describes it."""
+    times = {"StartedAt": "2026-01-31T10:00:00.5Z", "FinishedAt": "2026-01-31T10:01:00Z"}
+    return {"Status": status, "ExitCode": code, "OOMKilled": False, **times, **more}
+
+
+def told(tracker: ContainerTracker, **event: Any) -> None:
+    read = tracker.line(json.dumps({"event": event.pop("event"), "time": 1.0, "task": tracker.name, **event}))
+    assert read is not None
+    tracker.tell(read, own=True)
+
+
+@pytest.mark.parametrize(
+    "phase, code, state",
+    [
+        ("created", 0, State.PENDING),
+        ("restarting", 137, State.RESTARTING),
+        ("exited", 0, State.SUCCEEDED),
+        ("exited", 143, State.STOPPED),
+        ("exited", 2, State.FAILED),
+        ("dead", 1, State.FAILED),
+    ],
+)
+def test_what_the_engine_says_decides_unless_the_container_runs(phase: str, code: int, state: State) -> None:
+    tracker = ContainerTracker("chief")
+    tracker.look(container(phase, code))
+    assert tracker.state()[0] is state
+
+
+def test_a_container_that_runs_is_what_its_output_tells() -> None:
+    tracker = ContainerTracker("chief")
+    tracker.look(container("running"))
+    told(tracker, event="started", attempt=1)
+    told(tracker, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
+    assert tracker.state() == (State.PENDING, "waiting for ps-0")
+    told(tracker, event="ready", seconds=3.0)
+    assert tracker.state() == (State.RUNNING, "")
+    told(tracker, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
+    assert tracker.state() == (State.RUNNING, "")  # its parent looks for the last peer a moment longer than itself
+    told(tracker, event="restarting", cause="a peer was lost", exit_code=75)
+    assert tracker.state() == (State.RESTARTING, "a peer was lost")
+    tracker.look(container("paused"))
+    assert "docker unpause" in tracker.state()[1]
+
+
+def test_restarts_that_the_trainer_does_not_count_are_known() -> None:
+    tracker = ContainerTracker("worker-0")
+    told(tracker, event="started", attempt=1)
+    told(tracker, event="restarting", cause="a peer was lost", exit_code=75, restarts=0)
+    told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
+    told(tracker, event="restarting", cause="asked to stop", exit_code=143, restarts=1)
+    assert (len(tracker.restarts), tracker.counted) == (3, 1)
+    tracker.code = 137
+    told(tracker, event="started", attempt=1)  # the engine has started it, and it counts from none
+    told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
+    assert (len(tracker.restarts), tracker.counted) == (5, 3)
+    tracker.code = 143
+    told(tracker, event="started", attempt=1)
+    assert (len(tracker.restarts), tracker.counted) == (6, 3)
+
+
+def test_restarts_that_count_no_more_leave_all_that_were_allowed() -> None:
+    tracker = ContainerTracker("worker-0", limit=5)
+    assert tracker.status().restarts_left == 5
+    told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1, left=4)
+    assert (tracker.status().restarts_left, tracker.counted) == (4, 1)
+    told(tracker, event="recovered", restarts=0, left=5)
+    assert (tracker.status().restarts_left, tracker.counted, len(tracker.restarts)) == (5, 0, 1)
+    assert ContainerTracker("worker-0").status().restarts_left is None
+
+
+def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_engine() -> None:
+    tracker = ContainerTracker("worker-0")
+    told(tracker, event="started", attempt=1)
+    tracker.code = 137
+    told(tracker, event="started", attempt=1)
+    told(tracker, event="started", attempt=2)
+    assert [(restart.exit_code, restart.cause) for restart in tracker.status().restarts] == [(137, "killed by SIGKILL")]
+
+
+def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
+    tracker = ContainerTracker("chief", has_trainer=False)
+    tracker.line("so many times")
+    tracker.look(container("running"), 0)
+    assert (tracker.state(), tracker.restarts) == ((State.RUNNING, ""), [])
+    tracker.look(container("restarting", 7), 1)
+    tracker.look(container("running"), 2)
+    assert [(restart.attempt, restart.exit_code, restart.cause) for restart in tracker.restarts] == [
+        (1, 7, "failed with exit code 7: so many times"),
+        (2, 7, "failed with exit code 7: so many times"),
+    ]
+    tracker.look(container("exited", 7), 2)
+    tracker.restarting("failed", counts=True)
+    assert tracker.state() == (State.RESTARTING, "failed")
+    tracker.starts()  # and the engine cannot
+    tracker.look(container("exited", 7), 2)
+    assert len(tracker.restarts) == 3
+    # Who starts it beside the engine makes the engine count again.
+    tracker.starts()
+    tracker.started_again()
+    tracker.look(container("running"), 0)
+    tracker.look(container("restarting", 7), 1)
+    assert len(tracker.restarts) == 4
+
+
+def test_a_program_that_is_started_again_after_it_was_done_has_its_restarts_left() -> None:
+    tracker = ContainerTracker("ps-0", has_trainer=False, limit=1)
+    tracker.look(container("restarting", 0), 1)
+    tracker.look(container("restarting", 0), 2)
+    assert (len(tracker.restarts), tracker.counted, tracker.status().restarts_left) == (2, 0, 1)
+
+
+def test_a_container_without_python_names_the_field_for_it() -> None:
+    tracker = ContainerTracker("chief")
+    tracker.line("[FATAL tini (7)] exec python3 failed: No such file or directory")
+    tracker.look(container("exited", 127))
+    status = tracker.status()
+    assert (status.state, status.reason) == (State.FAILED, "its image has no python3, under which a `command` runs")
+    assert "`supervise: false`" in status.remedy
+    # A program of a shell's that is not there is another matter.
+    told(tracker, event="started", attempt=1)
+    assert tracker.status().reason == "failed with exit code 127"
+
+
+def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out() -> None:
+    tracker = ContainerTracker("chief")
+    tracker.line("ValueError: no such layer")
+    tracker.look(container("exited", 1))
+    assert tracker.state()[1] == "failed with exit code 1: ValueError: no such layer"
+    told(tracker, event="failed", exit_code=2, cause="the configuration is wrong", detail="params.units: too many")
+    assert tracker.state()[1] == "the configuration is wrong: params.units: too many"
+    tracker.look(container("exited", 137, OOMKilled=True))
+    assert tracker.state()[1].startswith("out of memory")
+    assert tracker.status().remedy == "raise `roles.chief.memory`, or lower `train.batch_size`"
+
+
+@pytest.mark.parametrize("code, final", [(0, False), (2, True), (75, False), (143, False), (1, True), (137, True)])
+def test_which_ends_are_final_when_the_trainer_gave_up(code: int, final: bool) -> None:
+    assert is_final(code) is final
+
+
+def test_the_engine_s_times_have_nine_digits_or_none() -> None:
+    assert seconds("2026-01-31T10:00:00.123456789Z") == pytest.approx(1769853600.123456789)
+    assert seconds("2026-01-31T10:00:00Z") == 1769853600
+    assert seconds("0001-01-01T00:00:00Z") is None
+    assert seconds(None) is None
+
+
+def test_output_is_read_by_lines_also_where_one_comes_in_parts() -> None:
+    stamp = "2026-01-31T10:00:00.500000000Z "
+    frames = [
+        f"{stamp}one\n{stamp}two\n".encode(),
+        f"{stamp}{'x' * 10}".encode(),
+        f"{stamp}{'y' * 3}\n".encode(),
+        f"{stamp}50%\r100%\n".encode(),
+    ]
+    assert [line for _, line in lines(frames, "chief")] == [
+        *(LogLine(1769853600.5, "chief", text) for text in ("one", "two", "x" * 10 + "y" * 3)),
+        LogLine(1769853600.5, "chief", "100%", b"50%\r100%"),
+    ]
+
+
+def status(name: str, state: State, code: int | None = None) -> TaskStatus:
+    return TaskStatus(name, state, exit_code=code, ended=1.0, reason="why")
+
+
+@pytest.mark.parametrize(
+    "chief, worker, state",
+    [
+        (State.SUCCEEDED, State.RUNNING, State.SUCCEEDED),
+        (State.RUNNING, State.SUCCEEDED, State.RUNNING),
+        (State.FAILED, State.RUNNING, State.RUNNING),
+        (State.FAILED, State.SUCCEEDED, State.FAILED),
+        (State.STOPPED, State.STOPPED, State.STOPPED),
+    ],
+)
+def test_a_run_that_nobody_keeps_is_what_its_tasks_are(chief: State, worker: State, state: State) -> None:
+    tasks = (status("chief", chief, 1), status("worker-0", worker))
+    assert verdict(tasks, ["chief"], ready=True)[0] is state
+
+
+@pytest.mark.parametrize(
+    "line", ["OSError: [Errno 30] Read-only file system: '/srv/x'", "mkdir: cannot create directory 'x': Permission denied"]
+)
+def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_field(line: str) -> None:
+    for own in (True, False):
+        tracker = ContainerTracker("chief", has_trainer=False, in_own_image=own)
+        tracker.line(line)
+        tracker.look(container("exited", 1))
+        status = tracker.status()
+        assert status.reason.endswith(line)
+        assert ("`security: image`" in status.remedy) is own

@@ -1,0 +1,141 @@
+"""What is seen of containers and done about tasks that have ended. What is done to containers is tried on a real engine."""
+
+import json
+import math
+import queue
+import signal
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from docker.models.containers import Container
+
+from launcher.backend.docker.engine import Engine
+from launcher.backend.docker.event_stream import Ended, Heard, Wrote
+from launcher.backend.docker.run_containers import RunContainers
+from launcher.plan.planner import plan
+from launcher.render import labels
+from launcher.runs.paths import RunPaths
+from launcher.runs.run_controller import ControlledTask, RunController
+from launcher.runs.status import LogLine
+from launcher.spec.models import ClusterSpec
+from trainer.exit_codes import ExitCode
+
+# A program that nothing supervises inside its container, and that the supervisor starts again after some exit codes.
+SPEC = {
+    "version": 1,
+    "name": "toy",
+    "command": ["./train"],
+    "image": "mine:1",
+    "supervise": False,
+    "roles": {"chief": {"restart": "exit_code"}},
+}
+
+
+class Beside(Container):
+    """A sidecar that runs; the calls that would change it are noted in their order."""
+
+    def __init__(self) -> None:
+        told = {labels.SERVICE: "chief-log", labels.SIDECAR_OF: "chief"}
+        super().__init__({"Id": "1", "Config": {"Labels": told}, "State": {"Status": "running"}})
+        self.asked: list[str] = []
+
+    def update(self, **changes: Any) -> None:
+        """Note a change of the restart policy."""
+        self.asked.append(f"restart policy {changes['restart_policy']['Name']}")
+
+    def stop(self, **_: Any) -> None:
+        """Note a stop."""
+        self.asked.append("stop")
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> RunContainers:
+    """Those of a run of one task; nothing here asks the engine."""
+    layout = RunPaths(tmp_path / "toy")
+    layout.tasks.mkdir(parents=True)
+    layout.lock.touch()
+    found = RunContainers(layout, plan(ClusterSpec.model_validate(SPEC), "docker", run_dir="/runs/toy"), cast("Engine", None))
+    found._looked = math.inf
+    return found
+
+
+@pytest.fixture
+def run(containers: RunContainers) -> RunController:
+    return RunController(containers._layout, containers._plan, containers.tasks, containers)
+
+
+@pytest.mark.parametrize("code, asked", [(137, []), (ExitCode.DONE, ["restart policy no", "stop"])], ids=["starts again", "is done"])
+def test_a_sidecar_is_stopped_for_good_only_where_its_task_does_not_start_again(
+    containers: RunContainers, run: RunController, code: int, asked: list[str]
+) -> None:
+    log = Beside()
+    containers.sidecars.look([log])
+    (chief,) = containers.tasks
+    times = {"StartedAt": "2026-01-31T10:00:00Z", "FinishedAt": "2026-01-31T10:00:05Z"}
+    chief.look({"State": {"Status": "exited", "ExitCode": code, "OOMKilled": False, **times}}, 0.0)
+    chief._over_since = time.monotonic() - 60
+    containers._engine_seen = time.monotonic()
+    containers._tell_exits(run)
+    assert (chief.restart_at is not None) == (code != ExitCode.DONE)
+    for thread in containers.sidecars._busy.values():
+        thread.join(30)
+    assert log.asked == asked
+
+
+class Flood(queue.SimpleQueue[Heard]):
+    """A queue of lines that never ends."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Heard:  # noqa: ARG002
+        """Return one more line."""
+        return Wrote("chief", LogLine(1.0, "chief", "again"))
+
+
+def test_a_flood_of_lines_delays_neither_deadlines_nor_a_request_to_stop(containers: RunContainers, run: RunController) -> None:
+    containers._inbox = Flood()
+    containers.wait(run, None)  # returns: the controller looks at its deadlines
+    containers.ask(signal.SIGTERM)
+    containers.wait(run, None)
+    assert run._ending is not None
+    assert run._ending.reason == "asked to stop"
+
+
+class Failures(RunController):
+    """A controller that notes which tasks are told to have failed for good."""
+
+    def __init__(self, of: RunContainers) -> None:
+        super().__init__(of._layout, of._plan, of.tasks, of)
+        self.codes: list[int] = []
+
+    def failed(self, task: ControlledTask, code: int) -> None:
+        """Note it."""
+        assert task.name == "chief"
+        self.codes.append(code)
+
+
+@pytest.mark.parametrize(
+    "heard, codes",
+    [
+        ({"event": "failed", "task": "chief", "exit_code": 1}, [1]),
+        ({"event": "failed", "task": "chief", "exit_code": 75}, []),
+        ({"event": "failed", "task": "worker-0", "exit_code": 1}, []),
+        ({"event": "progress", "task": "chief", "step": 1}, []),
+    ],
+)
+def test_a_trainer_that_says_that_it_has_failed_for_good_is_not_waited_for(
+    containers: RunContainers, heard: dict[str, Any], codes: list[int]
+) -> None:
+    run = Failures(containers)
+    containers.tasks[0].tracker.has_trainer = True
+    containers._hear(Wrote("chief", LogLine(1.0, "chief", json.dumps(heard, separators=(",", ":")))), run)
+    assert run.codes == codes
+
+
+@pytest.mark.parametrize("code, codes", [(ExitCode.WRONG_CONFIGURATION, [2]), (137, [])])
+def test_a_wrong_configuration_is_final_as_soon_as_the_engine_tells_the_exit_code(
+    containers: RunContainers, code: int, codes: list[int]
+) -> None:
+    run = Failures(containers)
+    containers._hear(Ended("chief", code), run)
+    assert (run.codes, containers.tasks[0].tracker.code) == (codes, code)
