@@ -13,6 +13,11 @@ def seconds(stamp: object) -> float | None:
     return found if found >= 0 else None  # an engine writes the year 1 for what has not happened
 
 
+def to_the_second(moment: float) -> str:
+    """Return seconds since the epoch as RFC 3339 in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+
 def rfc3339(moment: float) -> str:
     """Return seconds since the epoch as RFC 3339 in UTC with milliseconds."""
     milliseconds = int(moment * 1000)

@@ -296,7 +296,7 @@ def _stop_seconds(problems: list[str]) -> float:
 
 def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> ParentJob:
     from trainer.command_settings import CommandSettings
-    from trainer.parent_job import TRAINING, ParentJob, Patience
+    from trainer.parent_job import TRAINING, ParentJob, Patience, Stalls
     from trainer.peers import awaited, watched_chief, watched_workers
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
@@ -318,6 +318,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         lifeline=lifeline,
         policy=_policy(task, settings, command),
         patience=Patience(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Patience(),
+        stalls=Stalls(settings.stall_timeout, settings.on_stall or "tell") if settings else Stalls(),
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trainer.ending import Rules
-from trainer.exit_codes import RestartWhen
+from trainer.exit_codes import OnStall, RestartWhen
 from trainer.strategies import Strategy
 
 VARIABLE = "TRAINER_SETTINGS"
@@ -44,6 +44,8 @@ class CommandSettings:
     restarts: Any = None  # role -> a mapping of what trainer.settings.Restarts has
     start_timeout: float = 600
     orphan_timeout: float = 600
+    stall_timeout: Any = None  # seconds
+    on_stall: Any = None
     ending: Any = None  # a mapping of what trainer.ending.Rules has
     unsupervised: Any = None  # a list of roles
     train: Any = None
@@ -90,6 +92,8 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Strategy": (f"one of {', '.join(get_args(Strategy))}", lambda value: isinstance(value, str) and value in get_args(Strategy)),
     "ending": (f"a mapping of {', '.join(_ENDING)} or nothing", lambda value: value is None or _is_ending(value)),
     "restarts": (f"a mapping of roles to {' and '.join(_RESTARTS)}, or nothing", lambda value: value is None or _is_restarts(value)),
+    "stall_timeout": ("a number of seconds above 0, or nothing", lambda value: value is None or _is_time(value)),
+    "on_stall": (f"one of {', '.join(get_args(OnStall))}, or nothing", lambda value: value is None or value in get_args(OnStall)),
     "unsupervised": ("a list of roles, or nothing", lambda value: value is None or _is_list_of_texts(value)),
     "Any": ("", lambda _value: True),
 }

@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any, Dict, Protocol
 
+from trainer.stack_reading import Activity
+
 Event = Dict[str, Any]
 
 MARK = b'{"event":'  # how the line of an event begins
@@ -31,6 +33,11 @@ FIELDS: dict[str, str] = {
     "evaluated": "step, metrics ({name: float}), seconds",
     "exported": "step, path, metric, value: the best model so far, by that metric, is complete on disk; without a metric the last one",
     "checkpoint": "step, path, seconds: a checkpoint is complete on disk",
+    "stalled": "seconds (without progress), step, doing (input, code, peers, compiling, tensorflow, stopped, silent), place (the call, where known)",
+    "resumed": "seconds: there is progress again after so long without",
+    "busy": "phase (evaluating, saving, callbacks), seconds: it takes long, and goes on",
+    "alive": "phase (starting, training, evaluating, saving, callbacks, waiting), step, steps, seconds (of so many steps or batches): from the training process to "
+    "its parent alone",
     "notice": "message: something a person should know",
     "restarting": "attempt (the next), restarts (counted so far), left (how many more there may be), exit_code, cause, "
     "detail (the last error line), delay (seconds)",
@@ -45,6 +52,7 @@ FIELDS: dict[str, str] = {
 TOLD = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "notice", "done"})
 
 FORMATS = ("json", "text")
+_ALIVE_EVERY = 1.0  # seconds
 
 
 class Stream(Protocol):
@@ -86,6 +94,8 @@ class Reporter:
         parent = None if stream else _to_parent()
         self._stream: Stream = stream or parent or sys.stdout
         self._format = "json" if parent else stream_format(self._stream)
+        self._has_parent = parent is not None
+        self._phase, self._since, self._steps = "", 0.0, 0
 
     def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
         """Write one event; `task` names another task than the reporter's own (the chief speaks for ps workers)."""
@@ -93,6 +103,22 @@ class Reporter:
         line = json.dumps(finite(event), separators=(",", ":"), allow_nan=False) if self._format == "json" else render(event)
         self._stream.write(line + "\n")
         self._stream.flush()
+
+    def alive(self, phase: str, *, step: int | None = None, steps: int = 1) -> None:
+        """Inform the parent, at most once a second, that `steps` steps, or batches of an evaluation, are done; always where another phase begins."""
+        now = time.monotonic()
+        if phase != self._phase:
+            self._phase, self._since, self._steps = phase, now, 0
+            self._to_parent_alone(phase, step)
+            return
+        self._steps += steps
+        if now - self._since >= _ALIVE_EVERY and self._steps:
+            self._to_parent_alone(phase, step, seconds=round(now - self._since, 3), steps=self._steps)
+            self._since, self._steps = now, 0
+
+    def _to_parent_alone(self, phase: str, step: int | None, **fields: Any) -> None:
+        if self._has_parent:
+            self("alive", phase=phase, step=step, **fields)
 
 
 def _to_parent() -> Stream | None:
@@ -153,11 +179,18 @@ def first_step(seconds: float) -> str:
     return f"waiting for the first step: every peer was reached {seconds:.0f} s ago, and none was made since"
 
 
+def stalled(event: Event) -> str:
+    """Return what an event `stalled` says."""
+    return f"no progress for {event['seconds']:.0f} s: {Activity(event['doing'], event['place'])}"
+
+
 def render(event: Event) -> str:
     """Return the readable line for an event, without time and task."""
     kind = event["event"]
     if kind == "progress":
         return _progress(event)
+    if kind == "stalled":
+        return stalled(event)
     if kind == "waiting" and not event["missing"]:
         return first_step(event["seconds"])
     if kind == "waiting":
@@ -173,6 +206,8 @@ def render(event: Event) -> str:
         "restarting": "starting again in {delay:.1f} s (attempt {attempt}): {cause}",
         "recovered": "restarts before count no more: {left} left",
         "stopping": "stopping: {reason}",
+        "resumed": "goes on after {seconds:.0f} s without progress",
+        "busy": "{phase} for {seconds:.0f} s",
         "failed": "failed: {cause}: {detail}" if event.get("detail") else "failed: {cause}",
     }
     if kind == "exported":

@@ -85,6 +85,7 @@ class Output:
 
     def __init__(self, heard: Callable[[Event], None] = lambda _event: None) -> None:
         self.heard = heard
+        self.wrote: Callable[[], None] = lambda: None  # called when the program has written something
         self._is_terminal = os.isatty(STDOUT)
         self._pipe = None if self._is_terminal else _Pipe()
         self._events = _Pipe()
@@ -182,10 +183,12 @@ class Output:
         """Read what the program has written, until so many bytes wait to be written."""
         while self._pipe and self._sink.waiting < most and (read := self._pipe.read()):
             self._sink.add(self._escaping.feed(read))
+            self.wrote()
             if self._error_pipe is None:
                 self.tail = (self.tail + read)[-_TAIL:]
         while self._errors and self._error_pipe and self._errors.waiting < most and (read := self._error_pipe.read()):
             self._errors.add(read)
+            self.wrote()
             self.tail = (self.tail + read)[-_TAIL:]
 
     def _take_events(self) -> None:

@@ -31,6 +31,14 @@ class Patience:
 
 
 @dataclass(frozen=True)
+class Stalls:
+    """For how many seconds the program may make no progress, None for the default; and whether that is only told, or ends the attempt or the task."""
+
+    timeout: float | None = None
+    reaction: str = "tell"  # or restart, fail
+
+
+@dataclass(frozen=True)
 class ParentJob:
     """The program to run and the peers that it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
 
@@ -46,3 +54,4 @@ class ParentJob:
     lifeline: int | None = None
     policy: Policy = field(default_factory=Policy)
     patience: Patience = field(default_factory=Patience)
+    stalls: Stalls = field(default_factory=Stalls)

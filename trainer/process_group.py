@@ -84,6 +84,31 @@ def kill_group(child: int) -> None:
         os.killpg(child, signal.SIGKILL)
 
 
+def process_stat(pid: int) -> tuple[str, str]:
+    """Return the state of a process (proc_pid_stat(5)) and when it started; X where it is gone, R where the system has no /proc."""
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return "X", ""
+        return "R", ""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "X", ""
+    return told[0], told[19]
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended."""
+    return process_stat(pid)[0] in "ZXx"
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process."""
+    return process_stat(pid)[0] in "Tt"
+
+
 def missing_program(command: Sequence[str]) -> str | None:
     """Return why `command` cannot be run, None when its program is there and executable."""
     if shutil.which(command[0]):

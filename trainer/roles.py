@@ -147,6 +147,7 @@ _AGENT_SESSIONS: dict[str, Callable[[Context, Agent], Prepared]] = {
 def _train(context: Context) -> ExitCode:
     from trainer.engine import epochs, loop
 
+    context.report.alive("starting")
     # All sessions but one configure TensorFlow's devices, so they are prepared before anything that starts it up.
     workload = _workload(context)
     if not STRATEGIES[context.job.strategy].single_replica:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainer.exit_codes import RestartWhen
+from trainer.exit_codes import OnStall, RestartWhen
 from trainer.strategies import Strategy
 
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -222,6 +222,8 @@ class TrainerSettings(Settings):
     orphan_timeout: float = Field(
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
     )
+    stall_timeout: float | None = Field(None, gt=0, description="Seconds without progress after which a task is stalled.")
+    on_stall: OnStall | None = Field(None, description="What follows then; `tell` when left out.")
     ending: Ending | None = Field(None, description="How a user's own command ends as a whole; none where the launcher ends it.")
     unsupervised: list[str] | None = Field(
         None, description="The roles without a parent, whose tasks do not ask whether the run has ended."

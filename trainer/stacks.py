@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import stack_signal
+from trainer.process_group import is_gone, is_stopped, process_stat
 from trainer.reactor import Reactor, Timer
 
 PLACE = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
@@ -29,7 +30,6 @@ _QUIET = 0.3  # seconds without more after which it has written all
 _MOST = 4 * 1024 * 1024  # bytes of one process
 _READ = 64 * 1024
 _SEND = 10.0  # seconds for a client to read it all
-_STOPPED, _GONE = frozenset("Tt"), frozenset("ZXx")  # states of a process in /proc/PID/stat (proc_pid_stat(5))
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class Stacks:
             self._next([pid for pid in self._registered if self._lives(pid)], [])
 
     def _lives(self, pid: int) -> bool:
-        state, started = _stat(pid)
-        return state not in _GONE and started == self._registered[pid]
+        return not is_gone(pid) and process_stat(pid)[1] == self._registered[pid]
 
     def _note(self) -> None:
         """Take in the numbers of processes that have registered."""
@@ -111,7 +110,7 @@ class Stacks:
             while self._pipes and (read := os.read(self._pipes[0], _READ)):
                 *lines, self._begun = (self._begun + read).split(b"\n")
                 for pid in (int(line) for line in lines if line.isdigit()):
-                    self._registered[pid] = _stat(pid)[1]
+                    self._registered[pid] = process_stat(pid)[1]
         for pid in [pid for pid in self._registered if not self._lives(pid)]:
             del self._registered[pid]
 
@@ -142,7 +141,7 @@ class Stacks:
     def _ask_by_signal(self, pid: int) -> str:
         """Send the signal; return why it was not sent, empty where it was."""
         self._drain()
-        if _stat(pid)[0] in _STOPPED:
+        if is_stopped(pid):
             return "is stopped by a signal; SIGCONT continues it"
         if not _handles(pid, stack_signal.stack_signal()):
             return "does not handle the signal any more: it runs another program now"
@@ -248,21 +247,6 @@ def _source() -> str:
 
 def _answer(found: list[ProcessStacks]) -> bytes:
     return json.dumps({"processes": [asdict(one) for one in found]}).encode() + b"\n"
-
-
-def _stat(pid: int) -> tuple[str, str]:
-    """Return the state of a process and when it started; that it runs, where the system has no /proc; that it is gone, where it is."""
-    if not Path("/proc/self/stat").exists():
-        try:
-            os.kill(pid, 0)
-        except OSError:
-            return "X", ""
-        return "R", ""
-    try:
-        told = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return "X", ""
-    return told[0], told[19]
 
 
 def _handles(pid: int, number: int) -> bool:

@@ -24,6 +24,7 @@ from trainer.peers import LISTED, PeerWait, Prober, Watch, shortened
 from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
 from trainer.stacks import Stacks
+from trainer.stalls import StallWatch
 
 Report = Callable[..., None]
 
@@ -81,6 +82,8 @@ class _Supervisor:
         self._stopping = False
         self._signals = 0
         self._verdict: tuple[str, str] | None = None  # cause and detail, when we gave up ourselves
+        self._stalls = StallWatch(job, report, reactor, stacks, self._prober, self._kill_stalled)
+        self._stall = ""  # over which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
         self._leading: Leading | None = None
         self._following: Following | None = None
@@ -100,7 +103,7 @@ class _Supervisor:
             reactor.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
         if self._job.part is not None:
             self._take_part(self._job.part)
-        self._output.heard = self._heard
+        self._output.heard, self._output.wrote = self._heard, self._stalls.wrote
         self._output.attach(reactor)
         try:
             reactor.call_later(0, self._start)
@@ -116,6 +119,8 @@ class _Supervisor:
         self._attempt += 1
         self._began = time.monotonic()
         self._child.start(self._attempt)
+        self._stall = ""
+        self._stalls.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
         self._peers_missing = bool(self._job.awaited)
         self._together = None
@@ -143,11 +148,11 @@ class _Supervisor:
             self._ended(code)
 
     def _ended(self, code: int) -> None:
-        for watching in (self._wait, self._workers, self._recovery):
+        for watching in (self._wait, self._workers, self._recovery, self._stalls):
             if watching is not None:
                 watching.cancel()
         self._output.take()
-        detail, same = self._child.last_words(code)
+        code, detail, same = self._why(code)
         if self._over:
             self._done()
         elif self._verdict is not None and (code != ExitCode.DONE or not self._job.built_in):
@@ -166,8 +171,15 @@ class _Supervisor:
             together = 0.0 if self._together is None else now - self._together
             self._follow(code, decide_restart(code, now - self._began, self._history, self._job.policy, same, together), detail)
 
+    def _why(self, code: int) -> tuple[int, str, str]:
+        """Return the exit code of the attempt that has ended, its error line, and that line's fingerprint."""
+        if self._stall:  # killed for it: not for want of memory
+            return int(ExitCode.FAILURE), self._stall, ""
+        return (code, *self._child.last_words(code))
+
     def _heard(self, event: Event) -> None:
         """Pass on the events of the training process; a newer checkpoint is one that a restart goes on from."""
+        self._stalls.heard(event)
         if event["event"] not in TOLD:
             return
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack what makes a line of it
@@ -178,6 +190,11 @@ class _Supervisor:
         if event["event"] in _NEWER and isinstance(step, int) and step > self._newest:
             self._newest = step
             self._recover()
+
+    def _kill_stalled(self, why: str) -> None:
+        if not self._stopping:
+            self._stall = why
+            self._child.kill(why)
 
     def _recover(self) -> None:
         """Have restarts before count no more."""
@@ -196,6 +213,9 @@ class _Supervisor:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
     def _follow(self, code: int, decision: Restart | End, detail: str) -> None:
+        if self._stall and self._job.stalls.reaction == "fail":
+            self._fail(ExitCode.WRONG_CONFIGURATION, self._stall, "")
+            return
         if isinstance(decision, End):
             self._fail(decision.exit_code, decision.cause, detail, exit_code_of(code))
             return

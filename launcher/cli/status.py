@@ -15,6 +15,7 @@ from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.tables import fact_lines, grid, plain
+from launcher.runs.stalls import held_up
 from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
 
@@ -107,6 +108,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "run": f"{current.name} on {current.backend}" + (f", {current.strategy}" if current.strategy else ""),
         "state": ": ".join(filter(None, (str(current.state), current.reason or _early(current)))),
         "started": " by ".join(filter(None, (_times(current), current.user))),
+        "stalled": "" if current.state in ENDED else held_up(current),
         "step": measures.steps(current),
         "training": measures.training(current),
         "evaluation": measures.evaluation(current),

@@ -138,6 +138,8 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         restarts=_restarts(spec) or None,
         start_timeout=parse_duration(limits.start_timeout),
         orphan_timeout=parse_duration(limits.orphan_timeout),
+        stall_timeout=parse_duration(limits.stall_timeout) if limits.stall_timeout else None,
+        on_stall=None if limits.on_stall == "tell" else limits.on_stall,
         ending=_ending(spec, target),
         unsupervised=[name for name, role in role_programs.roles_of(spec).items() if not role_programs.is_supervised(spec, role)] or None,
         train=_train(spec, spec.train, target) if spec.train else None,

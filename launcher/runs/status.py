@@ -48,6 +48,9 @@ class TaskStatus:
     exit_code: int | None = None
     started: float | None = None
     ended: float | None = None
+    stalled: str = ""  # what it does without progress: a key of trainer.stack_reading.WORDS
+    stalled_since: float | None = None
+    heard: float | None = None  # when it was heard of last
     # The task's own last progress, if it reports any.
     step: int | None = None
     local_step: int | None = None

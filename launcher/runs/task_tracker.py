@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from launcher.runs.progress import Pace, number, whole
 from launcher.runs.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
+from launcher.runs.stalls import Stall
 from launcher.runs.status import Restart, State, TaskStatus
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode, describe
@@ -34,6 +35,7 @@ class TaskTracker:
     ended: float | None = None
     last: LastError = field(default_factory=LastError)
     pace: Pace = field(default_factory=Pace)
+    stall: Stall = field(default_factory=Stall)
     _start: Start = field(default_factory=Start)
     _left: int | None = None  # restarts in place that its parent may still make
     _counted: int = 0  # restarts that count, up to the present process
@@ -69,6 +71,7 @@ class TaskTracker:
     def tell(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
         kind, before = event["event"], self.told
+        self.stall.take(event)
         if kind == "progress":
             self.pace = Pace.of(event)
         if not own:
@@ -88,7 +91,7 @@ class TaskTracker:
             self._in_place, self._left = whole(event, "restarts") or 0, whole(event, "left")
         elif kind == "failed":
             self.failure, self.killed = said_with(event, self.last), was_killed(event)
-        return self.told != before or kind in {"restarting", "recovered"}
+        return self.told != before or kind in {"restarting", "recovered", "stalled", "resumed"}
 
     def state(self) -> tuple[State, str]:
         """Return the state and its reason."""
@@ -113,7 +116,7 @@ class TaskTracker:
     def status(self) -> TaskStatus:
         """Return the task as others see it."""
         state, reason = self.state()
-        return TaskStatus(
+        made = TaskStatus(
             name=self.name,
             state=state,
             reason=reason,
@@ -127,6 +130,7 @@ class TaskTracker:
             ended=self.ended,
             **vars(self.pace),
         )
+        return self.stall.onto(made)
 
     def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
         """Note that its process, or what it runs in, was replaced: what that counted itself is over."""

@@ -9,6 +9,7 @@ from launcher.spec.containers import Command, Env, Image, InitContainers, Sideca
 from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
 from launcher.spec.kubernetes import Kubernetes, Volume
 from launcher.spec.problems import FieldError, shown
+from trainer.exit_codes import OnStall
 from trainer.settings import Train
 from trainer.strategies import Strategy
 
@@ -139,6 +140,15 @@ class Limits(Section):
     evaluator_grace: Duration = Field("10m", description="How long the evaluator of a `command` gets, which may never end by itself.")
     node_lost: Duration = Field(
         "60s", description="On Kubernetes: how long after it gave up a lost node's pod the launcher lets the Job replace that."
+    )
+    stall_timeout: Duration | None = Field(
+        None,
+        description="A task that makes no progress for so long is stalled, and named in `status`. Left out: the longer of 60s and twenty times its median "
+        "step; a `command` is not judged then, else by its output.",
+    )
+    on_stall: OnStall = Field(
+        "tell",
+        description="What follows when a task is stalled: `tell` says so, `restart` kills its process and starts it again, which counts, `fail` ends the run.",
     )
     grace_period: Duration = Field("30s", description="How long a task may take to save its checkpoint when asked to stop.")
 

@@ -6,7 +6,7 @@ import sys
 
 from trainer.events import Reporter
 from trainer.output import Output
-from trainer.parent_job import ParentJob, Patience
+from trainer.parent_job import ParentJob, Patience, Stalls
 from trainer.restarts import Policy
 from trainer.supervise import supervise
 
@@ -15,6 +15,7 @@ job["command"] = tuple(job["command"])
 job["watched_workers"] = tuple(job.get("watched_workers", ()))
 job["policy"] = Policy(**{"first_delay": 0.1, "longest_delay": 0.4, **job.get("policy", {})})
 job["patience"] = Patience(**job.get("patience", {}))
+job["stalls"] = Stalls(**job.get("stalls", {}))
 output = Output()
 code = supervise(ParentJob(**job), Reporter(os.environ.get("TASK", "chief"), output), output)
 os._exit(code)

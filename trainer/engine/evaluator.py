@@ -48,6 +48,7 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
                 if over and chief.has_come(paths, report):
                     evaluator.finish()
                     return evaluator.last()
+                report.alive("waiting")
                 time.sleep(_LOOK_EVERY)
             elif (problem := evaluator.load(path)) is not None:
                 if message := seen.failed(path, problem):
@@ -175,7 +176,13 @@ class _Evaluator:
         """Evaluate what was loaded, record and report it; False when `stopped` said so before that was done."""
         step = int(self._step.numpy())
         moving_averages.take(self._model, self._optimizer)
-        metrics = self._evaluate.unless(stopped)
+        self._report.alive("evaluating", step=step)
+
+        def ends() -> bool:
+            self._report.alive("evaluating", step=step)
+            return stopped()
+
+        metrics = self._evaluate.unless(ends)
         if metrics is None:
             return False
         if self._best:  # before it is written down: an evaluator that is killed meanwhile does both again

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trainer.engine import cadence, data_length, evaluations, model_ops, moving_averages
@@ -56,7 +57,9 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     wanted = proposal = fixed or 1
     profile_due = Interval(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
     profile_due.start(session.step)
+    report.alive("callbacks", step=session.step)
     stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
+    report.alive("training", step=session.step)
     step = session.step  # as reported; the session may be ahead of it after a checkpoint
     while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
@@ -65,10 +68,14 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
             progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.early_stop()), next_steps=proposal)
         divergence.look(progress.not_finite)
         step = progress.step
+        report.alive("training", step=step, steps=progress.steps)
         finish = progress.finish and step < job.steps
         stop = progress.stop and step < job.steps and not finish
         (chief or worker_reporter).after(progress)
+        if hooks.present:
+            report.alive("callbacks", step=step)
         finish = hooks.after(progress) or finish
+        report.alive("training", step=step, steps=0)
         if chief and not finish:  # what is over is saved when callbacks have heard of it
             chief.save_when_due(progress)
         wanted = progress.next_steps or wanted
@@ -183,6 +190,7 @@ class _Chief:
             self._save(step)
         if finished:
             self.evaluate(step)
+        self._report.alive("saving", step=step)
         if self._best:
             self._best.finish()
         self._export_last(step, finished=finished)
@@ -235,10 +243,11 @@ class _Chief:
         if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
         began = time.monotonic()
+        self._report.alive("evaluating", step=step)
         if self._evaluator is None:
             self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
         with moving_averages.shown(self._session.model, self._session.optimizer):
-            self._metrics = self._hooks.evaluation(self._evaluator)
+            self._metrics = self._hooks.evaluation(partial(self._evaluated_batches, self._evaluator))
             if self._best and self._divergence.may_save(step):
                 self._best.offer(step, self._metrics, self._session.model.weights)
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
@@ -247,16 +256,26 @@ class _Chief:
             evaluations.append(self._job.run_dir, step, self._metrics)
         self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
+        self._report.alive("training", step=step)
         return self._metrics
+
+    def _evaluated_batches(self, evaluator: model_ops.Evaluator | model_ops.StepEvaluator | model_ops.AgentEvaluator) -> dict[str, float]:
+        def goes_on() -> bool:
+            self._report.alive("evaluating")
+            return False
+
+        return evaluator.unless(goes_on) or {}
 
     def _save(self, step: int) -> None:
         if not self._divergence.may_save(step):
             return
         began = time.monotonic()
+        self._report.alive("saving", step=step)
         path = self._checkpoints.save(step, self._hooks.state(step))
         self._saved_step = step
         self._update_record("running", step, checkpoint=path)
         self._report("checkpoint", step=step, path=path, seconds=time.monotonic() - began)
+        self._report.alive("training", step=step)
 
 
 def _waits(progress: Progress | WorkerProgress) -> dict[str, Any]:

@@ -53,4 +53,4 @@ def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
     told: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.pace)}
     if tracker.told and task.state is State.RUNNING and not task.reason:
         told |= dict(zip(("state", "reason"), tracker.told, strict=True))
-    return dataclasses.replace(task, **told)
+    return tracker.stall.onto(dataclasses.replace(task, **told))

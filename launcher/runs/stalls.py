@@ -1,0 +1,66 @@
+"""Tasks that make no progress, by what their parents tell, and the one among them that holds up a run. Pure."""
+
+from dataclasses import dataclass, replace
+
+from launcher import timestamps
+from launcher.runs.progress import number, text
+from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
+from trainer.events import Event
+from trainer.stack_reading import Activity
+
+_WAITS = "peers"
+_HEARD_WITHIN = 30.0  # seconds: a task that goes on is heard of so often
+
+
+@dataclass
+class Stall:
+    """What one task does without progress, a key of trainer.stack_reading.WORDS, and since when; empty where it goes on."""
+
+    doing: str = ""
+    since: float | None = None
+    words: str = ""
+    heard: float | None = None  # when an event about the task came last
+
+    def take(self, event: Event) -> None:
+        """Take in an event about the task."""
+        self.heard = number(event, "time") or self.heard
+        if event["event"] == "stalled":
+            self.since = (self.heard or 0.0) - (number(event, "seconds") or 0.0)
+            self.doing = text(event, "doing")
+            self.words = f"no progress since {timestamps.to_the_second(self.since)}: {Activity(self.doing, text(event, 'place'))}"
+        elif event["event"] not in {"notice", "busy"}:
+            self.doing, self.since, self.words = "", None, ""
+
+    def onto(self, task: TaskStatus) -> TaskStatus:
+        """Return the status of the task with it."""
+        if self.doing and task.state is State.RUNNING and not task.reason:
+            task = replace(task, stalled=self.doing, stalled_since=self.since, reason=self.words)
+        return replace(task, heard=self.heard)
+
+
+def held_up(status: RunStatus) -> str:
+    """Return who holds up a run and what that task does; empty where none is stalled.
+
+    Of tasks that are stalled, one that waits for others holds up nobody: then it is one that does not answer it, else one that has not been heard of since.
+    """
+    stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
+    culprits = [task for task in stalled if task.stalled != _WAITS]
+    if culprits:
+        return "; ".join(f"{task.name} makes {task.reason}" for task in culprits)
+    waiting = next((task for task in stalled if task.reason.endswith("not answer")), next(iter(stalled), None))
+    if waiting is None:
+        return ""
+    silent = [task.name for task in status.tasks if _is_silent(task, waiting)]
+    rest = f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else ""
+    return f"{waiting.name} makes {waiting.reason}{rest}"
+
+
+def _is_silent(task: TaskStatus, waiting: TaskStatus) -> bool:
+    since = waiting.stalled_since or 0.0
+    return (
+        not task.stalled
+        and task.state not in ENDED
+        and task.local_step is None
+        and task.heard is not None
+        and task.heard < since + _HEARD_WITHIN
+    )

@@ -1,0 +1,67 @@
+"""The task that holds up a run."""
+
+from typing import Any
+
+import pytest
+
+from launcher.runs.stalls import held_up
+from launcher.runs.status import RunStatus, State, TaskStatus
+from launcher.runs.task_tracker import TaskTracker
+
+START = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+
+
+def tell(tracker: TaskTracker, kind: str, at: float, **fields: Any) -> None:
+    tracker.tell({"event": kind, "time": START + at, "task": tracker.name, **fields}, own=True)
+
+
+def task(name: str, *events: tuple[Any, ...]) -> TaskStatus:
+    """Return the status of a task that told `events`: kind, seconds, fields."""
+    tracker = TaskTracker(name)
+    tracker.began()
+    for kind, at, *fields in events:
+        tell(tracker, kind, at, **(fields[0] if fields else {}))
+    return tracker.status()
+
+
+def stalled(at: float, doing: str, place: str = "") -> tuple[Any, ...]:
+    return "stalled", at, {"seconds": 60.0, "step": 7, "doing": doing, "place": place}
+
+
+PROGRESS = ("progress", 0.0, {"step": 7, "steps": 10})
+
+
+@pytest.mark.parametrize(
+    "tasks, words",
+    [
+        ([task("chief", PROGRESS)], ""),
+        (
+            [task("chief", stalled(60, "peers")), task("worker-0", stalled(61, "input", "data.py:7 in rows"))],
+            "worker-0 makes no progress since 2027-01-15T08:00:01Z: in its input, data.py:7 in rows",
+        ),
+        (
+            [task("chief", stalled(60, "peers", "ps-0 does not answer")), task("ps-0")],
+            "chief makes no progress since 2027-01-15T08:00:00Z: waiting for other tasks, ps-0 does not answer",
+        ),
+        (
+            [task("worker-0", stalled(60, "peers")), task("worker-1", stalled(60, "peers")), task("worker-2", PROGRESS)],
+            "worker-0 makes no progress since 2027-01-15T08:00:00Z: waiting for other tasks; worker-2 has not been heard of since",
+        ),
+        # The chief evaluates, and says so.
+        (
+            [task("chief", PROGRESS, ("busy", 59.0, {"phase": "evaluating", "seconds": 58.0})), task("worker-0", stalled(60, "peers"))],
+            "worker-0 makes no progress since 2027-01-15T08:00:00Z: waiting for other tasks",
+        ),
+        ([task("chief", stalled(60, "code", "a.py:1 in f"), ("resumed", 70.0, {"seconds": 70.0}))], ""),
+        ([task("chief", stalled(60, "code", "a.py:1 in f"), ("progress", 70.0, {"step": 8, "steps": 10}))], ""),
+    ],
+    ids=["none", "the one that does not wait", "a server", "a silent one", "one that evaluates", "goes on", "makes a step"],
+)
+def test_who_holds_up_the_others(tasks: list[TaskStatus], words: str) -> None:
+    assert held_up(RunStatus("r", "local", State.RUNNING, tasks=tuple(tasks))) == words
+
+
+def test_a_stalled_task_runs_and_says_what_it_does() -> None:
+    told = task("chief", PROGRESS, stalled(60, "tensorflow", "execute.py:53 in quick_execute"))
+    assert (told.state, told.stalled, told.stalled_since, told.heard) == (State.RUNNING, "tensorflow", START, START + 60)
+    assert told.reason == "no progress since 2027-01-15T08:00:00Z: inside TensorFlow, execute.py:53 in quick_execute"

@@ -1,0 +1,92 @@
+"""Reads from the stacks of a task what it does: its input, its own code, a wait for other tasks, or TensorFlow. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+# How faulthandler writes a thread and a frame of it.
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<")
+# Files of TensorFlow by which a dataset calls Python, or Python waits for one.
+_INPUT = re.compile(r"[/\\]tensorflow[/\\]python[/\\]data[/\\]")
+_CALLS = re.compile(r"[/\\]tensorflow[/\\]python[/\\]ops[/\\]script_ops\.py$")  # a graph calls Python
+_TRACES = re.compile(r"[/\\]tensorflow[/\\]python[/\\]framework[/\\]func_graph\.py$")
+_TENSORFLOW = re.compile(r"[/\\]tensorflow[/\\]")
+# The trainer's own files; a user's may be in a directory of that name. Of a parent that is one file, the program is a user's.
+_OWN = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else "-"  # noqa: PTH100, PTH120 - in images without the trainer, too
+_OF_PEERS = re.compile(re.escape(_OWN) + r"[/\\]engine[/\\](collectives[/\\]|parameter_server[/\\]worker_pool|peer_wait)")
+
+WORDS = {
+    "input": "in its input",
+    "code": "in its code",
+    "peers": "waiting for other tasks",
+    "compiling": "tracing or compiling",
+    "tensorflow": "inside TensorFlow",
+    "stopped": "stopped by a signal; SIGCONT continues it",
+    "silent": "its process does not answer",
+}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call on a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"  # noqa: PTH119 - pathlib is not needed for it
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a task does: a key of WORDS, and the innermost call that says so, where there is one."""
+
+    kind: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.place)))
+
+
+def threads(stacks: str) -> list[list[Frame]]:
+    """Return the frames of each thread, innermost first, in the order in which they are written: the main thread last."""
+    return [
+        [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(part)]
+        for part in _THREAD.split(stacks)[1:]
+    ]
+
+
+def activity(stacks: str) -> Activity:
+    """Return what a process does whose stacks these are.
+
+    The main thread's own code comes first, then that of a thread by which TensorFlow calls Python, then a wait for other tasks.
+    """
+    every = [frames for frames in threads(stacks) if frames]
+    if not every:
+        return Activity("silent")
+    *others, main = every
+    if any(_TRACES.search(frame.file) for frame in main):
+        return Activity("compiling", _place(main))
+    for frames in [main, *others]:
+        users = [frame for frame in frames if _is_users(frame)]
+        if users and (frames is main or any(_CALLS.search(frame.file) for frame in frames)):
+            return Activity("input" if any(_INPUT.search(frame.file) for frame in frames) else "code", str(users[0]))
+    for frames in [main, *others]:
+        if any(_OF_PEERS.search(frame.file) for frame in frames[:12]):
+            return Activity("peers")
+    if any(_INPUT.search(frame.file) for frame in main):
+        return Activity("input", _place(main))
+    return Activity("tensorflow" if any(_TENSORFLOW.search(frame.file) for frame in main) else "code", _place(main))
+
+
+def _place(frames: list[Frame]) -> str:
+    return str(next((frame for frame in frames if not frame.file.startswith("<frozen ")), frames[0]))
+
+
+def _is_users(frame: Frame) -> bool:
+    return not _LIBRARIES.search(frame.file) and not frame.file.startswith(_OWN)

@@ -1,0 +1,189 @@
+"""Notices a task that makes no progress: how long it may take, what it does meanwhile, and who is told.
+
+Progress is what the training process says of it (`alive` of trainer/events.py): calls into TensorFlow, batches of an evaluation; of a user's own program
+its output, where a limit is set. While it saves, and before its peers are there, nothing is judged: other limits do that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trainer.process_group import is_stopped
+from trainer.reactor import Reactor, Timer
+from trainer.stack_reading import Activity, activity
+from trainer.tf_config import split_address
+
+if TYPE_CHECKING:
+    from trainer.parent_job import ParentJob
+    from trainer.peers import Prober
+    from trainer.stacks import ProcessStacks, Stacks
+
+LEAST = 60.0  # seconds: the limit where none is set, unless steps are slow
+_STEPS = 20  # or so many of the median step, and of the longest call
+_FIRST = 1200.0  # seconds at least for the first of its kind, which traces and compiles
+_REMEMBERED = 100  # calls
+_LOOKS = 5.0  # seconds between looks, or a fifth of the limit
+_LONG = frozenset({"evaluating", "saving", "callbacks"})
+_JUDGED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
+_BUSY_AFTER = 30.0  # seconds
+_GREETS_WITHIN = 5.0  # seconds
+
+
+class StallWatch:
+    """Watches one attempt of a task after the other, and reports `stalled`, `resumed`, and `busy` each half minute of what takes long and goes on.
+
+    `end(why)` is called where the user wants a stalled program ended: not where it only waits for another task, unless that is a server of its own.
+    A user's program is not judged without a limit of the user's.
+    """
+
+    def __init__(
+        self, job: ParentJob, report: Callable[..., None], reactor: Reactor, stacks: Stacks, prober: Prober, end: Callable[[str], None]
+    ) -> None:
+        self._job, self._report, self._reactor, self._stacks, self._prober, self._end = job, report, reactor, stacks, prober, end
+        self._limit = job.stalls.timeout
+        self._by_output = not job.built_in
+        self._pid: int | None = None
+        self._timer: Timer | None = None
+        self._phase, self._step = "", None  # type: str, int | None
+        self._last = self._since = self._stopped_since = self._busy_told = 0.0
+        self._told = self._again = self._asks = False
+        self._seen: dict[str, deque[float]] = {}  # phase -> seconds of its last calls, or of a step of them
+
+    def begin(self, pid: int | None) -> None:
+        """Watch another attempt."""
+        self.cancel()
+        if self._by_output and self._limit is None:
+            return
+        self._pid = pid
+        self._seen = {}
+        self._step, self._stopped_since = None, 0.0
+        self._progress("program" if self._by_output else "")
+        self._timer = self._reactor.call_later(self._pause(), self._look)
+
+    def cancel(self) -> None:
+        """Watch nothing until `begin`."""
+        self._pid, self._told, self._again = None, False, False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """Take in an event of the training process; `alive` says what it does."""
+        if event["event"] != "alive":
+            return
+        phase, step, seconds, steps = (event.get(key) for key in ("phase", "step", "seconds", "steps"))
+        if isinstance(step, int):
+            self._step = step
+        if isinstance(seconds, (int, float)) and isinstance(steps, int) and steps > 0:
+            times = self._seen.setdefault(str(phase), deque(maxlen=_REMEMBERED))
+            times.append(max(seconds / steps, seconds / _STEPS * 3))
+        self._progress(str(phase))
+
+    def wrote(self) -> None:
+        """Note that a program has written something."""
+        if self._by_output:
+            self._progress("program")
+
+    def _progress(self, phase: str) -> None:
+        now = time.monotonic()
+        since, self._last = now - self._last, now
+        if phase != self._phase:
+            self._phase, self._since = phase, now
+        if self._told:
+            self._told = self._again = False
+            self._say("resumed", since)
+
+    def limit(self) -> float:
+        """Return for how many seconds there may be no progress now."""
+        times = self._seen.get(self._phase)
+        own = max(LEAST, _STEPS * statistics.median(times)) if times else LEAST
+        limit = own if self._limit is None else self._limit
+        return limit if times or self._phase == "program" else max(limit, _FIRST)
+
+    def _pause(self) -> float:
+        return min(_LOOKS, (self._limit or LEAST) / 5)
+
+    def _look(self) -> None:
+        self._timer = self._reactor.call_later(self._pause(), self._look)
+        now = time.monotonic()
+        if self._pid is None or self._asks:
+            return
+        self._tell_busy(now)
+        if not is_stopped(self._pid):
+            self._stopped_since = 0.0
+        elif not self._stopped_since:
+            self._stopped_since = now
+        if self._stopped_since and now - self._stopped_since >= (self._limit or LEAST):
+            self._tell(now - self._stopped_since, Activity("stopped"))
+        elif self._phase in _JUDGED and now - self._last >= self.limit() and not self._stopped_since:
+            self._suspect()
+        elif self._told and self._phase not in _JUDGED and not self._stopped_since:
+            self._progress(self._phase)  # a server that was stopped goes on
+
+    def _tell_busy(self, now: float) -> None:
+        takes_long = self._phase in _LONG and now - max(self._since, self._busy_told) >= _BUSY_AFTER
+        if takes_long and now - self._last < self.limit():
+            self._busy_told = now
+            self._say("busy", now - self._since, phase=self._phase)
+
+    def _suspect(self) -> None:
+        """Ask the peers whether they are there, then the process what it does."""
+        self._asks = True
+        last, left = self._last, set(self._job.awaited)
+
+        def answered(name: str, problem: str | None) -> None:
+            left.discard(name)
+            if problem is not None:
+                self._asks = False  # a peer is away, and others see to that
+            elif not left and self._asks:
+                self._stacks.ask(lambda found: self._read(found, last))
+
+        for name, address in self._job.awaited.items():
+            self._prober.ask(address, partial(answered, name))
+        if not self._job.awaited:
+            self._stacks.ask(lambda found: self._read(found, last))
+
+    def _read(self, found: list[ProcessStacks], last: float) -> None:
+        mine = sorted(found, key=lambda one: one.pid != self._pid)  # the process itself before those that it has started
+        doing = next((activity(one.stacks) for one in mine if one.stacks), Activity("silent"))
+        if doing.kind == "peers" and self._job.watched_workers:
+            threading.Thread(target=self._ask_servers, args=(last,), name="stall", daemon=True).start()
+        else:
+            self._judge(doing, last)
+
+    def _ask_servers(self, last: float) -> None:
+        silent = [name for name, address in self._job.awaited.items() if not _greets(address)]
+        place = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
+        self._reactor.call_from_thread(partial(self._judge, Activity("peers", place), last))
+
+    def _judge(self, doing: Activity, last: float) -> None:
+        self._asks = False
+        seconds = time.monotonic() - last
+        if self._pid is not None and self._last == last and (doing.kind != "compiling" or seconds >= _FIRST):
+            self._tell(seconds, doing)
+
+    def _tell(self, seconds: float, doing: Activity) -> None:
+        lasts = seconds >= 2 * self.limit()
+        if not self._told or (lasts and not self._again):
+            self._told, self._again = True, lasts
+            self._say("stalled", seconds, step=self._step, doing=doing.kind, place=doing.place)
+            waits = doing.kind == "peers" and not (lasts and self._job.watched_workers)
+            if self._job.stalls.reaction != "tell" and not waits:
+                self._end(f"no progress for {seconds:.0f} s: {doing}")
+
+    def _say(self, kind: str, seconds: float, **fields: Any) -> None:
+        self._report(kind, seconds=round(seconds, 1), **fields)
+
+
+def _greets(address: str) -> bool:
+    """Return whether a server of gRPC takes a connection and sends what it begins each with; one that is stopped or frozen does not."""
+    with contextlib.suppress(OSError, ValueError), socket.create_connection(split_address(address), timeout=_GREETS_WITHIN) as connection:
+        return bool(connection.recv(1))
+    return False
