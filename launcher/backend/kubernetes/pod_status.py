@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.backend.kubernetes import diagnosis, tied
 from launcher.backend.kubernetes.diagnosis import Diagnosis
+from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS
 from launcher.runs.status import Restart, RunStatus, State, TaskStatus
@@ -36,6 +37,7 @@ _SAID_ELSEWHERE = {"exit", "crash"}
 _ENDED_FOR = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
 # An eviction leaves no event that a deletion does not.
 DELETED = "its pod was deleted, or its node drained"
+UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -65,28 +67,44 @@ class ClusterSnapshot:
 
 
 def status(seen: ClusterSnapshot, now: float) -> RunStatus:
-    """Return how a run is at `now`, seconds since the epoch. The run directory and progress are for others to fill in."""
-    roles = sorted(seen.jobs, key=lambda job: _order(_label(job, COMPONENT)))
-    tasks = tuple(task for job in roles for task in _tasks(seen, job, now))
-    state, reason = _run_state(seen, roles, tasks)
+    """Return how a run is at `now`, seconds since the epoch, as far as its objects tell."""
+    return run_status(seen, tasks(seen, now), RunEvents(""), "")
+
+
+def tasks(seen: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
+    """Return how the tasks of a run are, as far as its objects tell."""
+    return tuple(task for job in _by_role(seen.jobs) for task in _tasks(seen, job, now))
+
+
+def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: RunEvents, place: str) -> RunStatus:
+    """Return how a run is: from its objects, from its tasks as those tell, from what these wrote, and where its directory is."""
+    tasks = events.onto(of_pods)
+    state, reason = _run_state(seen, of_pods, tasks, ready=events.progress.ready)
     started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in seen.jobs]
-    made = [*roles[:1], *([seen.whole] if seen.whole else [])]
+    made = [*_by_role(seen.jobs)[:1], *([seen.whole] if seen.whole else [])]
     annotations = {key: value for one in made for key, value in (one["metadata"].get("annotations") or {}).items()}
     return RunStatus(
         name=seen.name,
         backend="kubernetes",
         state=state,
         reason=reason,
+        run_dir=place,
         spec_digest=annotations.get(_DIGEST, ""),
         strategy=annotations.get(_STRATEGY, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
         tasks=tasks,
+        **events.progress.fields(ended=state not in UNDERWAY),
     )
 
 
-def _run_state(seen: ClusterSnapshot, jobs: Sequence[Object], tasks: tuple[TaskStatus, ...]) -> tuple[State, str]:
+def _by_role(jobs: Sequence[Object]) -> list[Object]:
+    return sorted(jobs, key=lambda job: _order(_label(job, COMPONENT)))
+
+
+def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool) -> tuple[State, str]:
+    jobs = _by_role(seen.jobs)
     if seen.whole and condition(seen.whole, "Completed"):
         return State.SUCCEEDED, ""
     since = succeeded_at(seen)
@@ -100,13 +118,29 @@ def _run_state(seen: ClusterSnapshot, jobs: Sequence[Object], tasks: tuple[TaskS
         return State.FAILED, why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
         return State.SUCCEEDED, ""
-    waiting = [task for task in tasks if task.state is State.PENDING]
-    if waiting:
-        claims = (diagnosis.of_claim(claim, seen.about(claim)) for claim in seen.claims)
-        lacking = next((_with(found.words, found.remedy) for found in claims if found), "")
-        told = next((_with(f"{task.name}: {task.reason}", task.remedy) for task in waiting if task.reason), "")
-        return (State.RUNNING if any(task.state is State.RUNNING for task in tasks) else State.PENDING), lacking or told
-    return (State.RUNNING if tasks else State.PENDING), ""
+    return _underway(_lacking(seen, of_pods), of_pods, tasks, ready=ready)
+
+
+def _lacking(seen: ClusterSnapshot, of_pods: Sequence[TaskStatus]) -> str:
+    """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
+    waiting = [task for task in of_pods if task.state is State.PENDING]
+    claims = (diagnosis.of_claim(claim, seen.about(claim)) for claim in seen.claims if waiting)
+    lacking = next((_with(found.words, found.remedy) for found in claims if found), "")
+    return lacking or next((_with(f"{task.name}: {task.reason}", task.remedy) for task in waiting if task.reason), "")
+
+
+def _underway(lacking: str, of_pods: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, str]:
+    """Return the state that fits what tasks tell: a run runs when it trains, not when a pod does."""
+    states = [task.state for task in tasks]
+    if State.STOPPED in states and not any(state in UNDERWAY for state in states):
+        return State.STOPPED, lacking
+    # A task that cannot be scheduled, for example, or not pull its image: the run does not run, whatever the others do. Told by the cluster,
+    # which has no words for a task that is merely made again.
+    hindered = any(task.state is State.PENDING and task.reason for task in of_pods)
+    if (ready and not hindered) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
+        return State.RUNNING, lacking
+    waiting = (f"{task.name}: {task.reason}" for task in tasks if task.state is State.PENDING and task.reason)
+    return State.PENDING, lacking or next(waiting, "")
 
 
 def leads(seen: ClusterSnapshot, job: Object) -> bool:

@@ -30,7 +30,6 @@ _NODES_EVERY = 60.0  # seconds, where no node takes a pod
 _MOST_PAUSE = 30.0  # seconds after which what tells more of Jobs and pods is asked for again, where these do not change
 _ONE_BY_ONE = 4  # objects whose events are asked for by a request each
 _UID = "involvedObject.uid"
-_UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
 
 
 def labels_of(run: str) -> dict[str, str]:
@@ -250,40 +249,20 @@ class Watcher:
         return run_record.final(self._record) if run_record.roles(self._record) - there else None
 
     def _read(self) -> RunStatus:
-        status = pod_status.status(self.seen, self.cluster.now())
+        tasks = pod_status.tasks(self.seen, self.cluster.now())
         if self._story is None:
-            self._story = RunEvents(status.tasks[0].name if status.tasks else "")
-        failed = [task.name for task in status.tasks if task.state is State.FAILED][:_MOST_READ]
+            self._story = RunEvents(tasks[0].name if tasks else "")
+        failed = [task.name for task in tasks if task.state is State.FAILED][:_MOST_READ]
         told = {
-            *(task.name for task in status.tasks[:_MOST_READ]),
-            *(task.name for task in status.tasks if task.name == "evaluator"),
+            *(task.name for task in tasks[:_MOST_READ]),
+            *(task.name for task in tasks if task.name == "evaluator"),
             *failed,
         }
         read = [pod for pod in self.seen.pods if task_of(pod) in told]
         self._story.take(self.logs.news(read, tail=_LINES))
         if self._last is not None:  # nor for one look alone
             self.logs.stream(read)
-        # A task that cannot be scheduled, say, or not pull its image: the run does not run, whatever the others do. Told by the cluster, which
-        # has no words for a task that is merely made again.
-        hindered = any(task.state is State.PENDING and task.reason for task in status.tasks)
-        status = self._story.onto(status, ended=status.state not in _UNDERWAY)
-        if status.state is State.FAILED:  # with the attempts that its task has made inside its pod
-            status = dataclasses.replace(status, reason=pod_status.why_failed(self.seen, status.tasks))
-        status = judged(status, ready=self._story.progress.ready and not hindered)
-        return dataclasses.replace(status, run_dir=place_of(self.seen, self.cluster))
-
-
-def judged(status: RunStatus, *, ready: bool) -> RunStatus:
-    """Return the status of a run with the state that fits what its tasks told: it runs when it trains, not when a pod does."""
-    if status.state not in _UNDERWAY or status.state is State.RESTARTING:  # as a whole, whatever its tasks are meanwhile
-        return status
-    states = [task.state for task in status.tasks]
-    if State.STOPPED in states and not any(state in _UNDERWAY for state in states):
-        return dataclasses.replace(status, state=State.STOPPED)
-    waiting = [f"{task.name}: {task.reason}" for task in status.tasks if task.state is State.PENDING and task.reason]
-    runs = ready or all(state in {State.RUNNING, State.SUCCEEDED} for state in states)
-    reason = status.reason or ("" if runs else next(iter(waiting), ""))
-    return dataclasses.replace(status, state=State.RUNNING if runs else State.PENDING, reason=reason)
+        return pod_status.run_status(self.seen, tasks, self._story, place_of(self.seen, self.cluster))
 
 
 def place_of(seen: ClusterSnapshot, cluster: Cluster) -> str:

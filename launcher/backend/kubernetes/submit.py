@@ -48,7 +48,7 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
     if not seen.jobs and seen.whole is not None and not pod_status.is_over(seen.whole):
         whole = f"jobset/{seen.whole['metadata']['name']}"
         raise UsageError(f"{run} waits already in {cluster.words()}: {whole}", f"stop it first: launcher down {run} --on kubernetes")
-    if seen.jobs and status_source.judged(pod_status.status(seen, cluster.now()), ready=False).state not in ENDED:
+    if seen.jobs and pod_status.status(seen, cluster.now()).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
         raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
     status = status_source.Watcher(cluster, run).status() if seen.jobs and run_record.final(noted) is None else None

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.runs.progress import Progress
-from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
+from launcher.runs.status import LogLine, State, TaskStatus
 from launcher.runs.task_tracker import TaskTracker
 from trainer.events import parse
 
@@ -38,11 +38,9 @@ class RunEvents:
             self._tasks.setdefault(about, TaskTracker(about)).tell(event, own=own)
             self.progress.apply(event, leads=own and line.task == self._leader)
 
-    def onto(self, status: RunStatus, *, ended: bool) -> RunStatus:
-        """Return the status of a run, known from its objects, with what its tasks told."""
-        tasks = tuple(_with_events(task, self._tasks[task.name]) if task.name in self._tasks else task for task in status.tasks)
-        fields: dict[str, Any] = self.progress.fields(ended=ended)
-        return dataclasses.replace(status, tasks=tasks, **fields)
+    def onto(self, tasks: Iterable[TaskStatus]) -> tuple[TaskStatus, ...]:
+        """Return how tasks are, known from their pods, with what they told."""
+        return tuple(_with_events(task, self._tasks[task.name]) if task.name in self._tasks else task for task in tasks)
 
 
 def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
