@@ -189,6 +189,34 @@ def test_the_command_line_compares_no_backends_name() -> None:
     assert found == []
 
 
+def methods(tree: ast.Module, *, of: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the methods of a module's classes with the class's name, of those whose bases have `of` in their text."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and of in ",".join(map(ast.unparse, node.bases)):
+            yield from ((node.name, part) for part in node.body if isinstance(part, ast.FunctionDef))
+
+
+def unread(method: ast.FunctionDef) -> Iterator[str]:
+    """Yield the parameters that a method never reads."""
+    read = {node.id for part in method.body for node in ast.walk(part) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    yield from (each.arg for each in (*method.args.args, *method.args.kwonlyargs) if each.arg not in read | {"self"})
+
+
+def test_no_backend_ignores_a_parameter_of_what_it_offers() -> None:
+    """An argument that means nothing to one of them belongs to what only some offer, or into a value that all of them read."""
+    known = dict(modules("launcher"))
+    offered = {method.name for _, method in methods(known["launcher.backend.model"], of="Protocol")}
+    implementing = [f"launcher.backend.{backend}.backend" for backend in BACKENDS] + ["launcher.runs.supervised_runs"]
+    found = [
+        (f"{module}:{name}.{method.name}", [*unread(method)])
+        for module in implementing
+        for name, method in methods(known[module])
+        if method.name in offered
+    ]
+    assert len(found) > 30
+    assert [place for place, ignored in found if ignored] == []
+
+
 def test_what_backends_share_imports_none_of_them() -> None:
     found = [
         f"{module} imports {name}"

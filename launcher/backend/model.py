@@ -29,18 +29,22 @@ class Where:
     namespace: str | None = None
 
 
-def always() -> bool:
-    """Say yes: a start that is always wanted."""
-    return True
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a run is started from: its plan, and the spec, as dumped, that this was made of."""
+
+    plan: Plan
+    spec: dict[str, Any]
 
 
 class Backend(Protocol):
     """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
-        """Start the run and return as soon as it is on its way; detached, it outlives this process.
+    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
+        """Start the run and return as soon as it is on its way. Without `wanted` it is in the background, and outlives this process.
 
-        `wanted` is asked again and again by a backend whose start may wait for what was there before: once it says no, nothing is started.
+        `wanted` tells whether the launcher in the foreground still wants the run. A start that may wait for what was there before asks it
+        again and again: once it says no, nothing is started.
         """
 
     def status(self, name: str) -> RunStatus:
@@ -82,7 +86,7 @@ class Backend(Protocol):
 class Prepares(Protocol):
     """A backend whose starts need something that may take long, such as an image."""
 
-    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+    def prepare(self, run: PlannedRun) -> Iterator[str]:
         """Make what a start needs first; yield what a person should know, as it comes."""
 
 
@@ -90,7 +94,7 @@ class Prepares(Protocol):
 class Reserves(Protocol):
     """A backend whose runs other machines may start, too."""
 
-    def reserve(self, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
+    def reserve(self, run: PlannedRun) -> AbstractContextManager[None]:
         """Keep other machines from starting the run for a `with` block, until `start` in it has.
 
         Raises UsageError when one starts it, or it is at work.
@@ -117,5 +121,5 @@ class ServesTensorBoard(Protocol):
 class ComparesObjects(Protocol):
     """What a backend offers beside that whose runs are objects of an API: to compare them with what a start would make of a spec."""
 
-    def differences(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+    def differences(self, run: PlannedRun) -> Iterator[str]:
         """Yield the lines of a unified diff, from what is there to what `start` would apply; none where nothing differs."""

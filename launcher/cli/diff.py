@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import ComparesObjects, Where
+from launcher.backend.model import ComparesObjects, PlannedRun, Where
 from launcher.backend.registry import in_namespaces, of_clusters
 from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, homes
@@ -70,7 +70,7 @@ def _of_objects(file: Path, overrides: Sequence[str], runs: Path, where: Where) 
     on = of_clusters()
     spec, plan, where = plan_for_cluster(file, overrides, check_backend(on), runs, where)
     backend = open_backend(on, runs, where)
-    return list(backend.differences(plan, dump(spec))) if isinstance(backend, ComparesObjects) else []
+    return list(backend.differences(PlannedRun(plan, dump(spec)))) if isinstance(backend, ComparesObjects) else []
 
 
 def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[dict[str, Any], list[str]]:

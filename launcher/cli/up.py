@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, Prepares, Reserves, Where
+from launcher.backend.model import Backend, PlannedRun, Prepares, Reserves, Where
 from launcher.backend.registry import BACKENDS, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
@@ -80,6 +80,7 @@ def up(
         old = before(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
         elsewhere = BACKENDS[plan.target].by_labels and not is_there(home(runs, on), spec.name)
+        run = PlannedRun(plan, dump(spec))
         changes, asked = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
         decision = decide(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
@@ -91,11 +92,11 @@ def up(
             supply(plan, spec)
         if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
-            starting.enter_context(_reserved(backend, plan, dump(spec)))
+            starting.enter_context(_reserved(backend, run))
             say(f"{spec.name} starts from the first step; the old run is now {move_aside(backend, spec.name, old)}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
-        for notice in (*plan.notices, *_prepared(backend, plan, dump(spec))):
+        for notice in (*plan.notices, *_prepared(backend, run)):
             say(f"notice: {notice}")
         if detach and in_namespaces(on) and spec.kubernetes.ttl is not None:
             say(
@@ -108,17 +109,17 @@ def up(
                 )
             )
         if detach:
-            backend.start(plan, dump(spec), detach=True)
+            backend.start(run)
             return _detached(plan, runs, as_json=as_json)
-        return _foreground(backend, plan, dump(spec), runs, started_by, as_json=as_json, started=starting.close)
+        return _foreground(backend, run, runs, started_by, as_json=as_json, started=starting.close)
 
 
-def _reserved(backend: Backend, plan: Plan, spec: dict[str, Any]) -> AbstractContextManager[None]:
-    return backend.reserve(plan, spec) if isinstance(backend, Reserves) else nullcontext()
+def _reserved(backend: Backend, run: PlannedRun) -> AbstractContextManager[None]:
+    return backend.reserve(run) if isinstance(backend, Reserves) else nullcontext()
 
 
-def _prepared(backend: Backend, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
-    return backend.prepare(plan, spec) if isinstance(backend, Prepares) else iter(())
+def _prepared(backend: Backend, run: PlannedRun) -> Iterator[str]:
+    return backend.prepare(run) if isinstance(backend, Prepares) else iter(())
 
 
 def _sayer(*, as_json: bool) -> Any:
@@ -143,21 +144,21 @@ def _detached(plan: Plan, runs: Path, *, as_json: bool) -> int:
 
 
 def _foreground(
-    backend: Backend, plan: Plan, spec: dict[str, Any], runs: Path, started_by: Sequence[str], *, as_json: bool, started: Callable[[], None]
+    backend: Backend, run: PlannedRun, runs: Path, started_by: Sequence[str], *, as_json: bool, started: Callable[[], None]
 ) -> int:
     from launcher.cli.follow import follow
     from launcher.cli.interrupts import Interrupts
     from launcher.cli.results import EXIT_CODES
     from launcher.cli.stopping import stop_action
 
-    tasks = [task.name for task in plan.tasks]
+    name, tasks = run.plan.name, [task.name for task in run.plan.tasks]
     with Interrupts() as interrupts:
         since = time.time()
         with interrupts.telling():
-            backend.start(plan, spec, detach=False, wanted=lambda: not interrupts.count)
+            backend.start(run, wanted=lambda: not interrupts.count)
         started()
-        with _view(plan.name, tasks, as_json=as_json) as view:
-            status = follow(backend, plan.name, tasks, view, interrupts, since=since, asking=stop_action(spec))
+        with _view(name, tasks, as_json=as_json) as view:
+            status = follow(backend, name, tasks, view, interrupts, since=since, asking=stop_action(run.spec))
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED

@@ -22,7 +22,7 @@ from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_WAIT, Engine, asking, compose, endpoint
 from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
-from launcher.backend.model import Board, always
+from launcher.backend.model import Board, PlannedRun
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
@@ -57,16 +57,15 @@ class DockerBackend:
     def _engine(self) -> Engine:
         return Engine(endpoint())
 
-    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+    def prepare(self, run: PlannedRun) -> Iterator[str]:
         """Find or make the image; yield which and why."""
         from launcher.backend.docker import image_prep
 
-        del plan
-        return image_prep.prepare(_spec(spec), self._engine.place)
+        return image_prep.prepare(_spec(run.spec), self._engine.place)
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
+    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
-        del wanted  # it waits for nothing that was there before
+        plan, spec, detach = run.plan, run.spec, wanted is None
         layout = self._layout(plan.name)
         try:
             lock_fd = spawn.lock(layout)

@@ -34,11 +34,10 @@ from launcher.backend.kubernetes.ended_status import BACKEND
 from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
-from launcher.backend.model import Board, Where, always
+from launcher.backend.model import Board, PlannedRun, Where
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
 from launcher.plan import container_paths, planner
-from launcher.plan.models import Plan
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
@@ -83,44 +82,45 @@ class KubernetesBackend:
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
         self._stopping: list[str] = []  # in this process; one that is asked for twice twice
 
-    def prepare(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+    def prepare(self, run: PlannedRun) -> Iterator[str]:
         """Let the API server check every object before one is made; yield what a person should know."""
-        yield from run_objects.check(self._cluster(plan.name), self._run(plan, spec))
+        yield from run_objects.check(self._cluster(run.plan.name), self._run(run))
 
-    def differences(self, plan: Plan, spec: dict[str, Any]) -> Iterator[str]:
+    def differences(self, run: PlannedRun) -> Iterator[str]:
         """Yield the lines of a unified diff between what is there and what `start` would make of it."""
-        yield from diff.differences(self._cluster(plan.name), self._run(plan, spec))
+        yield from diff.differences(self._cluster(run.plan.name), self._run(run))
 
     @contextlib.contextmanager
-    def reserve(self, plan: Plan, spec: dict[str, Any]) -> Iterator[None]:
+    def reserve(self, run: PlannedRun) -> Iterator[None]:
         """Keep every other launcher out by a mark in the cluster; the record is as it was again where nothing was started."""
-        cluster = self._cluster(plan.name)
-        self._marks[plan.name] = submit.reserve(cluster, self._run(plan, spec))
+        name = run.plan.name
+        cluster = self._cluster(name)
+        self._marks[name] = submit.reserve(cluster, self._run(run))
         try:
             yield
         finally:
-            if mark := self._marks.pop(plan.name, None):
+            if mark := self._marks.pop(name, None):
                 with contextlib.suppress(LauncherError):  # what has kept it from starting is the one to tell
                     run_record.undo(cluster, mark)
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
-        """Apply the run's objects. Detached or not, the cluster keeps the run. Raises UsageError when it runs already."""
-        del detach
-        name, cluster, run = plan.name, self._cluster(plan.name), self._run(plan, spec)
+    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
+        """Apply the run's objects. In the background or not, the cluster keeps the run. Raises UsageError when it runs already."""
+        plan, name, wanted = run.plan, run.plan.name, wanted or submit.always
+        cluster, made = self._cluster(name), self._run(run)
         self._forget(name)
         self._ended.pop(name, None)
         # Before anything is made: whatever becomes of this process, the other verbs find it.
-        said = run.options.namespace is not None
+        said = made.options.namespace is not None
         put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
-            mark = self._marks.pop(name, None) or submit.reserve(cluster, run, wanted)
+            mark = self._marks.pop(name, None) or submit.reserve(cluster, made, wanted)
             refused.pop_all()
-        start = submit.Start(cluster, run, mark, wanted)
-        start.apply(spec, put_back)
+        start = submit.Start(cluster, made, mark, wanted)
+        start.apply(run.spec, put_back)
         known = self._look_at(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
-        place = status_source.claim_words(run.claim, cluster, name) if run.storage else ""
+        place = status_source.claim_words(made.claim, cluster, name) if made.storage else ""
         # From here on it runs: a cluster that does not answer now is waited for as later.
         known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
@@ -380,8 +380,8 @@ class KubernetesBackend:
         opened = port_forward.Forward(self._cluster(name), name, host or "127.0.0.1", port)
         return Board(opened.url, opened.serve)
 
-    def _run(self, plan: Plan, spec: dict[str, Any]) -> Run:
-        return helper_pod.on_its_claim(self._cluster(plan.name), manifests.run_of(Source(_spec(spec), plan, Path.cwd())))
+    def _run(self, run: PlannedRun) -> Run:
+        return helper_pod.on_its_claim(self._cluster(run.plan.name), manifests.run_of(Source(_spec(run.spec), run.plan, Path.cwd())))
 
     def _of_record(self, name: str) -> Run | None:
         """Return the run as its record tells of it."""

@@ -9,7 +9,6 @@ from launcher.backend.kubernetes import pod_status, run_objects, run_record, sta
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.inventory import WORKLOADS, ObjectRef
-from launcher.backend.model import always
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
 from launcher.runs.status import ENDED, RunStatus, State
@@ -21,6 +20,11 @@ _LOOK_EVERY = 0.5
 _TRIES = 5
 _CLAIM = "PersistentVolumeClaim"
 Answer = TypeVar("Answer")
+
+
+def always() -> bool:
+    """Return True: for a start that nobody interrupts."""
+    return True
 
 
 def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> run_record.StartLease:

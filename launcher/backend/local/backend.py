@@ -7,11 +7,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launcher.backend.model import always
+from launcher.backend.model import PlannedRun
 from launcher.errors import UsageError
-from launcher.plan.models import Plan
 from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
@@ -31,10 +30,9 @@ class LocalBackend(SupervisedRuns):
     def __init__(self, runs: Path) -> None:
         super().__init__(runs, BACKEND)
 
-    def start(self, plan: Plan, spec: dict[str, Any], *, detach: bool, wanted: Callable[[], bool] = always) -> None:
+    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
-        del wanted  # it waits for nothing that was there before
-        layout = self.layout(plan.name)
+        layout, name = self.layout(run.plan.name), run.plan.name
         try:
             orphans.clear(layout, now=False)
             new, began = not layout.run_dir.exists(), time.time()
@@ -43,12 +41,12 @@ class LocalBackend(SupervisedRuns):
                 orphans.await_none(layout, KILL_WAIT)
                 if new:
                     orphans.remove_returned(layout, began)
-                lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach)
+                lifeline = spawn.start(layout, run.plan, run.spec, lock_fd=lock_fd, detach=wanted is None)
             finally:
                 os.close(lock_fd)
         except OSError as error:
-            raise explain(error, f"starting the run {plan.name}") from error
-        self.hold(plan.name, lifeline)
+            raise explain(error, f"starting the run {name}") from error
+        self.hold(name, lifeline)
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
         """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""

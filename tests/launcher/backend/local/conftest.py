@@ -42,9 +42,10 @@ def foreground() -> Iterator[Callable[[Plan], "subprocess.Popen[str]"]]:
         text = (
             "import json, sys, time, pathlib\n"
             "from launcher.backend.local.backend import LocalBackend\n"
+            "from launcher.backend.model import PlannedRun\n"
             "from launcher.plan.plan_json import from_document\n"
             "backend = LocalBackend(pathlib.Path(sys.argv[1]))\n"
-            "backend.start(from_document(json.load(sys.stdin)), {}, detach=False)\n"
+            "backend.start(PlannedRun(from_document(json.load(sys.stdin)), {}), wanted=lambda: True)\n"
             "print('started', flush=True)\n"
             "time.sleep(60)\n"
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.local.backend import LocalBackend
+from launcher.backend.model import PlannedRun
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
 from launcher.runs import process_identity, state_file
 from launcher.runs.paths import RunPaths
@@ -59,7 +60,7 @@ class Runs:
     def start(self, programs: dict[str, str], *, detach: bool = True, **fields: Any) -> str:
         """Start a run and return its name."""
         plan = self.plan(programs, **fields)
-        self.backend.start(plan, {"name": plan.name}, detach=detach)
+        self.backend.start(PlannedRun(plan, {"name": plan.name}), wanted=None if detach else lambda: True)
         return plan.name
 
     def wait(self, name: str = "run", seconds: float = 60) -> RunStatus:

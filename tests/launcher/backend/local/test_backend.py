@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backend.model import PlannedRun
 from launcher.errors import UsageError
 from launcher.runs import process_identity
 from launcher.runs.status import State
@@ -62,7 +63,7 @@ def test_a_final_exit_code_is_not_tried_again_and_a_lost_peer_is(runs: Runs, tmp
     made = runs.plan({"chief": count}, max_restarts=3)
     chief = made.tasks[0]
     by_code = dataclasses.replace(chief, restart=dataclasses.replace(chief.restart, when="exit_code"))
-    runs.backend.start(dataclasses.replace(made, tasks=(by_code,)), {"name": made.name}, detach=True)
+    runs.backend.start(PlannedRun(dataclasses.replace(made, tasks=(by_code,)), {"name": made.name}))
     ended = runs.wait()
     assert (ended.state, ended.tasks[0].exit_code) == (State.FAILED, 7)
     assert [restart.exit_code for restart in ended.tasks[0].restarts] == [75]
@@ -90,7 +91,7 @@ def test_restarts_that_do_not_count_leave_those_that_do_when_a_program_cannot_be
     program.chmod(0o755)
     plan = runs.plan({"chief": "pass"}, max_restarts=1)
     gone = dataclasses.replace(plan, tasks=(dataclasses.replace(plan.tasks[0], command=(str(program),)),))
-    runs.backend.start(gone, {}, detach=True)
+    runs.backend.start(PlannedRun(gone, {}))
     ended = runs.wait()
     assert (ended.state, len(ended.tasks[0].restarts)) == (State.FAILED, 2)
     assert "could not be started" in ended.reason

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backend.model import PlannedRun
 from launcher.errors import LauncherError, UsageError
 from launcher.runs import locks
 from launcher.runs.status import State
@@ -106,7 +107,7 @@ def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
     plan = runs.plan({"chief": "pass", "worker-0": "pass"})
     broken = dataclasses.replace(plan, tasks=(plan.tasks[0], dataclasses.replace(plan.tasks[1], command=("/no/such/program",))))
     with pytest.raises(LauncherError, match="/no/such/program") as error:
-        runs.backend.start(broken, {}, detach=True)
+        runs.backend.start(PlannedRun(broken, {}))
     assert error.value.remedy
     assert runs.backend.status("run").state == State.FAILED
     assert runs.processes() == []
