@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
+from typing import Literal
 
 from launcher.errors import LauncherError
 
@@ -22,24 +23,25 @@ class DockerError(LauncherError):
         self.output = output
 
 
-# What the command says when it gets no answer from an engine -> what is wrong, what to do.
-_NO_ENGINE: tuple[tuple[str, str, str], ...] = (
-    (
+NoEngine = Literal["forbidden", "silent", "context"]
+# Why there is no engine to ask -> how the command says so, what is wrong, what to do.
+_NO_ENGINE: dict[NoEngine, tuple[str, str, str]] = {
+    "forbidden": (
         r"permission denied.*(?:docker\.sock|docker daemon|docker API)",
         "you may not talk to the Docker engine",
         "add yourself to the group docker (sudo usermod -aG docker $USER, then log in again), or use rootless Docker",
     ),
-    (
+    "silent": (
         r"cannot connect to the docker daemon|error during connect|failed to connect to the docker api",
         "the Docker engine does not answer",
         "start it (Docker Desktop, or sudo systemctl start docker); `docker info` must answer (DOCKER_HOST, `docker context ls`: which one)",
     ),
-    (
+    "context": (
         r"context \S+ (?:context )?(?:not found|does not exist)|unable to resolve docker endpoint",
         "the Docker context that is set up cannot be used",
         "choose one of `docker context ls` with `docker context use`, or unset DOCKER_CONTEXT",
     ),
-)
+}
 
 
 def program() -> str:
@@ -56,10 +58,14 @@ def program() -> str:
 
 def no_engine(output: str) -> DockerError | None:
     """Return what is wrong when `output` of the docker command says that there was no engine to ask, else None."""
-    for pattern, message, remedy in _NO_ENGINE:
-        if re.search(pattern, output, re.IGNORECASE):
-            return DockerError(f"{message}: {last_line(output)}", remedy, output)
-    return None
+    found = (why for why, (pattern, _, _) in _NO_ENGINE.items() if re.search(pattern, output, re.IGNORECASE))
+    return next((unasked(why, output) for why in found), None)
+
+
+def unasked(why: NoEngine, output: str) -> DockerError:
+    """Return the error for an engine that could not be asked, by what the command or the client said of it."""
+    _, message, remedy = _NO_ENGINE[why]
+    return DockerError(f"{message}: {last_line(output)}", remedy, output)
 
 
 def last_line(output: str) -> str:

@@ -40,6 +40,7 @@ class TaskStatus:
     name: str
     state: State
     reason: str = ""
+    reason_code: str = ""  # of which kind it is, where its backend tells
     remedy: str = ""  # what to do about it, where that is known
     address: str = ""
     pid: int | None = None
@@ -81,6 +82,7 @@ class RunStatus:
     backend: str
     state: State
     reason: str = ""
+    reason_code: str = ""  # of a run that does not start: the task and the code of its reason, where its backend tells
     run_dir: str = ""
     spec_digest: str = ""
     strategy: str = ""

@@ -171,9 +171,7 @@ def _explained(error: Exception, doing: str) -> LauncherError:
     inner = _of_the_system(error)
     if inner is not None and inner.errno in _FULL:
         return os_errors.explain(inner, doing)
-    if isinstance(inner, PermissionError):
-        return explain(f"permission denied while trying to connect to the Docker daemon socket: {error}", doing)
-    return explain(f"Cannot connect to the Docker daemon: {error}", doing)
+    return docker_cli.unasked("forbidden" if isinstance(inner, PermissionError) else "silent", str(error))
 
 
 def _of_the_system(error: BaseException) -> OSError | None:

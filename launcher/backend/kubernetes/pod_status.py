@@ -80,6 +80,7 @@ def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: R
     """Return how a run is: from its objects, from its tasks as those tell, from what these wrote, and where its directory is."""
     tasks = events.onto(of_pods)
     state, reason = _run_state(seen, of_pods, tasks, ready=events.progress.ready)
+    lacking, _ = _lacking(seen, of_pods)
     started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in seen.jobs]
     made = [*_by_role(seen.jobs)[:1], *([seen.whole] if seen.whole else [])]
@@ -89,6 +90,7 @@ def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: R
         backend="kubernetes",
         state=state,
         reason=reason,
+        reason_code=lacking if state is State.PENDING else "",
         run_dir=place,
         spec_digest=annotations.get(_DIGEST, ""),
         strategy=annotations.get(_STRATEGY, ""),
@@ -118,15 +120,17 @@ def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tu
         return State.FAILED, why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
         return State.SUCCEEDED, ""
-    return _underway(_lacking(seen, of_pods), of_pods, tasks, ready=ready)
+    _, lacking = _lacking(seen, of_pods)
+    return _underway(lacking, of_pods, tasks, ready=ready)
 
 
-def _lacking(seen: ClusterSnapshot, of_pods: Sequence[TaskStatus]) -> str:
-    """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
+def _lacking(seen: ClusterSnapshot, of_pods: Sequence[TaskStatus]) -> tuple[str, str]:
+    """Return what a task that has no running pod waits for, as code and text: the run's claims, else what its pod says; empty where none waits."""
     waiting = [task for task in of_pods if task.state is State.PENDING]
     claims = (diagnosis.of_claim(claim, seen.about(claim)) for claim in seen.claims if waiting)
-    lacking = next((_with(found.words, found.remedy) for found in claims if found), "")
-    return lacking or next((_with(f"{task.name}: {task.reason}", task.remedy) for task in waiting if task.reason), "")
+    lacking = [(found.kind, _with(found.words, found.remedy)) for found in claims if found]
+    pods = ((f"{task.name}: {task.reason_code}", _with(f"{task.name}: {task.reason}", task.remedy)) for task in waiting if task.reason)
+    return next(iter(lacking), None) or next(pods, ("", ""))
 
 
 def _underway(lacking: str, of_pods: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, str]:
@@ -230,6 +234,7 @@ def _task(seen: ClusterSnapshot, job: Object, name: str, attempts: list[Object],
         name,
         _STATES.get(phase, _pending)(job, pod),
         _reason(pod, phase, found, now),
+        found.kind if found else "",
         found.remedy if found and found.kind not in _SAID_ELSEWHERE else "",
         address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
         restarts=restarts,
@@ -298,12 +303,12 @@ def _without_pod(seen: ClusterSnapshot, job: Object, name: str) -> TaskStatus:
         return TaskStatus(name, State.STOPPED, "ended with its Job")
     if job.get("spec", {}).get("suspend"):
         return (
-            TaskStatus(name, State.PENDING, words)
+            TaskStatus(name, State.PENDING, words, "queue")
             if (words := waits(seen, job))
             else TaskStatus(name, State.STOPPED, "its Job is suspended")
         )
     found = diagnosis.of_events(seen.about(job))
-    return TaskStatus(name, State.PENDING, found.words, found.remedy) if found else TaskStatus(name, State.PENDING)
+    return TaskStatus(name, State.PENDING, found.words, found.kind, found.remedy) if found else TaskStatus(name, State.PENDING)
 
 
 def restart(pod: Object, attempt: int = 0) -> Restart:

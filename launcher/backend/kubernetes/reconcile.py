@@ -1,6 +1,5 @@
 """The work that a launcher does for a run on Kubernetes while it watches: it releases pods of lost nodes, and suspends runs that failed or never start."""
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,8 +13,6 @@ from launcher.runs.status import RunStatus, State
 from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
 
-# The task, for how long, and the first words of what is wrong.
-_REASON = re.compile(r"([\w-]+: )?(?:\d+[smhd]: )?([^:]+)")
 _FIRST_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
 GIVE_UP = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; given up by the launcher"}}
 
@@ -156,17 +153,10 @@ class Reconciler:
         if status.data_lost is not None and status.data_lost.message not in self._said:
             self._said.add(status.data_lost.message)
             yield status.data_lost.message
-        if status.missing and status.reason not in self._said:
-            self._said.add(status.reason)
-            yield status.reason
-            return
-        # By its first words: how long it lasts and what else there is to say changes every second.
-        match = _REASON.match(status.reason) if status.state is State.PENDING else None
-        if match is None or match[2].startswith("waiting for"):
-            return
-        first = f"{match[1] or ''}{match[2]}"
-        if first not in self._said:
-            self._said.add(first)
+        # By its code: the text has how long it lasts, and changes every second.
+        hinders = ", ".join(status.missing) or (status.reason_code if status.state is State.PENDING else "")
+        if hinders and hinders not in self._said:
+            self._said.add(hinders)
             yield status.reason
 
     def _is_as_seen(self, pod: Object) -> bool:

@@ -142,7 +142,7 @@ def test_a_job_that_may_not_make_pods_says_why() -> None:
     event = {"type": "Warning", "reason": "FailedCreate", "message": message, "involvedObject": {"uid": "chief"}}
     told = status(ClusterSnapshot("digits", [job("chief")], events=[event]), NOW)
     words = "chief: the namespace's quota gpus is used up; free some of it, or have it raised"
-    assert (told.state, told.reason) == (State.PENDING, words)
+    assert (told.state, told.reason, told.reason_code) == (State.PENDING, words, "chief: quota")
 
 
 def test_a_claim_that_no_class_serves_is_the_run_s_reason() -> None:
@@ -154,7 +154,7 @@ def test_a_claim_that_no_class_serves_is_the_run_s_reason() -> None:
         "involvedObject": {"uid": "c"},
     }
     told = status(ClusterSnapshot("digits", [job("chief")], [pod("chief", 0, "Pending")], [claim], [event]), NOW)
-    assert told.reason == "there is no storage class x; write another storage.class"
+    assert (told.reason, told.reason_code) == ("there is no storage class x; write another storage.class", "storage")
 
 
 def test_a_suspended_job_waits_for_its_queue_or_was_stopped() -> None:

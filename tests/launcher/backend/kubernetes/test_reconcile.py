@@ -228,16 +228,18 @@ def test_a_pod_that_has_changed_since_it_was_seen_is_not_given_up() -> None:
 
 def test_what_keeps_a_run_from_starting_is_told_once_while_it_lasts() -> None:
     tender = Reconciler(cast("Cluster", Refusing()), "digits", 60)
-    waits = status(State.PENDING)
+    waits = dataclasses.replace(status(State.PENDING), reason_code="chief: nodes")
     later = dataclasses.replace(waits, reason="chief: 5m: 0/6 nodes: insufficient nvidia.com/gpu")
-    other = dataclasses.replace(waits, reason="chief: 5m: ImagePullBackOff: Back-off pulling image")
-    said = [note for one in (waits, later, other, later) for note in tender.tend(ClusterSnapshot("digits", ()), one)]
+    other = dataclasses.replace(waits, reason="chief: 5m: ImagePullBackOff: Back-off pulling image", reason_code="chief: image")
+    peers = dataclasses.replace(waits, reason="chief: waiting for ps-0", reason_code="")  # as tasks tell themselves
+    said = [note for one in (waits, later, other, later, peers) for note in tender.tend(ClusterSnapshot("digits", ()), one)]
     assert said == [waits.reason, other.reason]
 
 
 def test_what_keeps_a_claim_from_its_volume_is_told_though_it_is_of_no_task() -> None:
     tender = Reconciler(cast("Cluster", Refusing()), "digits", 60)
-    waits = dataclasses.replace(status(State.PENDING), reason="there is no storage class x; write another storage.class")
+    reason = "there is no storage class x; write another storage.class"
+    waits = dataclasses.replace(status(State.PENDING), reason=reason, reason_code="storage")
     assert [note for _ in range(2) for note in tender.tend(ClusterSnapshot("digits", ()), waits)] == [waits.reason]
 
 
