@@ -232,6 +232,18 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_no_docstring_begins_with_a_question_word() -> None:
+    """A noun says what a thing is, a verb what a function does."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path, tree in trees("launcher/*.py", "trainer/*.py")
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and re.match(r"(What|Who|Whom|Whose|Where)\b", text)
+    ]
+    assert found == []
+
+
 def test_modules_stay_small() -> None:
     lengths = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in tracked("*.py")}
     long = {str(path): lines for path, lines in lengths.items() if lines > MOST_LINES}

@@ -189,7 +189,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Hears:
-    """Whom another task's parent calls, in the reactor's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to show."""
+    """Calls that another task's parent gets, in the reactor's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to show."""
 
     ended: Callable[[News], None]
     gone: Callable[[str], None]

@@ -191,7 +191,7 @@ class Stacks:
 
 
 class _Reading:
-    """What one process writes, until it has written nothing for a moment."""
+    """Output of one process, until it has written nothing for a moment."""
 
     def __init__(self, reactor: Reactor, ended: Callable[[bytes], None]) -> None:
         self._reactor, self._ended = reactor, ended

@@ -1,1 +1,1 @@
-"""Where a plan runs: one package a backend, imported only when it is used."""
+"""The backends that run plans: one package each, imported only when it is used."""

@@ -1,4 +1,4 @@
-"""What an examination finds, a line each."""
+"""Findings of an examination, a line each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What is examined: a place, and whether it fits a spec where there is one."""
+    """The subject of an examination: a place, and whether it fits a spec where there is one."""
 
     spec: ClusterSpec | None
     where: Where

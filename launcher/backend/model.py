@@ -1,4 +1,4 @@
-"""What every backend offers: the calls behind the CLI's verbs."""
+"""The protocol of a backend: the calls behind the CLI's verbs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Board:
-    """Where TensorBoard answers; `serve`, where there is one, has to be called and serves it until the process is interrupted."""
+    """The address of TensorBoard; `serve`, if there is one, has to be called and serves it until the process is interrupted."""
 
     url: str
     serve: Callable[[], None] | None = None
@@ -31,7 +31,7 @@ class Where:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a run is started from: its plan, and the spec, as dumped, that this was made of."""
+    """A run to be started: its plan, and the spec, as dumped, that this was made of."""
 
     plan: Plan
     spec: dict[str, Any]
@@ -119,7 +119,7 @@ class ServesTensorBoard(Protocol):
 
 @runtime_checkable
 class ComparesObjects(Protocol):
-    """What a backend offers beside that whose runs are objects of an API: to compare them with what a start would make of a spec."""
+    """A backend whose runs are objects of an API, which can be compared with those that a start would make."""
 
     def differences(self, run: PlannedRun) -> Iterator[str]:
         """Yield the lines of a unified diff, from what is there to what `start` would apply; none where nothing differs."""

@@ -1,4 +1,4 @@
-"""What this machine keeps of runs on clusters: where each was started, and the output of pods that are gone since.
+"""Notes of this machine on runs on clusters: where each was started, and the output of pods that are gone since.
 
 One directory a run and place, `runs`/.kubernetes/<context>/<namespace>/<run>: the same name may run in several places.
 """

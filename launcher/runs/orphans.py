@@ -1,4 +1,4 @@
-"""What is left of a run whose supervisor was killed: found by who the processes are, reported, and cleaned up.
+"""Orphans: processes that a killed supervisor left, found by who they are, reported, and cleaned up.
 
 The tasks notice by themselves that their supervisor is gone, save and leave; what is found here is what is still
 about that, or did not leave.

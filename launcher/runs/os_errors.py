@@ -1,4 +1,4 @@
-"""What the operating system refuses, as an error with a remedy: one table."""
+"""Errors of the operating system, each with a remedy: one table."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Where a run keeps what on this machine: the files below `runs/<name>/`, or `runs/.docker/<name>/` for one of containers."""
+"""Paths of a run on this machine: the files below `runs/<name>/`, or `runs/.docker/<name>/` for one of containers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class RunPaths:
 
     @property
     def directory(self) -> Path:
-        """What the launcher itself writes."""
+        """The launcher's own files."""
         return self.run_dir / "launcher"
 
     @property
@@ -37,7 +37,7 @@ class RunPaths:
 
     @property
     def state(self) -> Path:
-        """What the supervisor last knew; replaced atomically."""
+        """The supervisor's last state; replaced atomically."""
         return self.directory / "state.json"
 
     @property
@@ -47,17 +47,17 @@ class RunPaths:
 
     @property
     def supervisor_log(self) -> Path:
-        """What the supervisor did, for people."""
+        """The supervisor's own log, for people."""
         return self.directory / "supervisor.log"
 
     @property
     def scratch(self) -> Path:
-        """Where servers find their stop files."""
+        """The directory of servers' stop files."""
         return self.directory / "scratch"
 
     @property
     def summary(self) -> Path:
-        """What the chief last recorded about the run."""
+        """The chief's last record of the run."""
         return self.run_dir / "run.json"
 
     @property

@@ -1,4 +1,4 @@
-"""What a run has reached, from the progress events of its tasks.
+"""Progress of a run, from the events of its tasks.
 
 Events are lines of output, and a user's own program may print anything that looks like one: a field that is missing
 or of another kind than FIELDS says counts as not told.

@@ -1,4 +1,4 @@
-"""What events of a task say in words, for the reasons that statuses and logs give."""
+"""Reasons in words, from the events and the output of tasks, as statuses and logs give them."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What follows from the exit of a whole task: a table and a back-off. Pure.
+"""Restart policy of whole tasks: what follows from an exit, by a table, and the back-off. Pure.
 
 Source: docs/architecture.md, "Exit codes". The trainer restarts its training process in place; this is for when the
 trainer's own parent process ends, and for programs that run without it.
@@ -15,7 +15,7 @@ HEALTHY_AFTER = 60.0
 
 
 class Verdict(Enum):
-    """What to do with a task that has ended."""
+    """The decision about a task that has ended."""
 
     DONE = auto()
     RESTART = auto()  # counts against max_restarts

@@ -120,7 +120,7 @@ class Outcome:
 
 
 class Runtime(ABC):
-    """What runs the tasks of one run: its events, and what only this backend has to do at the start and at the end."""
+    """A backend's part in one run: it waits for events of tasks, starts them, and cleans up after them."""
 
     backend: str
     place = ""  # of the run's directory, for people

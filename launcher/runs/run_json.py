@@ -1,4 +1,4 @@
-"""What run.json says once a run is over: the chief writes it while it lives, and cannot when it was killed with its parent."""
+"""Corrects run.json once a run is over: the chief writes it while it lives, and cannot when it was killed with its parent."""
 
 import contextlib
 import dataclasses

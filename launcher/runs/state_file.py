@@ -1,4 +1,4 @@
-"""What the supervisor knows, as a file that others read: written whole or not at all."""
+"""The supervisor's state as a file that others read: written whole or not at all."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the supervisor writes down: its state, often enough and not more often, and its own log."""
+"""Writes the supervisor's state, often enough and not more often, and its own log."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Who is asked to leave when, once a run ends: tables by strategy and role. Pure.
+"""The order in which tasks are asked to stop once a run ends: tables by strategy and role. Pure.
 
 A run that is done leaves its other tasks time to end by themselves: the trainer's servers do, a user's servers never.
 A run that is stopped asks those first that save a checkpoint, and the servers that hold what is saved after them.

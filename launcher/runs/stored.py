@@ -1,4 +1,4 @@
-"""What a run has stored, by the kinds that `launcher get` copies."""
+"""Kinds of data that a run has stored, and that `launcher get` copies."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ def is_final(code: int) -> bool:
 
 @dataclass
 class ContainerTracker(TaskTracker):
-    """What is known of one task. `container` is the engine's state of it, empty before it was looked at.
+    """The state of one task. `container` is the engine's state of it, empty before it was looked at.
 
     One without a trainer in it tells nothing of itself: what the engine counts is all that there is.
     """
@@ -42,7 +42,7 @@ class ContainerTracker(TaskTracker):
 
     @property
     def phase(self) -> str:
-        """What the engine calls the container's state: created, running, paused, restarting, exited, dead; gone without one."""
+        """The container's state in the engine's word: created, running, paused, restarting, exited, dead; gone without one."""
         return str(self.container.get("Status", "gone"))
 
     @property

@@ -42,7 +42,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the engine answers, by the context in use or DOCKER_HOST."""
+    """The engine's address, by the context in use or DOCKER_HOST."""
 
     host: str
     tls: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What an engine refuses, as errors with a remedy: one table."""
+"""Errors of an engine, each with a remedy: one table."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a start needs first: an engine with Compose, an image that it has, and directories that it can see."""
+"""Preparation of a start: checks that the engine has Compose and sees the directories, and finds or makes the image."""
 
 import queue
 import re

@@ -54,7 +54,7 @@ PATIENCE = 600.0
 
 @dataclasses.dataclass
 class _Known:
-    """What is known of one run while this process looks at it."""
+    """State of one run while this process looks at it."""
 
     cluster: Cluster
     watcher: status_source.Watcher

@@ -1,4 +1,4 @@
-"""What keeps a pod from running or ended it, recognised and said in words, with what to do. Pure.
+"""Diagnosis of a pod: what keeps it from running or ended it, in words, with what to do. Pure.
 
 The reasons are those that Kubernetes 1.26 to 1.34 write: kubelet (images, containers, volumes, eviction), scheduler, Job
 controller and admission. A reason that is not known is told as Kubernetes told it.

@@ -1,4 +1,4 @@
-"""What `up` would change: each object as the cluster has it beside what it would be, as `kubectl diff` shows it; what it would delete, too."""
+"""Changes that `up` would make: each object as the cluster has it beside what it would be, as `kubectl diff` shows it; what it would delete, too."""
 
 import difflib
 from collections.abc import Iterator

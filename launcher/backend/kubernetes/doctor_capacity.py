@@ -41,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a pod asks of a node."""
+    """Demands of a pod on its node."""
 
     amounts: dict[str, float]
     labels: dict[str, str]

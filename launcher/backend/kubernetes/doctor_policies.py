@@ -15,7 +15,7 @@ from trainer.strategies import STRATEGIES
 
 @dataclass(frozen=True)
 class Need:
-    """What a task has to reach: a port, of the run's own tasks or of a service of the cluster."""
+    """A port that a task has to reach, of the run's own tasks or of a service of the cluster."""
 
     words: str
     port: int

@@ -1,4 +1,4 @@
-"""What a run has stored on its volume, read from here: a pod that mounts it serves it on its own loopback, to which a port is forwarded.
+"""Download of what a run has stored: a pod that mounts its volume serves it on its own loopback, to which a port is forwarded.
 
 So it takes no right to run commands in pods (`pods/exec`). Nobody else gets at it: other pods cannot reach a pod's loopback, and who may forward
 ports needs the token, which stays in this process; the pod knows its digest.

@@ -1,4 +1,4 @@
-"""What a cluster refuses, as errors with a remedy: who may not do what, what is not there, what another has changed."""
+"""Errors of a cluster, each with a remedy: an action that is not permitted, an object that is not there or that another has changed."""
 
 import json
 import re

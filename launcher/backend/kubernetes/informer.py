@@ -65,7 +65,7 @@ class Informer:
             return [thing for _, thing in sorted(self._there.copy().items())]
 
     def hurry(self) -> None:
-        """Where nothing can be watched, list again at once, and as often as after a change."""
+        """List again at once, and as often as after a change, if nothing can be watched."""
         self._pauses = Pauses(_MOST_POLLED)
 
     def _ask(self, *, again: bool) -> None:

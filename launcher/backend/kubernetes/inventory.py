@@ -1,4 +1,4 @@
-"""What a run is to have by its record, and what of that is not there: its claim with its data, or an object that somebody has deleted."""
+"""Comparison of a run with its record: whether its claim with its data is there, and each object that it is to have."""
 
 import dataclasses
 import time
@@ -33,7 +33,7 @@ class ObjectRef:
 
 @dataclass(frozen=True)
 class Found:
-    """What is not as the record says: why the data is lost, which objects are gone, and which have lost the run's labels."""
+    """Differences from the record: why the data is lost, which objects are gone, and which have lost the run's labels."""
 
     loss: Loss | None = None
     gone: tuple[ObjectRef, ...] = ()

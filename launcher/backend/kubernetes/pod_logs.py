@@ -1,4 +1,4 @@
-"""What pods wrote: read from the API line by line, and kept on this machine for when the pods are gone."""
+"""Logs of pods: read from the API line by line, and kept on this machine for when the pods are gone."""
 
 import contextlib
 import json

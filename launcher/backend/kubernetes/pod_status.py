@@ -43,7 +43,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """What a cluster tells of one run, as the API has it: its Jobs, the pods of its tasks, its claims, and the namespace's events.
+    """Objects of one run, as the API has them: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
     `gone` are, by the names of the tasks, the attempts whose pods are there no more. `whole` is what has made the Jobs and knows whether they
     have ended for good, a JobSet; None where nothing has, or it may not be read. `queued` are Kueue's Workloads of the namespace, where the run

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster could give a pod at all, however empty they are. Pure."""
+"""Room for a pod on a cluster's nodes, as if they were empty. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence

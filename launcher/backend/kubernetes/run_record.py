@@ -43,7 +43,7 @@ class LeaseLostError(LauncherError):
 
 @dataclass(frozen=True)
 class StartLease:
-    """What keeps every other launcher out while one starts a run. `before` is the record to go back to, None where there is to be none."""
+    """The lease that keeps every other launcher out while one starts a run. `before` is the record to go back to, None where there is to be none."""
 
     run: str
     id: str

@@ -1,4 +1,4 @@
-"""What a cluster tells of a run, gathered: its objects, and from its leading tasks' output how far it is."""
+"""Gathers what tells how a run is: its objects, and the output of its leading tasks."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
 
 
 class Source:
-    """What a cluster has of one run, with no more requests than tell it: asked once it lists objects, asked again it watches them."""
+    """The objects of one run, for as few requests as possible: asked once it lists them, asked again it watches them."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run

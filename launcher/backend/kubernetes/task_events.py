@@ -1,4 +1,4 @@
-"""What the tasks of a run tell of themselves in their output: progress, restarts inside their pods, whom they wait for. Pure."""
+"""Events that the tasks of a run write to their output: progress, restarts inside their pods, waits for peers. Pure."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from trainer.events import parse
 
 
 class RunEvents:
-    """What all tasks of a run have told so far."""
+    """The events of all tasks of a run so far."""
 
     def __init__(self, leader: str) -> None:
         self._leader = leader

@@ -85,7 +85,7 @@ def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where an optimizer keeps its state: in `optimizer.variables`, by position.
+    """The places of an optimizer's state in `optimizer.variables`.
 
     `scalars` belong to no variable (iterations, learning rate); `slots[k][j]` is slot k of variable j.
     """

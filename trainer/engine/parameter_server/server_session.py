@@ -1,4 +1,4 @@
-"""What the chief's two sessions on parameter servers share: the model, its state on the servers, the workers and their data."""
+"""Common part of the chief's two sessions on parameter servers: the model, its state on the servers, the workers and their data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence

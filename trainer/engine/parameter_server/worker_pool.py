@@ -123,7 +123,7 @@ def _recognise_lost_workers(coordinator: Any, servers: Sequence[str]) -> None:
 
 
 class Measures(Protocol):
-    """What a worker tells of a step: a vector of `width` numbers, the loss, the `metrics`, the seconds it waited for input."""
+    """Measures of a step by its worker: a vector of `width` numbers, the loss, the `metrics`, the seconds it waited for input."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True)
 class CallResult:
-    """What a call returned: `totals`, float32 [Measures.width], are sums over its `steps`.
+    """Result of a call: `totals`, float32 [Measures.width], are sums over its `steps`.
 
     `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells; `spoilt` the
     first global step whose loss was not finite, `inherited` whether weights that were not finite made each such loss, `brought` whatever
@@ -167,7 +167,7 @@ class CallResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(CallResult):
-    """What a worker did in a call of so many seconds."""
+    """Work of one worker in a call of so many seconds."""
 
     worker: int
     seconds: float
@@ -181,7 +181,7 @@ def not_finite(results: Iterable[Result]) -> NotFinite | None:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where a call runs: the worker, and whether it is the first call there, or the first since `start_over`."""
+    """The place of a call: the worker, and whether it is the first call there, or the first since `start_over`."""
 
     worker: int
     first: bool
