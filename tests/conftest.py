@@ -26,13 +26,19 @@ OF_THEIR_OWN = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Look only where tests are that are asked for: `pytest -m docker` says at once why it skips them, "not docker" imports none of them."""
+    """Look only where tests are that are asked for: `pytest -m docker` says at once why it skips them, "not docker" imports none of them.
+
+    Few modules have a slow test; to import all others takes each test process ten seconds.
+    """
     asked: str = config.getoption("markexpr")
     wanted = OF_THEIR_OWN.get(asked)
     if wanted is not None:
         return None if collection_path.is_relative_to(wanted) or wanted.is_relative_to(collection_path) else True
     terms = re.split(r"\s+and\s+", asked)
-    return True if any(f"not {mark}" in terms and collection_path.is_relative_to(path) for mark, path in OF_THEIR_OWN.items()) else None
+    if any(f"not {mark}" in terms and collection_path.is_relative_to(path) for mark, path in OF_THEIR_OWN.items()):
+        return True
+    module = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
+    return True if "slow" in terms and module and "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
