@@ -9,12 +9,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-ROOT = Path(__file__).parents[2]
+from tests import forked
 
 
 def draw(run: Path, picture: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.learning_curve", str(run), str(picture)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return forked.run(command, timeout=110, engine=forked.TENSORFLOW)
 
 
 def write(directory: Path, points: list[tuple[int, float]]) -> None:
