@@ -1,6 +1,7 @@
-"""One namespace of the cluster that the user's kubeconfig names, through the official client: objects are plain JSON."""
+"""One namespace of the cluster that the user's kubeconfig names, or the one a pod is in: objects are plain JSON."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -12,12 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
-from kubernetes import config, dynamic
-from kubernetes.client import ApiClient
-from kubernetes.client.exceptions import OpenApiException
-from kubernetes.config import ConfigException
 
-from launcher.backend.kubernetes import credentials
+from launcher.backend.kubernetes import in_cluster
 from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, explain, strange
 from launcher.errors import LauncherError, UsageError
 
@@ -25,8 +22,21 @@ Object = dict[str, Any]
 
 # Who the API server notes as the owner of the fields that `up` sets.
 MANAGER = "launcher"
-# What every call of the client may raise: the API server's own errors, and those of the way to it.
-ERRORS = (OpenApiException, ConfigException, urllib3.exceptions.HTTPError, OSError)
+
+
+def _of_the_client() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
+    """Return what the official client raises of a request, and of a kubeconfig; nothing in the trainer's image, which has none."""
+    if importlib.util.find_spec("kubernetes") is None:
+        return (), ()
+    from kubernetes.client.exceptions import OpenApiException
+    from kubernetes.config import ConfigException
+
+    return (OpenApiException,), (ConfigException,)
+
+
+_OF_REQUESTS, _OF_KUBECONFIGS = _of_the_client()
+# What every call may raise: the API server's own errors, and those of the way to it.
+ERRORS: tuple[type[Exception], ...] = (in_cluster.RefusedError, *_OF_REQUESTS, *_OF_KUBECONFIGS, urllib3.exceptions.HTTPError, OSError)
 # Seconds to connect, and for one answer.
 TIMEOUT = (5, 30)
 
@@ -47,6 +57,9 @@ KINDS: dict[str, tuple[str, str]] = {
     "Service": (_CORE, "services"),
     "Job": ("apis/batch/v1", "jobs"),
     "Deployment": ("apis/apps/v1", "deployments"),
+    "ServiceAccount": (_CORE, "serviceaccounts"),
+    "Role": ("apis/rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Pod": (_CORE, "pods"),
     "Event": (_CORE, "events"),
     "ResourceQuota": (_CORE, "resourcequotas"),
@@ -59,7 +72,6 @@ KINDS: dict[str, tuple[str, str]] = {
 _OF_RUNS = frozenset({"jobs", "configmaps", "*"})
 # https://kubernetes.io/docs/reference/using-api/api-concepts/#metadata-only-fetches
 _HEAD_ALONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-_IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def numbers(told: Object) -> tuple[int, int]:
@@ -107,24 +119,27 @@ class Cluster:
             raise
 
     def _log_in(self) -> None:
-        self.client, self._logged_in = _client(self.context), time.monotonic()
-        # Paths are ours, so nothing has to be discovered first.
-        self._dynamic = dynamic.DynamicClient(self.client, discoverer=lambda _client, _cache: None)
+        self._dynamic, self._logged_in = _client(self.context), time.monotonic()
+
+    @property
+    def client(self) -> Any:
+        """The official client with these credentials, for what opens streams."""
+        return self._dynamic.client
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
         options = {"serialize": False, "_request_timeout": TIMEOUT, **options}
         asked = self._dynamic
         try:
             answer = asked.request(method, path, **options)
-        except dynamic.exceptions.UnauthorizedError:
-            if not self._has_logged_in_again(asked):
+        except ERRORS as error:
+            if getattr(error, "status", None) != 401 or not self._has_logged_in_again(asked):
                 raise
             answer = self._dynamic.request(method, path, **options)
         with contextlib.suppress(TypeError, ValueError):
             self._ahead = parsedate_to_datetime(answer.headers.get("Date")).timestamp() - time.monotonic()
         return answer
 
-    def _has_logged_in_again(self, refused: dynamic.DynamicClient) -> bool:
+    def _has_logged_in_again(self, refused: Any) -> bool:
         """Log in with what the kubeconfig says now, unless another thread has just done so; return whether asking again may help."""
         with self._logging_in:
             if self._dynamic is not refused:
@@ -321,7 +336,7 @@ def asking(doing: str) -> Iterator[None]:
     """Turn what the client raises in a `with` block into a LauncherError with a remedy."""
     try:
         yield
-    except ConfigException as error:
+    except _OF_KUBECONFIGS as error:
         remedy = "set KUBECONFIG to the file that names your cluster; `kubectl config get-contexts` lists what it has"
         raise LauncherError(f"{doing}: {error}", remedy) from error
     except ERRORS as error:
@@ -341,22 +356,27 @@ def _dry(dry_run: bool) -> dict[str, Any]:
 def _context(wanted: str | None) -> tuple[str | None, str]:
     """Return the context in use and its namespace; no context inside a cluster that gave its pod an account."""
     configured = wanted or "KUBECONFIG" in os.environ or Path("~/.kube/config").expanduser().is_file()
-    if not configured and _IN_CLUSTER_NAMESPACE.is_file():
-        return None, _IN_CLUSTER_NAMESPACE.read_text(encoding="utf-8").strip()
-    contexts, active = config.list_kube_config_contexts(config_file=os.environ.get("KUBECONFIG"))
+    own = in_cluster.ACCOUNT / "namespace"
+    if not configured and own.is_file():
+        return None, own.read_text(encoding="utf-8").strip()
+    from launcher.backend.kubernetes import credentials
+
+    contexts, active = credentials.contexts()
     if wanted is not None:
-        active = next((one for one in contexts if one["name"] == wanted), None)
-        if active is None:
+        found = next((one for one in contexts if one["name"] == wanted), None)
+        if found is None:
             names = ", ".join(one["name"] for one in contexts)
             raise UsageError(f"the kubeconfig has no context {wanted}", f"choose one of: {names}")
+        active = found
     return str(active["name"]), str(active["context"].get("namespace") or "default")
 
 
-def _client(context: str | None) -> ApiClient:
-    settings = credentials.configuration(context)
-    settings.retries = 1
-    settings.connection_pool_maxsize = _CONNECTIONS
-    return ApiClient(configuration=settings)
+def _client(context: str | None) -> Any:
+    if context is None:
+        return in_cluster.Api(_CONNECTIONS)
+    from launcher.backend.kubernetes import credentials
+
+    return credentials.client(context, _CONNECTIONS)
 
 
 def as_json(document: Any) -> str:

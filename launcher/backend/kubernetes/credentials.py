@@ -6,15 +6,31 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from kubernetes import config
-from kubernetes.client import Configuration
+from kubernetes import config, dynamic
+from kubernetes.client import ApiClient, Configuration
 
 from launcher.errors import LauncherError
 
 # A plugin is asked for a new token no more often than this, in seconds. The client would before each request, once a token is of less than five
 # minutes, as some are from the first. One that is of less than this is refused (401), and then another one is asked for.
 _PLUGIN_EVERY = 30.0
+
+
+def contexts() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the contexts of the kubeconfig, and the one in use."""
+    listed: tuple[list[dict[str, Any]], dict[str, Any]] = config.list_kube_config_contexts(config_file=os.environ.get("KUBECONFIG"))
+    return listed
+
+
+def client(context: str, connections: int) -> dynamic.DynamicClient:
+    """Return the official client of a context's cluster, which keeps so many connections open."""
+    settings = configuration(context)
+    settings.retries = 1
+    settings.connection_pool_maxsize = connections
+    # Paths are ours, so nothing has to be discovered first.
+    return dynamic.DynamicClient(ApiClient(configuration=settings), discoverer=lambda _client, _cache: None)
 
 
 def configuration(context: str | None) -> Configuration:

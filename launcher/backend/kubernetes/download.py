@@ -42,6 +42,7 @@ _ANSWERS_WITHIN = 60.0  # seconds after it runs: a slow machine imports Python's
 _AGAIN = 0.5
 _LINES = 3  # the last of a pod that does not answer, as they are shown
 _PIECE = 1 << 16
+_NOT_YET: tuple[type[Exception], ...] = (http.client.HTTPException, LauncherError, *ERRORS)
 
 
 @contextlib.contextmanager
@@ -160,11 +161,11 @@ def _answer(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.cli
             return _ask(cluster, pod, part, token)
         except ForbiddenError:
             raise
-        except (http.client.HTTPException, LauncherError, *ERRORS) as error:
+        except _NOT_YET as error:
             if time.monotonic() > deadline:
                 last = " | ".join(said.splitlines()[-_LINES:]) or "nothing"
                 raise LauncherError(
-                    f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {error or type(error).__name__}; it has written: {last}",
+                    f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {str(error) or type(error).__name__}; it has written: {last}",
                     "try again",
                 ) from error
             time.sleep(_AGAIN)

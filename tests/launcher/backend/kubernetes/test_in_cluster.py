@@ -1,0 +1,121 @@
+"""The API server as a pod reaches it: what is asked, and what a refusal becomes."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from launcher.backend.kubernetes import client, in_cluster
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError
+from launcher.errors import LauncherError
+
+FORBIDDEN = (
+    'jobs.batch is forbidden: User "system:serviceaccount:n:a" cannot list resource "jobs" in API group "batch" in the namespace "n"'
+)
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers like an API server, and remembers what it was asked."""
+
+    asked: ClassVar[list[tuple[str, str, dict[str, str], bytes]]] = []
+    answers: ClassVar[dict[str, tuple[int, bytes]]] = {}
+
+    def _answer(self) -> None:
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.asked.append((self.command, self.path, dict(self.headers), content))
+        status, body = self.answers.get(self.path.partition("?")[0], (200, b'{"items": []}'))
+        if self.headers["Authorization"] != "Bearer good":
+            status, body = 401, b'{"message": "Unauthorized"}'
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_PATCH(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Have an API server, and an account that reaches it."""
+    monkeypatch.setattr(Server, "asked", [])
+    monkeypatch.setattr(Server, "answers", {})
+    for name, text in (("token", "good\n"), ("namespace", "n"), ("ca.crt", "")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(in_cluster, "ACCOUNT", tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
+        monkeypatch.setattr(in_cluster, "_SCHEME", "http")
+        yield tmp_path
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("account")
+def test_a_pod_asks_by_its_account_in_its_own_namespace() -> None:
+    cluster = Cluster()
+    assert (cluster.context, cluster.namespace, cluster.words()) == (None, "n", "namespace n")
+    assert cluster.listed("Job", {"a": "b"}) == []
+    cluster.patch("Pod", "p", {"status": {}}, subresource="status")
+    (get, path, headers, _), (patch, changed, sent, content) = Server.asked
+    assert (get, path, headers["Authorization"]) == ("GET", "/apis/batch/v1/namespaces/n/jobs?labelSelector=a%3Db", "Bearer good")
+    assert (patch, changed) == ("PATCH", "/api/v1/namespaces/n/pods/p/status?fieldManager=launcher")
+    assert (sent["Content-Type"], json.loads(content)) == ("application/merge-patch+json", {"status": {}})
+
+
+@pytest.mark.usefixtures("account")
+def test_what_comes_bit_by_bit_is_read_so() -> None:
+    events: list[dict[str, Any]] = [{"type": "ADDED", "object": {"metadata": {"name": name}}} for name in "ab"]
+    Server.answers["/api/v1/namespaces/n/pods"] = 200, b"".join(json.dumps(one).encode() + b"\n" for one in events)
+    Server.answers["/api/v1/namespaces/n/pods/p/log"] = 200, b"1 one\n2 two\n"
+    cluster = Cluster()
+    assert list(cluster.watch("Pod", "7", {"a": "b"}, seconds=5)) == events
+    assert list(cluster.log_to_the_end("p", "trainer", [("timestamps", "true")], timeout=5)) == [b"1 one\n2 two"]
+    assert "resourceVersion=7&watch=true&allowWatchBookmarks=true&timeoutSeconds=5" in Server.asked[0][1]
+    assert Server.asked[1][1].endswith("/log?container=trainer&timestamps=true&follow=true")
+
+
+@pytest.mark.usefixtures("account")
+def test_a_refusal_says_what_is_lacking() -> None:
+    Server.answers["/apis/batch/v1/namespaces/n/jobs"] = 403, json.dumps({"message": FORBIDDEN}).encode()
+    Server.answers["/api/v1/namespaces/n/pods/p"] = 404, b'{"message": "not found"}'
+    Server.answers["/api/v1/namespaces/n/events"] = 503, b"busy"
+    cluster = Cluster()
+    cluster._is_stranger = False
+    with pytest.raises(ForbiddenError) as refused:
+        cluster.listed("Job")
+    assert refused.value.rule == '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["list"]}'
+    assert cluster.get("Pod", "p") is None
+    with pytest.raises(UnreachableError):
+        cluster.listed("Event")
+
+
+def test_a_token_that_was_renewed_is_used_at_once(account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (account / "token").write_text("old")
+    cluster = Cluster()
+    with pytest.raises(CredentialsError):
+        cluster.listed("Job")
+    (account / "token").write_text("good")
+    assert cluster.listed("Job") == []
+    monkeypatch.setattr(client, "_LOGIN_EVERY", 0.0)
+    assert cluster.listed("Job") == []
+
+
+def test_a_pod_without_an_account_is_told_so(account: Path) -> None:
+    (account / "token").unlink()
+    with pytest.raises(LauncherError, match="no service account"):
+        in_cluster.Api(1)
