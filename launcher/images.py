@@ -57,6 +57,11 @@ def board_image(spec: ClusterSpec) -> str:
     return (spec.tensorboard and spec.tensorboard.image) or image_for(spec)
 
 
+def attendant_image(spec: ClusterSpec) -> str:
+    """Return the image that the attendant's container starts from: its own, else the spec's or ours."""
+    return (spec.kubernetes.attendant and spec.kubernetes.attendant.image) or image_for(spec)
+
+
 def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
     """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, if there is one.
 

@@ -8,25 +8,28 @@ import hashlib
 import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import launcher
 
 DOCKERFILE = "images/Dockerfile"
-# What the Dockerfile copies besides the package `trainer`; pyproject.toml puts the same into the wheel.
+# What the Dockerfile copies besides the packages; pyproject.toml puts the same into the wheel.
 FILES = (DOCKERFILE, "images/install.sh", "images/slim.py", "requirements/image.txt", "requirements/image-gpu.txt", "LICENSE")
 
-_PACKAGES = Path(launcher.__file__).parents[1]  # where `trainer` lies beside `launcher`
+# The trainer; the launcher for the attendant of a run on Kubernetes.
+PACKAGES = ("trainer", "launcher")
+
+_INSTALLED = Path(launcher.__file__).parents[1]  # where the packages lie beside each other
 _SHIPPED = Path(__file__).with_name("context")
-_ROOT = _SHIPPED if _SHIPPED.is_dir() else _PACKAGES
+_ROOT = _SHIPPED if _SHIPPED.is_dir() else _INSTALLED
 
 
-def archive() -> bytes:
+def archive(packages: Sequence[str] = PACKAGES) -> bytes:
     """Return the context as a tar archive: the same bytes for the same files, anyone who owns them and whenever they were written."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
-        for name, path in _files():
+        for name, path in _files(packages):
             content = path.read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
@@ -36,8 +39,8 @@ def archive() -> bytes:
 
 
 def sources() -> str:
-    """Return the digest of these sources, which is the label of images built from them."""
-    return hashlib.sha256(archive()).hexdigest()[:16]
+    """Return the digest of what tasks are made of, which is the label of images built from it: another launcher makes no task old."""
+    return hashlib.sha256(archive(["trainer"])).hexdigest()[:16]
 
 
 def default_base_image() -> str:
@@ -47,9 +50,9 @@ def default_base_image() -> str:
     return found[1]
 
 
-def _files() -> Iterator[tuple[str, Path]]:
+def _files(packages: Sequence[str]) -> Iterator[tuple[str, Path]]:
     for name in FILES:
         yield name, _ROOT / name
-    for path in sorted((_PACKAGES / "trainer").rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path.relative_to(_PACKAGES).as_posix(), path
+    for path in sorted(path for package in packages for path in (_INSTALLED / package).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and not path.is_relative_to(_SHIPPED):
+            yield path.relative_to(_INSTALLED).as_posix(), path

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from launcher.spec import names
+from launcher.spec.containers import Image
 from launcher.spec.fields import Cpu, Duration, Memory, ObjectName, Section
 from launcher.spec.problems import FieldError, shown
 
@@ -49,6 +50,28 @@ class Helper(Section):
 
     cpu: Cpu | None = Field(None, description="CPU cores it gets; it asks for 100m, and 1 is the limit, when left out.")
     memory: Memory | None = Field(None, description="Memory it gets; it asks for 128Mi, and 256Mi are the limit, when left out.")
+
+
+def _attendant(value: object) -> object:
+    if isinstance(value, bool):
+        return {} if value else None
+    if value is None or isinstance(value, dict):
+        return value
+    raise FieldError(f"`attendant` is {shown(value)}", "true, false, or a mapping with its settings", "write `attendant: true`")
+
+
+class Attendant(Section):
+    """The pod that does in the cluster what otherwise only a launcher does that watches the run; `true` in place of the section for the defaults."""
+
+    image: Image | None = Field(
+        None,
+        description="Its image, one that `launcher image build` makes or that is made from one; the spec's when left out.",
+    )
+    service_account: ObjectName | None = Field(
+        None, description="A service account that is there and may do what docs/kubernetes.md lists; one of the run's own when left out."
+    )
+    cpu: Cpu | None = Field(None, description="CPU cores it gets; it asks for 50m, and 1 is the limit, when left out.")
+    memory: Memory | None = Field(None, description="Memory it gets; it asks for 96Mi, and 256Mi are the limit, when left out.")
 
 
 class Toleration(Section):
@@ -137,7 +160,7 @@ class Volume(Section):
 
 
 class Overrides(Section):
-    """Parts of pod templates (`metadata`, `spec`), merged as `kubectl patch` does. Containers: `trainer`, `tensorboard`."""
+    """Parts of pod templates (`metadata`, `spec`), merged as `kubectl patch` does. Containers: `trainer`, `tensorboard`, `attendant`."""
 
     all: dict[str, Any] = Field(default_factory=dict, description="For the pods of every task.")
     chief: dict[str, Any] = Field(default_factory=dict, description="For the chief's pod.")
@@ -145,6 +168,7 @@ class Overrides(Section):
     ps: dict[str, Any] = Field(default_factory=dict, description="For the pods of parameter servers.")
     evaluator: dict[str, Any] = Field(default_factory=dict, description="For the evaluator's pod.")
     tensorboard: dict[str, Any] = Field(default_factory=dict, description="For TensorBoard's pod.")
+    attendant: dict[str, Any] = Field(default_factory=dict, description="For the attendant's pod.")
 
 
 class Kubernetes(Section):
@@ -179,6 +203,11 @@ class Kubernetes(Section):
         " also in a namespace that denies all, and nothing else.",
     )
     helper: Helper = Field(default_factory=Helper, description="The launcher's own pods.")
+    attendant: Annotated[Attendant | None, BeforeValidator(_attendant, json_schema_input_type=Attendant | bool)] = Field(
+        None,
+        description="Whether one more pod releases pods of lost nodes, ends what remains of the run, and keeps how it ended, when no launcher watches; "
+        "a mapping has its settings.",
+    )
     one_node: bool = Field(
         False, description="Put every task that mounts the run's volume on one node, for a volume that one node can mount."
     )

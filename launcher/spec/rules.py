@@ -298,6 +298,15 @@ def sidecars_are_native(subject: RuleContext) -> Iterator[Finding]:
         )
 
 
+def attendant_has_image(subject: RuleContext) -> Iterator[Finding]:
+    """The attendant's image has its program: images for a user's own program need not."""
+    spec, attendant = subject.spec, subject.spec.kubernetes.attendant
+    if attendant is not None and attendant.image is None and spec.image is not None and spec.train is None:
+        message = f"the attendant's program is not known to be in `image`, {shown(spec.image)}, which is for a `command`"
+        remedy = "write `attendant: {image: ...}` with one that the nodes have or can pull; `launcher image build` makes it"
+        yield Finding(("kubernetes", "attendant"), message, "an image of its own, one that has the trainer", remedy)
+
+
 def one_mounts(subject: RuleContext) -> Iterator[Finding]:
     """One task can mount the run's volume where it is the only one of its role: pods of one role are alike."""
     spec = subject.spec
@@ -342,6 +351,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("security",),), container_rules.mounts_apart),
     ((("volumes",), ("kubernetes",), ("init_containers",), ("sidecars",), ("roles",)), container_rules.volumes_are_mounted),
     ((("kubernetes", "version"),), sidecars_are_native),
+    ((("image",), ("kubernetes", "attendant")), attendant_has_image),
     ((("roles",), ("storage", "mount")), one_mounts),
     ((("code",),), code_exists),
     ((), working_dir_exists),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,6 +40,20 @@ RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", "workloads", ("list",)),
     ("", "pods/status", ("patch",)),
 )
+# What one asks for beside it who makes an attendant, as docs/kubernetes-attendant-role.yaml has it. Nobody may give what they may not do themselves.
+OF_ATTENDANTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("", "serviceaccounts", ("get", "list", "create", "patch", "delete")),
+    ("rbac.authorization.k8s.io", "roles", ("get", "list", "create", "patch", "delete")),
+    ("rbac.authorization.k8s.io", "rolebindings", ("get", "list", "create", "patch", "delete")),
+    ("batch", "jobs", ("get", "list", "watch", "patch")),
+    ("", "pods", ("get", "list", "watch")),
+    ("", "pods/log", ("get",)),
+    ("", "pods/status", ("patch",)),
+    ("", "events", ("list",)),
+    ("", "persistentvolumeclaims", ("get", "list")),
+    ("", "configmaps", ("get", "patch")),
+)
+_OF_SETS = ("jobset.x-k8s.io", "jobsets", ("get", "patch"))
 # Without these a run still trains: what is lost then.
 _OPTIONAL = {
     "pods/portforward": "`launcher tensorboard` does not work",
@@ -76,6 +90,7 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
         yield of_error("permissions", strange(cluster.namespace))
         return
     yield from _permissions(cluster)
+    yield from _attendant(cluster, spec)
     yield from _namespace(cluster)
     yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
     yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
@@ -99,20 +114,42 @@ def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
 
 
 def _permissions(cluster: Cluster) -> Iterator[Finding]:
-    asked = [(group, resource, verb) for group, resource, verbs in RULES for verb in verbs]
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        allowed = list(pool.map(lambda rule: _may(cluster, *rule), asked))
-    lacking: dict[tuple[str, str], list[str]] = {}
-    for (group, resource, verb), may in zip(asked, allowed, strict=True):
-        if not may:
-            lacking.setdefault((group, resource), []).append(verb)
+    lacking = _lacking(cluster, RULES)
     for (group, resource), verbs in lacking.items():
         rule = f"have this rule added to a Role: {json.dumps({'apiGroups': [group], 'resources': [resource], 'verbs': verbs})}"
         words = f"you may not {', '.join(verbs)} {resource}"
         lost = _WATCH if verbs == ["watch"] else _OPTIONAL.get(resource)
         yield warning("permissions", f"{words}: {lost}", rule) if lost else problem("permissions", words, rule)
     if not lacking:
-        yield ok("permissions", f"all {len(asked)} that are needed")
+        yield ok("permissions", f"all {sum(len(verbs) for _, _, verbs in RULES)} that are needed")
+
+
+def _attendant(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+    """Yield whether an attendant may be made, which is a problem where the spec asks for one that may not."""
+    options = spec.kubernetes
+    if options.attendant is not None and options.attendant.service_account is not None:
+        return  # which there is and what it may do is for those who have made it
+    lacking = _lacking(cluster, (*OF_ATTENDANTS, *([_OF_SETS] if options.gang else ())))
+    words = "; ".join(f"{', '.join(verbs)} {resource}" for (_, resource), verbs in lacking.items())
+    remedy = "have docs/kubernetes-attendant-role.yaml applied and bound to you, or name an account that is there in kubernetes.attendant.service_account"
+    if not lacking:
+        yield ok("attendant", "you may make one (kubernetes.attendant)")
+    elif options.attendant is not None:
+        yield problem("attendant", f"you may not make one: {words}", remedy)
+    else:
+        yield ok("attendant", f"you may make none: {words}")
+
+
+def _lacking(cluster: Cluster, rules: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[tuple[str, str], list[str]]:
+    """Return the verbs that the user may not, by group and resource."""
+    asked = [(group, resource, verb) for group, resource, verbs in rules for verb in verbs]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        allowed = list(pool.map(lambda rule: _may(cluster, *rule), asked))
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for (group, resource, verb), may in zip(asked, allowed, strict=True):
+        if not may:
+            lacking.setdefault((group, resource), []).append(verb)
+    return lacking
 
 
 def _may(cluster: Cluster, group: str, resource: str, verb: str) -> bool:

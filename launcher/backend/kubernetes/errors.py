@@ -14,6 +14,9 @@ _FORBIDDEN = re.compile(
 # What the API server says -> what is wrong, what to do. {0} is what the pattern's group found.
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (r'namespaces "([\w.-]+)" not found', "there is no namespace {0}", "make it: kubectl create namespace {0}, or write another kubernetes.namespace"),
+    (r"attempting to grant RBAC permissions not currently held",
+     "you may not give the attendant what you may not do yourself",
+     "have docs/kubernetes-attendant-role.yaml applied and bound to you, or name an account in kubernetes.attendant.service_account"),
     (r"because it is being terminated", "the namespace is being deleted", "wait until it is gone and make it again, or use another"),
     (r'conflict with "([^"]+)"', "{0} has set other values there", "undo them, or delete the object and start again"),
     (r"persistentvolumeclaims.*spec(?:: Forbidden)?: .*immutable|spec is immutable after creation",

@@ -9,6 +9,7 @@ from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.plan import role_rules
+from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import ENDED, Loss, RunStatus, State, TaskStatus
 
 # Those of a run's kinds that start tasks. They are made, never changed: one that is there is another launcher's.
@@ -16,6 +17,7 @@ WORKLOADS = frozenset({"JobSet", "Job"})
 _EVERY = 60.0  # seconds
 _CLAIM = "PersistentVolumeClaim"
 _NOT_FOUND = "its Job is not found"
+_BESIDE = ("-evaluator", f"-{ATTENDANT}")  # Jobs without which a run trains all the same
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,13 @@ def made(noted: Object | None) -> list[ObjectRef]:
 
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
-    """Yield the objects of a kind that have the run's labels, a Job that of its role too."""
+    """Yield the objects of a kind that have the run's labels, a Job that of its role or of the attendant too."""
     listed = (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, status_source.labels_of(run))
-    return (ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"]) for one in listed if kind != "Job" or pod_status.is_role(one))
+    return (
+        ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])
+        for one in listed
+        if kind != "Job" or pod_status.is_role(one) or pod_status.role_of(one) == ATTENDANT
+    )
 
 
 def strays(cluster: Cluster, missed: Iterable[ObjectRef]) -> dict[ObjectRef, Object]:
@@ -122,7 +128,7 @@ def compared(status: RunStatus, found: Found, namespace: str) -> RunStatus:
     if (status.state in ENDED and not hidden) or not (found.gone or found.strays):
         return status
     lacking = [one for one in (*found.gone, *hidden) if one.kind in WORKLOADS]
-    stands_still = any(not one.name.endswith("-evaluator") for one in lacking)
+    stands_still = any(not one.name.endswith(_BESIDE) for one in lacking)
     there = {task.name for task in status.tasks}
     tasks = [*status.tasks, *(TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in found.tasks if name not in there)]
     return dataclasses.replace(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from launcher import timestamps
 from launcher.backend.kubernetes.client import Cluster
@@ -37,13 +38,25 @@ _FIRST = "0"  # sorts before every stamp
 _TRUSTED = 5.0
 
 
+class Onward(Protocol):
+    """Another reader to whom one passes on what it reads."""
+
+    ended: int
+
+    def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+        """Take over what was read of a pod."""
+
+    def trust(self, uid: str) -> None:
+        """Leave a pod to the one that passes it on for a while."""
+
+
 class PodLogs:
     """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None.
 
     All that it reads it passes on to another reader, `onward`, in another thread say, which need not ask for it then.
     """
 
-    def __init__(self, cluster: Cluster, kept: Path | None = None, onward: "PodLogs | None" = None) -> None:
+    def __init__(self, cluster: Cluster, kept: Path | None = None, onward: Onward | None = None) -> None:
         self._cluster, self._kept, self._onward = cluster, kept, onward
         self.gave_up = False  # on a log, when it read last
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read

@@ -335,6 +335,11 @@ def is_over(whole: Object) -> bool:
     return bool(condition(whole, "Completed") or condition(whole, "Failed") or whole["metadata"].get("deletionTimestamp"))
 
 
+def is_at_rest(job: Object) -> bool:
+    """Return whether a Job makes no pods: it has ended, or is suspended."""
+    return bool(condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend"))
+
+
 def is_own_set(seen: ClusterSnapshot) -> bool:
     """Return whether the run's JobSet is the launcher's: it goes with the run."""
     return seen.whole is not None and _label(seen.whole, INSTANCE) == seen.name

@@ -183,8 +183,7 @@ class Reconciler:
             return
         for job in seen.jobs:
             name = job["metadata"]["name"]
-            over = pod_status.condition(job, "Failed") or pod_status.condition(job, "Complete") or job.get("spec", {}).get("suspend")
-            if not over and name not in self._done:
+            if not pod_status.is_at_rest(job) and name not in self._done:
                 # They go with it, also one that has failed and merely waits for its sidecars to end.
                 self._keep_logs([pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})

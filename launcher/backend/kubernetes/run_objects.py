@@ -18,7 +18,9 @@ from launcher.spec.kubernetes import SIDECARS_SINCE
 from launcher.spec.role_programs import has_sidecars
 
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
-OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "ConfigMap")
+OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
+# Of these kinds a cluster may know nothing, or this user may not hear.
+_SELDOM = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
 GONE_WITHIN = 120.0  # seconds in which deleted pods have ended by themselves or been killed
 _FORGOTTEN_WITHIN = 10.0  # seconds in which the API forgets a pod
 _LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
@@ -31,6 +33,8 @@ def objects(run: Run, cluster: Cluster) -> list[Object]:
     made: list[Object] = copy.deepcopy(manifests.objects(run))
     for one in made:
         one["metadata"]["namespace"] = cluster.namespace
+        for subject in one.get("subjects") or ():
+            subject["namespace"] = cluster.namespace
     return made
 
 
@@ -71,6 +75,8 @@ def _lacking(cluster: Cluster, run: Run) -> Iterator[str]:
 
 def dry_run(cluster: Cluster, made: Object) -> Object:
     """Return an object as the API server would have it after it was applied. Raises LauncherError with what it refuses."""
+    if made["kind"] == "RoleBinding":
+        return _dry_run_of_binding(cluster, made)
     if made["kind"] not in WORKLOADS:
         return cluster.apply(made, dry_run=True)
     # By another name: one of an earlier start may be there, and cannot be changed. A set's must leave room for those of its pods.
@@ -85,6 +91,15 @@ def dry_run(cluster: Cluster, made: Object) -> Object:
             f"{cluster.words()} knows no JobSet, which kubernetes.gang asks for",
             "have JobSet installed (https://jobset.sigs.k8s.io), or leave out kubernetes.gang",
         ) from error
+
+
+def _dry_run_of_binding(cluster: Cluster, made: Object) -> Object:
+    try:
+        return cluster.apply(made, dry_run=True)
+    except LauncherError as error:
+        if status_of(error) != 404:  # its Role is not there yet, which is checked by itself
+            raise
+        return made
 
 
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
@@ -129,7 +144,7 @@ def belongings(cluster: Cluster, run: str) -> list[ObjectRef]:
     found = [
         ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])
         for kind in OWNED
-        for one in (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, status_source.labels_of(run))
+        for one in (cluster.listed_if_any if kind in _SELDOM else cluster.listed)(kind, status_source.labels_of(run))
         if pod_status.maker([one]) is None
     ]
     noted = cluster.get("ConfigMap", run_record.name_of(run))

@@ -60,7 +60,7 @@ def new_mark(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus
     """Return a mark to take of a run, with the record that was read and how the run `ended` where nobody has noted that."""
     if ended is not None:
         there = before or _made(cluster, run, {})
-        before = {**there, "data": {**(there.get("data") or {}), _STATUS: _dumped(ended)}}
+        before = {**there, "data": {**(there.get("data") or {}), _STATUS: dumped(ended)}}
     return StartLease(run.name, uuid.uuid4().hex, before)
 
 
@@ -242,12 +242,12 @@ def note(cluster: Cluster, status: RunStatus) -> None:
 
 def announce(cluster: Cluster, status: RunStatus) -> None:
     """Note that a run is being stopped, and how it is to be remembered then; nothing where it has no record."""
-    _write_status(cluster, status.name, {_STOPPING: _dumped(status)})
+    _write_status(cluster, status.name, {_STOPPING: dumped(status)})
 
 
 def amend(cluster: Cluster, status: RunStatus) -> None:
     """Note how a run has ended in place of what was noted; nothing where it has no record."""
-    _write_status(cluster, status.name, {_STATUS: _dumped(status), _STOPPING: None})
+    _write_status(cluster, status.name, {_STATUS: dumped(status), _STOPPING: None})
 
 
 def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> None:
@@ -255,7 +255,8 @@ def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> No
         cluster.patch("ConfigMap", name_of(run), {"data": data})
 
 
-def _dumped(status: RunStatus) -> str:
+def dumped(status: RunStatus) -> str:
+    """Return a status as text, without what depends on who asks."""
     told = dataclasses.asdict(status)
     return as_json({key: value for key, value in told.items() if key not in _ASKED})
 
@@ -330,15 +331,18 @@ def _annotations(record: Object | None) -> dict[str, str]:
     return ((record or {}).get("metadata") or {}).get("annotations") or {}
 
 
-def _status(record: Object | None, key: str) -> RunStatus | None:
-    document = _document(record, key)
-    if document is None:
-        return None
+def restored(text: str) -> RunStatus | None:
+    """Return the status that was dumped as a text, None where it is none of this version's."""
     try:
+        document = json.loads(text)
         tasks = tuple(_task(task) for task in document.pop("tasks"))
         return RunStatus(**{**document, "state": State(document["state"]), "tasks": tasks})
-    except (KeyError, TypeError, ValueError):  # another version's
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def _status(record: Object | None, key: str) -> RunStatus | None:
+    return restored(((record or {}).get("data") or {}).get(key, ""))
 
 
 def _document(record: Object | None, key: str) -> dict[str, Any] | None:

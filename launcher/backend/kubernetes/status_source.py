@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from launcher.backend.kubernetes import diagnosis, past_attempts, pod_status, run_record
+from launcher.backend.kubernetes import attendant_notes, diagnosis, past_attempts, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.informer import Informer, Pauses, versions
@@ -14,7 +14,7 @@ from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, VOLUME_LABEL
+from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, VOLUME_LABEL
 from launcher.runs.status import Restart, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
 
@@ -55,6 +55,7 @@ class Source:
         self._jobs, self._pods = (Informer(cluster, kind, labels_of(run)) for kind in ("Job", "Pod"))
         self._pauses = Pauses(_MOST_PAUSE)
         self._beside = ClusterSnapshot(run, ())  # what was asked for beside them last
+        self.attendant: Object | None = None  # its Job, as it was seen last
 
     def pods(self) -> list[Object]:
         """Return the pods of the run's tasks."""
@@ -71,7 +72,9 @@ class Source:
         What tells more of Jobs and pods is asked for when one of them has changed, and with growing pauses while none does: claims and events
         only where a pod does not run, and events only of what does not tell by itself what it waits for, and where other pods are there than `before`, their names.
         """
-        jobs, pods = [job for job in self._jobs.objects() if pod_status.is_role(job)], telling(self._pods.objects())
+        there, pods = self._jobs.objects(), telling(self._pods.objects())
+        jobs = [job for job in there if pod_status.is_role(job)]
+        self.attendant = next((job for job in there if pod_status.role_of(job) == ATTENDANT), None)
         if self._pauses.due(versions([*jobs, *pods])):
             try:
                 self._beside = self._asked(jobs, pods, same=before is None or {pod["metadata"]["name"] for pod in pods} == set(before))
@@ -129,7 +132,12 @@ def telling(pods: Iterable[Object]) -> list[Object]:
     Where the volume is one node's, its pods are put where one of them is, and to the scheduler one is there until it has ended. So
     TensorBoard's pod that is being deleted on a node that does not answer keeps the chief's next one from every other node.
     """
-    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_has(pod, VOLUME_LABEL) and _is_ending(pod))]
+    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_is_held(pod) and _is_ending(pod))]
+
+
+def _is_held(pod: Object) -> bool:
+    """Return whether a pod that is none of the tasks holds up others, or its own Job, while it is ending on a lost node."""
+    return _has(pod, VOLUME_LABEL) or pod_status.role_of(pod) == ATTENDANT
 
 
 def _is_ending(pod: Object) -> bool:
@@ -207,7 +215,7 @@ class Watcher:
 
     def _look(self) -> RunStatus | None:
         self.seen = self._with_nodes(self._with_gone(self._source.seen(self._pods.keys() if self._counts else None)))
-        return (self._expired() or self._read()) if self.seen.jobs else None
+        return (self._expired() or self._attended() or self._read()) if self.seen.jobs else None
 
     def _with_gone(self, seen: ClusterSnapshot) -> ClusterSnapshot:
         """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
@@ -247,6 +255,13 @@ class Watcher:
         if self._record_pauses.due(there):
             self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
         return run_record.final(self._record) if run_record.roles(self._record) - there else None
+
+    def _attended(self) -> RunStatus | None:
+        """Return how the run has ended by its attendant, which saw what pods told that are gone since; None while its Jobs are at work."""
+        noted = attendant_notes.final(self._source.attendant)
+        if noted is None or not all(map(pod_status.is_at_rest, self.seen.jobs)):
+            return None
+        return dataclasses.replace(noted, run_dir=place_of(self.seen, self.cluster))
 
     def _read(self) -> RunStatus:
         tasks = pod_status.tasks(self.seen, self.cluster.now())

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from launcher.errors import UsageError
 from launcher.images import REPOSITORY, board_image, image_for, is_ours
 from launcher.render import tensorboard_command
-from launcher.render.kubernetes import configmaps, jobs, jobset, network, pods, storage
+from launcher.render.kubernetes import attendant_job, configmaps, jobs, jobset, network, pods, storage
 from launcher.render.kubernetes.objects import (
     ENDS_AFTER,
     TENSORBOARD,
@@ -36,18 +36,20 @@ _USE = """\
 
 def render(source: Source) -> str:
     """Return the manifests of a plan for kubernetes. Raises UsageError for what cannot run there."""
+    attendant_job.check_namespace(source.spec)
     return document(header(source, _notes(source)), objects(run_of(source)))
 
 
 def files(source: Source) -> dict[str, str]:
     """Return the same as a directory: file name -> text, one file a kind and a kustomization."""
+    attendant_job.check_namespace(source.spec)
     return directory(source, header(source, _notes(source)), objects(run_of(source)))
 
 
 def objects(run: Run) -> list[Object]:
     """Return the objects of a run: what others need comes first."""
     tasks = [jobset.jobset(run)] if run.options.gang == "jobset" else [network.headless(run), *jobs.jobs(run)]
-    return [*surroundings(run), *tasks, *_tensorboard(run)]
+    return [*surroundings(run), *attendant_job.account(run), *tasks, *attendant_job.job(run), *_tensorboard(run)]
 
 
 def surroundings(run: Run) -> list[Object]:
@@ -115,9 +117,10 @@ def _notes(source: Source) -> list[str]:
     found = [*notes(run, objects(run)), *run.plan.notices]
     if run.options.gang == "jobset":
         return [*jobset.notes(run), *found]
-    if any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
+    if run.options.attendant is None and any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
         found.append(
-            "tasks without supervision do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or delete their Jobs"
+            "tasks without supervision do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or an attendant"
+            " (kubernetes.attendant), or delete their Jobs"
         )
     if run.options.queue:
         found.append("Kueue admits the Job of each role by itself; with `kubernetes: {gang: jobset}` it admits all or none")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.images import all_for
+from launcher.images import all_for, attendant_image
 from launcher.plan.models import Plan, SecretKey
 from launcher.spec import role_programs
 from launcher.spec.containers import FromSecret
@@ -20,6 +20,7 @@ Object = dict[str, Any]
 TRAINER = "trainer"
 TENSORBOARD = "tensorboard"
 HOUSEKEEPING = "housekeeping"
+ATTENDANT = "attendant"
 
 # What a hardened container's security context has beside that of every container.
 NO_RIGHTS: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
@@ -73,7 +74,8 @@ class Run:
     @property
     def images(self) -> list[str]:
         """The images of its pods, each once."""
-        return all_for(self.spec, board=self.has_tensorboard)
+        of_attendant = [attendant_image(self.spec)] if self.options.attendant else []
+        return list(dict.fromkeys([*all_for(self.spec, board=self.has_tensorboard), *of_attendant]))
 
     @property
     def options(self) -> Kubernetes:

@@ -14,8 +14,10 @@ from launcher.render.kubernetes import extra_containers, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import (
+    ATTENDANT,
     CLUSTER_LABEL,
     NO_RIGHTS,
+    TENSORBOARD,
     TRAINER,
     Object,
     Run,
@@ -81,7 +83,7 @@ def overridden(run: Run, component: str, made: Object) -> Object:
     Raises UsageError where that changes a container that the pod has not.
     """
     overrides = run.options.overrides
-    everywhere = overrides.all if component != "tensorboard" else {}
+    everywhere = overrides.all if component not in {TENSORBOARD, ATTENDANT} else {}
     merged: Object = merge(merge(made, everywhere), getattr(overrides, component))
     containers = [one for part in ("initContainers", "containers") for one in merged["spec"].get(part) or ()]
     if unknown := [str(one.get("name")) for one in containers if not one.get("image")]:

@@ -23,11 +23,11 @@ def names(archive: bytes) -> list[str]:
         return tar.getnames()
 
 
-def test_the_context_holds_the_trainer_and_what_the_dockerfile_copies() -> None:
+def test_the_context_holds_the_packages_and_what_the_dockerfile_copies() -> None:
     held = names(context.archive())
     assert set(context.FILES) < set(held)
-    assert "trainer/task.py" in held
-    assert not [name for name in held if "__pycache__" in name or name.startswith(("launcher", "tests"))]
+    assert {"trainer/task.py", "launcher/backend/kubernetes/attendant.py"} <= set(held)
+    assert not [name for name in held if "__pycache__" in name or name.startswith("tests")]
     for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
         for source in line.split():
             assert source in held or any(name.startswith(f"{source}/") for name in held), source
@@ -36,7 +36,7 @@ def test_the_context_holds_the_trainer_and_what_the_dockerfile_copies() -> None:
 def test_a_plain_docker_build_gets_the_same_files() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert let_in == (set(context.FILES) - {context.DOCKERFILE}) | {"trainer"}
+    assert let_in == (set(context.FILES) - {context.DOCKERFILE}) | set(context.PACKAGES)
     assert "*" in lines
     assert "**/__pycache__" in lines
 

@@ -73,3 +73,11 @@ def test_who_may_do_nothing_in_a_namespace_is_asked_whether_it_is_the_right_one(
     assert "--namespace" in told.remedy
     assert "apiGroups" not in told.remedy
     assert strange("team-b").message == "you may do nothing in the namespace team-b"
+
+
+def test_who_may_give_no_such_rights_to_an_attendant_is_told_what_helps() -> None:
+    held = 'is attempting to grant RBAC permissions not currently held:\n{APIGroups:[""], Resources:["pods/status"], Verbs:["patch"]}'
+    said = f'roles.rbac.authorization.k8s.io "digits-attendant" is forbidden: user "jane" (groups=["team"]) {held}'
+    error = explain(refusal(403, said), "checking Role digits-attendant")
+    assert error.message.startswith("checking Role digits-attendant: you may not give the attendant what you may not do yourself")
+    assert "docs/kubernetes-attendant-role.yaml" in error.remedy

@@ -83,3 +83,17 @@ def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
     assert inventory.Watch(cast("Cluster", nothing), "digits").look() == Found()
     nothing.now = lambda: 1_000_000.0  # anyone who started it has died over it
     assert inventory.Watch(cast("Cluster", nothing), "digits").look().gone == (ObjectRef("Job", "digits-chief", "1"),)
+
+
+def test_a_run_without_its_attendant_trains_and_is_told_to_lack_it() -> None:
+    run = told(Found(gone=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
+    assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("job/digits-attendant",))
+
+
+def test_the_attendants_job_has_not_lost_its_labels() -> None:
+    jobs = [
+        {"metadata": {"name": name, "uid": name, "labels": {"app.kubernetes.io/component": name}}}
+        for name in ("chief", "attendant", "copy")
+    ]
+    cluster = SimpleNamespace(listed=lambda *_: jobs)
+    assert [one.name for one in inventory.labelled(cast("Cluster", cluster), "digits", "Job")] == ["chief", "attendant"]

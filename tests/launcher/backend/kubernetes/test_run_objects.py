@@ -1,9 +1,15 @@
 """What is refused before any of a run's objects is made."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from launcher.backend.kubernetes.run_objects import refuse_sidecars
-from launcher.errors import UsageError
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import explain
+from launcher.backend.kubernetes.in_cluster import RefusedError
+from launcher.backend.kubernetes.run_objects import dry_run, refuse_sidecars
+from launcher.errors import LauncherError, UsageError
 
 
 def test_a_cluster_that_does_not_end_sidecars_with_their_task_is_refused() -> None:
@@ -11,3 +17,20 @@ def test_a_cluster_that_does_not_end_sidecars_with_their_task_is_refused() -> No
     with pytest.raises(UsageError, match=r"namespace team is Kubernetes 1\.28, which does not end sidecars with their task") as refused:
         refuse_sidecars((1, 28), "namespace team")
     assert refused.value.remedy == "use a cluster of 1.29 or newer, or remove `sidecars`"
+
+
+def test_a_binding_is_not_refused_for_a_role_that_is_made_with_it() -> None:
+    made = {"kind": "RoleBinding", "metadata": {"name": "digits-attendant"}}
+
+    def refused(status: int) -> Cluster:
+        def apply(*_: object, **__: object) -> Any:
+            error = RefusedError(status, "no", b'{"message": "roles.rbac.authorization.k8s.io \\"digits-attendant\\" not found"}')
+            raise explain(error, "checking it") from error
+
+        return cast("Cluster", SimpleNamespace(apply=apply))
+
+    assert dry_run(refused(404), made) == made
+    with pytest.raises(LauncherError):
+        dry_run(refused(403), made)
+    with pytest.raises(LauncherError):
+        dry_run(refused(404), {**made, "kind": "Role"})

@@ -1,0 +1,168 @@
+"""A run's attendant: does in the cluster, by the code of a launcher that watches, what no controller does, until the run has ended.
+
+`python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS`, in a pod whose account may do that. It
+ends with 0 when the run has ended and nothing of it is left to do. Ended before, by a signal, or because its node is lost, it goes on in
+another pod: all that it knows is in the cluster.
+"""
+
+import argparse
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
+
+from launcher.backend.kubernetes import attendant_notes, in_cluster, pod_status, reconcile, run_record
+from launcher.backend.kubernetes.attendant_notes import GonePod, LastLines
+from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.pod_logs import PodLogs
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object
+from launcher.backend.kubernetes.status_source import Watcher
+from launcher.errors import LauncherError
+from launcher.render.kubernetes.objects import ATTENDANT
+from launcher.runs.status import RunStatus, State
+from trainer.exit_codes import OF_SIGNALS
+
+_LOOK_EVERY = 1.0  # seconds
+_DELETED_FOR = 30.0  # seconds without any of its Jobs, after which a run is taken for deleted
+_OVER = frozenset({State.SUCCEEDED, State.FAILED})  # not where its Jobs are suspended by somebody: it may go on
+
+
+class Attendant:
+    """Attends one run. `look` is to be called until `is_done`; it raises LauncherError."""
+
+    def __init__(self, cluster: Cluster, run: str, node_lost: float, start_timeout: float) -> None:
+        self._cluster, self._run, self._start_timeout = cluster, run, start_timeout
+        self._lines = LastLines()
+        self._watcher = Watcher(cluster, run)
+        self._watcher.logs = PodLogs(cluster, onward=self._lines)
+        self._reconciler = reconcile.Reconciler(cluster, run, node_lost)
+        self._pods: Mapping[str, Object] = {}  # by their names, as they were seen last
+        self._gone: list[GonePod] = []  # whose last lines are kept
+        self._follows = False  # the one before, in a pod that is gone
+        self._noted: RunStatus | None = None  # how the run has ended, once that is noted
+        self._missed: float | None = None  # since when the run has no Jobs, of time.monotonic
+
+    def look(self) -> Iterator[str]:
+        """Do what is to be done now; yield what was done."""
+        if not self._follows:
+            own = self._cluster.get("Job", self._name)
+            self._gone, self._noted, self._follows = attendant_notes.gone(own), attendant_notes.final(own), True
+        status = self._watcher.status()
+        self._missed = None if status else self._missed or time.monotonic()
+        if status is None:
+            return
+        seen = self._watcher.seen
+        status = self._judged(seen, self._noted or status)
+        self._keep_lines(seen)
+        if status.state in _OVER:
+            yield from self._note(status)
+        yield from self._reconciler.tend(seen, status)
+        if status.state is State.FAILED:
+            yield from self._suspend_set(seen)
+
+    def is_done(self) -> bool:
+        """Return whether the run has ended and none of its pods is at work, or it was there and its Jobs are gone."""
+        if self._missed is not None:
+            return bool(self._pods) and time.monotonic() - self._missed > _DELETED_FOR
+        return self._noted is not None and is_at_rest(self._watcher.seen)
+
+    def _judged(self, seen: ClusterSnapshot, status: RunStatus) -> RunStatus:
+        """Return how the run is, as failed where it is to be ended because it has not started in time, or has outgrown its storage."""
+        if status.state in _OVER:
+            return status
+        late = self._reconciler.late(seen, status, self._start_timeout) or reconcile.outgrown(seen)
+        if not late or not self._watcher.is_as_seen():
+            return status
+        return dataclasses.replace(status, state=State.FAILED, reason=late, ended=self._cluster.now(), eta=None)
+
+    def _note(self, status: RunStatus) -> Iterator[str]:
+        """Note how the run has ended, on the own Job and in the record that a launcher has made, where one has."""
+        if self._noted is None:
+            self._annotate(attendant_notes.of_status(status))
+            self._noted = status
+            run_record.note(self._cluster, status)
+            yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
+
+    def _keep_lines(self, seen: ClusterSnapshot) -> None:
+        """Keep the last lines of pods that are gone, or on nodes that do not answer."""
+        there = {pod["metadata"]["name"]: pod for pod in seen.pods}
+        lost = {name: pod for name, pod in there.items() if reconcile.given_up(pod) is not None}
+        found = self._lines.of_gone({name: pod for name, pod in self._pods.items() if name not in there} | lost)
+        self._pods = there or self._pods
+        if found:
+            self._gone += found
+            self._annotate(attendant_notes.of_lines(self._gone))
+
+    def _suspend_set(self, seen: ClusterSnapshot) -> Iterator[str]:
+        """Suspend the JobSet of a run that is to be ended and has not failed by itself."""
+        whole = seen.whole
+        if whole and pod_status.is_own_set(seen) and not pod_status.is_over(whole) and not whole["spec"].get("suspend"):
+            self._cluster.patch("JobSet", whole["metadata"]["name"], {"spec": {"suspend": True}})
+            yield f"{whole['metadata']['name']} is ended"
+
+    @property
+    def _name(self) -> str:
+        return f"{self._run}-{ATTENDANT}"
+
+    def _annotate(self, annotations: Mapping[str, str]) -> None:
+        self._cluster.patch("Job", self._name, {"metadata": {"annotations": dict(annotations)}})
+
+
+def is_at_rest(seen: ClusterSnapshot) -> bool:
+    """Return whether no Job of a run makes pods any more, and none of its pods is at work or held by a lost node. Pure.
+
+    An attendant's own pod on a lost node is among these: its Job is not complete before that has ended.
+    """
+    at_work = any(pod.get("status", {}).get("phase") in {"Pending", "Running"} for pod in seen.pods)
+    return not at_work and all(map(pod_status.is_at_rest, seen.jobs))
+
+
+def attend(attendant: Attendant) -> int:
+    """Attend a run to its end; return an exit code. A cluster that does not answer is asked again."""
+    said = ""
+    while not attendant.is_done():
+        try:
+            for words in attendant.look():
+                _say(words)
+            said = ""
+        except ForbiddenError as error:
+            _say(f"{error.message}: the account of this pod needs {error.rule}")
+            return 1
+        except LauncherError as error:
+            if error.message != said:
+                _say(error.message)
+            said = error.message if isinstance(error, UnreachableError) else ""
+        time.sleep(_LOOK_EVERY)
+    _say("nothing is left to do")
+    return 0
+
+
+def _say(words: str) -> None:
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), words, flush=True)
+
+
+def _stop(number: int, _frame: object) -> NoReturn:
+    sys.exit(OF_SIGNALS + number)
+
+
+def main() -> int:
+    """Attend the run that the command line names."""
+    parser = argparse.ArgumentParser(prog="attendant", description="Attend a run in the cluster of this pod until it has ended.")
+    parser.add_argument("run")
+    parser.add_argument("--node-lost", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--start-timeout", type=float, required=True, metavar="SECONDS")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)  # the first process of a container ignores it else
+    if not (in_cluster.ACCOUNT / "token").is_file():
+        _say("no service account is mounted here: the attendant is a pod of its run, and reaches the cluster by its account")
+        return 1
+    cluster = Cluster()
+    _say(f"attending {given.run} in {cluster.words()}")
+    return attend(Attendant(cluster, given.run, given.node_lost, given.start_timeout))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What a run's attendant keeps on its own Job, where it may write and which goes with the run: how the run ended, and the last lines of pods that are gone."""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from launcher.backend.kubernetes import pod_status, run_record
+from launcher.backend.kubernetes.client import as_json
+from launcher.backend.kubernetes.pod_status import Object
+from launcher.runs.status import RunStatus
+
+STATUS = "tf-launcher/status"
+LINES = "tf-launcher/last-lines"
+# All annotations of an object may have 256 KiB: https://github.com/kubernetes/apimachinery/blob/master/pkg/api/validation/objectmeta.go
+_MOST_OF_STATUS = 120_000
+_MOST_OF_LINES = 100_000
+_KEPT, _LONGEST = 20, 500  # lines of a pod, and characters of a line
+
+
+@dataclass(frozen=True)
+class GonePod:
+    """A pod that is gone: its name, its task, and the last lines that it wrote, each behind its time."""
+
+    name: str
+    task: str
+    lines: tuple[str, ...]
+
+
+def of_status(status: RunStatus) -> dict[str, str]:
+    """Return the annotation with how a run has ended; without its tasks where those are too many."""
+    text = run_record.dumped(status)
+    if len(text) > _MOST_OF_STATUS:
+        text = as_json({**json.loads(text), "tasks": []})
+    return {STATUS: text}
+
+
+def final(job: Object | None) -> RunStatus | None:
+    """Return how the run has ended by its attendant's Job; None while that does not say."""
+    return run_record.restored(pod_status.annotation(job, STATUS)) if job else None
+
+
+def of_lines(gone: Iterable[GonePod]) -> dict[str, str]:
+    """Return the annotation with the last lines of pods, of as many of the last ones as it may have."""
+    kept: deque[dict[str, object]] = deque()
+    room = _MOST_OF_LINES
+    for pod in reversed(list(gone)):
+        made: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_LONGEST] for line in pod.lines[-_KEPT:]]}
+        room -= len(as_json(made)) + 1
+        if room < 0:
+            break
+        kept.appendleft(made)
+    return {LINES: as_json(list(kept))}
+
+
+def gone(job: Object | None) -> list[GonePod]:
+    """Return the pods whose last lines the attendant has kept, in the order in which they went."""
+    try:
+        listed = json.loads(pod_status.annotation(job, LINES)) if job else []
+        return [GonePod(str(one["pod"]), str(one["task"]), tuple(map(str, one["lines"]))) for one in listed]
+    except (ValueError, KeyError, TypeError):  # another version's
+        return []
+
+
+class LastLines:
+    """Remembers the last lines of each pod whose output another reader reads."""
+
+    def __init__(self) -> None:
+        self.ended = 0  # as readers count them
+        self._lines: dict[str, deque[str]] = {}
+
+    def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+        """Take in what a pod has written since."""
+        lines = self._lines.setdefault(pod["metadata"]["name"], deque(maxlen=_KEPT))
+        lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_LONGEST] for stamp, text in pieces[-_KEPT:])
+
+    def trust(self, uid: str) -> None:
+        """Do nothing: it reads nothing by itself."""
+
+    def of_gone(self, pods: Mapping[str, Object]) -> list[GonePod]:
+        """Return what these pods wrote last, by their names, of those that have written anything, and forget it."""
+        found = [(name, pod_status.task_of(pod), self._lines.pop(name, None)) for name, pod in pods.items()]
+        return [GonePod(name, task, tuple(lines)) for name, task, lines in found if lines]
