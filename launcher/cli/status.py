@@ -25,6 +25,7 @@ EXAMPLES = (
     ("launcher status mnist --json | jq -r '.tasks[] | select(.restarts != []) | .name'", "the tasks that were restarted"),
 )
 WATCH_EVERY = 1.0
+UNATTENDED = "none; only a launcher that watches (`up`, `wait`) releases pods of lost nodes, and ends a run that fails or never starts"
 
 
 def status(
@@ -118,6 +119,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "model": "" if current.model is None else relative_path(current.model),
         "run directory": relative_path(current.run_dir),
         "data": current.data_lost.message if current.data_lost else "",
+        "attendant": "" if current.attended else UNATTENDED,
     }
     return [(fact, value) for fact, value in facts.items() if value]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from launcher.cli.run_lookup import DEFAULT_RUNS, command, home
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.runs.status import RunStatus, State
+
+if TYPE_CHECKING:
+    from launcher.spec.models import ClusterSpec
 
 EXAMPLES = (
     ("launcher up cluster.yaml", "runs it and shows how it goes; Ctrl-C saves a checkpoint and stops it"),
@@ -98,20 +101,23 @@ def up(
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
         for notice in (*plan.notices, *_prepared(backend, run)):
             say(f"notice: {notice}")
-        if detach and in_namespaces(on) and spec.kubernetes.ttl is not None:
-            say(
-                f"notice: kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end; "
-                + (
-                    "how it ended is read from its volume afterwards"
-                    if spec.train is not None
-                    else f"unless a launcher looks before that, or within the hour for which the cluster has its events, its end will be unknown: "
-                    f"`{command(runs, 'wait', spec.name, on=on)}` records it"
-                )
-            )
+        for notice in _unwatched(spec, command(runs, "wait", spec.name, on=on)) if detach and in_namespaces(on) else ():
+            say(f"notice: {notice}")
         if detach:
             backend.start(run)
             return _detached(plan, runs, as_json=as_json)
         return _foreground(backend, run, runs, started_by, as_json=as_json, started=starting.close)
+
+
+def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
+    """Yield what nobody does for a run that no launcher watches; nothing where it has an attendant. `wait` is the command that watches it."""
+    if spec.kubernetes.attendant is not None:
+        return
+    yield f"nobody watches it: pods of a lost node stay until `{wait}` releases them, which also ends a run that fails or never starts; see kubernetes.attendant"
+    if spec.kubernetes.ttl is not None:
+        unknown = f"unless a launcher looks before that, or within the hour for which the cluster has its events, its end will be unknown: `{wait}` records it"
+        read = "how it ended is read from its volume afterwards" if spec.train is not None else unknown
+        yield f"kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end; {read}"
 
 
 def _reserved(backend: Backend, run: PlannedRun) -> AbstractContextManager[None]:

@@ -137,7 +137,8 @@ class KubernetesBackend:
                 found = known.watcher.status() or self._without_jobs(known, name)
                 lacking = known.having.look() if known.having else inventory.Found()
                 compared = inventory.compared(found, lacking, known.cluster.namespace)
-                known.last = dataclasses.replace(compared, **self._owned(known, name))
+                attended = compared.state in ENDED or known.watcher.is_attended()
+                known.last = dataclasses.replace(compared, attended=attended, **self._owned(known, name))
             except UnreachableError as error:
                 if known.last is None:
                     raise

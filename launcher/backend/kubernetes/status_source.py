@@ -193,6 +193,11 @@ class Watcher:
         """Return the pods of the run's tasks. Raises LauncherError when the cluster cannot be asked."""
         return self._source.pods()
 
+    def is_attended(self) -> bool:
+        """Return whether the run has an attendant that has not failed, as it was seen last."""
+        job = self._source.attendant
+        return job is not None and not pod_status.condition(job, "Failed")
+
     def is_as_seen(self) -> bool:
         """Ask the cluster again whether Jobs and pods are as they were seen last, before what cannot be undone. Raises LauncherError."""
         now = gather(self.cluster, self.run)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.up import _unwatched
+from launcher.spec.models import ClusterSpec
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
 
@@ -294,3 +296,14 @@ def test_a_reader_that_leaves_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path,
     status = json.loads(cli("status", "--json").stdout)
     assert status["state"] in {"stopped", "failed"}
     assert all(task["pid"] is None for task in status["tasks"])
+
+
+def test_a_detached_run_on_a_cluster_is_told_what_nobody_does_unless_it_has_an_attendant() -> None:
+    def told(**options: object) -> list[str]:
+        head = {"version": 1, "name": "toy", "strategy": "single", "roles": {"chief": {}}, "train": {"workload": "mnist"}}
+        return list(_unwatched(ClusterSpec.model_validate({**head, "kubernetes": options}), "launcher wait toy"))
+
+    (lost,) = told()
+    assert "pods of a lost node stay until `launcher wait toy` releases them" in lost
+    assert [words.split(" deletes")[0] for words in told(ttl="1h")[1:]] == ["kubernetes.ttl"]
+    assert told(attendant=True, ttl="1h") == []

@@ -234,3 +234,16 @@ def test_last_lines_are_those_of_pods_that_have_written() -> None:
     (gone,) = lines.of_gone({name: pod})
     assert (gone.task, gone.lines[0], len(gone.lines)) == ("chief", "10 \ufffd line", 20)
     assert lines.of_gone({name: pod}) == []
+
+
+def test_a_run_is_attended_while_its_attendant_has_not_failed() -> None:
+    there = There(job("chief"))
+    for conditions, attended in (((), True), ((FAILED,), False)):
+        there.own["status"]["conditions"] = list(conditions)
+        watcher = Watcher(cast("Cluster", there), "digits")
+        watcher.status()
+        assert watcher.is_attended() is attended
+    there.kinds["Job"].pop()
+    watcher = Watcher(cast("Cluster", there), "digits")
+    watcher.status()
+    assert not watcher.is_attended()
