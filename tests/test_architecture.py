@@ -22,6 +22,7 @@ SHARED = {
     "trainer.strategies",
     "trainer.exit_codes",
     "trainer.events",
+    "trainer.stack_reading",
     "trainer.stacks",
     "trainer.workloads.catalog",
 }

@@ -44,7 +44,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a task does: a key of WORDS, and the innermost call that says so, where there is one."""
+    """The activity of a task: a key of WORDS, and the innermost call that says so, where there is one."""
 
     kind: str
     place: str = ""

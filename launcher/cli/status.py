@@ -15,7 +15,7 @@ from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.tables import fact_lines, grid, plain
-from launcher.runs.stalls import held_up
+from launcher.runs.stalled_tasks import held_up
 from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
 

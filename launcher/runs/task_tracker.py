@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from launcher.runs.progress import Pace, number, whole
 from launcher.runs.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
-from launcher.runs.stalls import Stall
+from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import Restart, State, TaskStatus
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode, describe

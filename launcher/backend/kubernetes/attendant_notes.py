@@ -1,4 +1,4 @@
-"""What a run's attendant keeps on its own Job, where it may write and which goes with the run: how the run ended, and the last lines of pods that are gone."""
+"""The notes that an attendant keeps on its own Job, where it may write and which goes with the run: how the run ended, and the last lines of pods that are gone."""
 
 import json
 from collections import deque

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.stalls import held_up
+from launcher.runs.stalled_tasks import held_up
 from launcher.runs.status import RunStatus, State, TaskStatus
 from launcher.runs.task_tracker import TaskTracker
 

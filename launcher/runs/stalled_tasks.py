@@ -14,7 +14,7 @@ _HEARD_WITHIN = 30.0  # seconds: a task that goes on is heard of so often
 
 @dataclass
 class Stall:
-    """What one task does without progress, a key of trainer.stack_reading.WORDS, and since when; empty where it goes on."""
+    """The activity of a task without progress, a key of trainer.stack_reading.WORDS, and since when; empty where it goes on."""
 
     doing: str = ""
     since: float | None = None
