@@ -45,7 +45,7 @@ FIELDS: dict[str, str] = {
     "stopping": "reason: asked to stop; a checkpoint is saved first",
     "done": "step, seconds, metrics: the task's work is complete; ended_early: why it was before the last step, where it was",
     "failed": "exit_code, cause, detail (the last error line; empty where the output has it), process_exit_code (of the training process, "
-    "where it ended by itself): the task gives up",
+    "where it ended by itself): the task fails for good",
 }
 
 # The kinds that a training process writes, or a user's program that wants to; only their parent writes the others.

@@ -23,7 +23,7 @@ class Patience:
     stalled: float = 60.0  # after every peer was reached, or after it was last said that no step follows
     again: float = 1.0  # between two SIGTERM to a training process, which may not have heard the first
     serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
-    giving_up: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
+    ending: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
     saving: float = 60.0  # the same, at least, where there is a checkpoint to save
     launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
     dismissed: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded

@@ -181,7 +181,7 @@ def _in_words(code: int) -> str:
 
 
 class PeerWait:
-    """Waits until each of some peers was reached once, says who is missing, and gives up after a time.
+    """Waits until each of some peers was reached once, says who is missing, and times out.
 
     `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
     changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`
@@ -214,7 +214,7 @@ class PeerWait:
         self._over = not peers
         self._timers: list[Timer] = []
         if peers:
-            self._timers = [reactor.call_later(timeout, self._give_up), reactor.call_later(min(first, _RETRY), self._look)]
+            self._timers = [reactor.call_later(timeout, self._time_out), reactor.call_later(min(first, _RETRY), self._look)]
             for name in peers:
                 self._ask(name)
 
@@ -270,7 +270,7 @@ class PeerWait:
             self._waiting(self.missing, now - self._started)
         self._timers[1] = self._reactor.call_later(min(_RETRY, max(0.01, self._next_report - now)), self._look)
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         self.cancel()
         self._timed_out(self.missing)
 

@@ -216,7 +216,7 @@ class TrainerSettings(Settings):
     spec_digest: str = Field("", description="Digest of the spec, recorded in run.json.")
     local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")
     has_evaluator: bool = Field(False, description="An evaluator task follows the checkpoints; the chief then evaluates at the end alone.")
-    max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task gives up.")
+    max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task fails for good.")
     restarts: dict[str, Restarts] | None = Field(None, description="The roles that have others, by role.")
     start_timeout: float = Field(600, gt=0, description="Seconds to wait for peers.")
     orphan_timeout: float = Field(

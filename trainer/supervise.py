@@ -81,7 +81,7 @@ class _Supervisor:
         self._together: float | None = None  # since when every peer was reached, in this attempt
         self._stopping = False
         self._signals = 0
-        self._verdict: tuple[str, str] | None = None  # cause and detail, when we gave up ourselves
+        self._verdict: tuple[str, str] | None = None  # cause and detail, when the parent itself has ended the task
         self._stalls = StallWatch(job, report, reactor, stacks, self._prober, self._kill_stalled)
         self._stall = ""  # over which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
@@ -140,7 +140,7 @@ class _Supervisor:
             timed_out=self._peers_not_there,
         )
         if self._watch is None and self._job.watched_chief is not None:
-            self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", patience.giving_up)
+            self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", patience.ending)
 
     def _reap(self) -> None:
         code = self._child.reap()
@@ -325,7 +325,7 @@ class _Supervisor:
                 self._lose(f"{part.leader} has failed", news.reason)
             self._reactor.stop()
         elif not self._over:
-            self._give_up(f"{part.leader} has failed", news.reason, self._job.patience.giving_up)
+            self._end_task(f"{part.leader} has failed", news.reason, self._job.patience.ending)
         elif self._child.pid is not None:
             self._reactor.call_later(part.grace, self._dismiss)
         else:
@@ -339,7 +339,7 @@ class _Supervisor:
         if self._leaving:
             self._lose(cause, reason)
         else:
-            self._give_up(cause, f"{part.address}: {reason}", self._job.patience.giving_up)
+            self._end_task(cause, f"{part.address}: {reason}", self._job.patience.ending)
 
     def _lose(self, cause: str, detail: str) -> None:
         """Fail where the program is done, and the run is not."""
@@ -408,7 +408,7 @@ class _Supervisor:
             return
         self._child.terminate()
         if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait inside, deaf to signals
-            self._reactor.call_later(self._job.patience.giving_up, self._kill_unless_training)
+            self._reactor.call_later(self._job.patience.ending, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief is gone: all tasks of a run are asked at once, and the chief saves the servers' state."""
@@ -419,7 +419,7 @@ class _Supervisor:
         if self._peers_missing:
             self._child.kill("its peers were not there")
 
-    def _give_up(self, cause: str, detail: str, within: float) -> None:
+    def _end_task(self, cause: str, detail: str, within: float) -> None:
         """End the task with exit code 75, and its process by SIGKILL where it has not ended `within` so many seconds."""
         if self._stopping or self._verdict is not None:
             return
@@ -456,10 +456,10 @@ class _Supervisor:
     def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
         patience = self._job.patience
         named = shortened([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
-        self._give_up(f"peers were not there after {patience.start:g} s", f"missing: {named}", patience.giving_up)
+        self._end_task(f"peers were not there after {patience.start:g} s", f"missing: {named}", patience.ending)
 
     def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
-        """Give up, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
+        """End the task, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
         orphan = self._job.patience.orphan
         place = shortened(addresses, LISTED)
 
@@ -473,5 +473,5 @@ class _Supervisor:
             timeout=orphan,
             lost=lost,
             back=lambda: self._report("notice", message=back),
-            gone=lambda reason: self._give_up(f"{who} was gone for {orphan:g} s", f"{place}: {reason}", within),
+            gone=lambda reason: self._end_task(f"{who} was gone for {orphan:g} s", f"{place}: {reason}", within),
         )

@@ -51,7 +51,7 @@ def _document_of(error: Exception) -> dict[str, Any]:
         case LauncherError():
             return _document(error.message, error.remedy, error.exit_code)
         case typer.Abort():
-            return _document("given up at the prompt; nothing was changed", "", INTERRUPTED)
+            return _document("cancelled at the prompt; nothing was changed", "", INTERRUPTED)
     # Errors of the command line itself: typer's and click's classes differ between versions, not their shape.
     format_message = getattr(error, "format_message", None)
     if format_message is not None:

@@ -25,7 +25,7 @@ class Unpacked:
 
 
 def check(destination: Path, runs: Path, *, replace: bool) -> None:
-    """Raise UsageError where nothing can be put at `destination`; what is there is given up only to `replace`, and never if runs are in it."""
+    """Raise UsageError where nothing can be put at `destination`; what is there is removed only with `replace`, and never if runs are in it."""
     if not destination.parent.is_dir():
         raise UsageError(f"there is no directory {destination.parent}", "make it, or give another destination")
     if not os.path.lexists(destination):

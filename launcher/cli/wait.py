@@ -15,7 +15,7 @@ from launcher.runs.status import ENDED
 
 EXAMPLES = (
     ("launcher wait mnist && ./publish.sh", "does something with a run that succeeded"),
-    ("launcher wait mnist --timeout 30m", "gives up after 30 minutes with exit code 124; the run goes on"),
+    ("launcher wait mnist --timeout 30m", "times out after 30 minutes with exit code 124; the run goes on"),
 )
 LOOK_EVERY = 0.5
 

@@ -36,9 +36,9 @@ ENGINE_RESTARTS = 3
 # The host gets no address on the tasks' network: `internal` keeps other networks out, not programs of the host itself.
 _NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
-# What is sent and not answered is given up, and sent on a new connection, after 25 s and not after 15 minutes: a container that
+# What is sent and not answered is dropped, and sent on a new connection, after 25 s and not after 15 minutes: a container that
 # was taken off the network and put back may have another address, and nothing answers on the connections of the old one.
-_GIVE_UP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
+_DROP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
 
 # Every task is asked to stop at once, and servers stay until a chief that saves is gone, and a while to leave after that.
 _SERVERS_LEAVE = 10.0
@@ -195,7 +195,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
         **({"working_dir": where} if (where := task.cwd or (None if task.image else TMP)) else {}),
         "restart": _restart(task),
         "shm_size": "1gb",
-        "sysctls": _GIVE_UP_CONNECTIONS,
+        "sysctls": _DROP_CONNECTIONS,
         "networks": networks,
     }
     if supervised:

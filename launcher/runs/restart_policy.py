@@ -20,12 +20,12 @@ class Verdict(Enum):
     DONE = auto()
     RESTART = auto()  # counts against max_restarts
     RESTART_UNCOUNTED = auto()
-    GIVE_UP = auto()
+    FAIL = auto()
 
 
 _BY_CODE: dict[int, Verdict] = {
     ExitCode.DONE: Verdict.DONE,
-    ExitCode.WRONG_CONFIGURATION: Verdict.GIVE_UP,
+    ExitCode.WRONG_CONFIGURATION: Verdict.FAIL,
     ExitCode.PEER_LOST: Verdict.RESTART,
     ExitCode.STOPPED: Verdict.RESTART_UNCOUNTED,
 }
@@ -39,9 +39,9 @@ def exit_code(return_code: int) -> int:
 def verdict(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> Verdict:
     """Return what follows from `code` when `counted` restarts were used up before; `when` is the role's, minded by a parent or not."""
     if when == "exit_code" and 0 < code < OF_SIGNALS:
-        return Verdict.GIVE_UP
+        return Verdict.FAIL
     follows = _BY_CODE.get(code, Verdict.RESTART)
-    return Verdict.GIVE_UP if follows is Verdict.RESTART and counted >= max_restarts else follows
+    return Verdict.FAIL if follows is Verdict.RESTART and counted >= max_restarts else follows
 
 
 def delay(previous: float, *, ran_for: float) -> float:

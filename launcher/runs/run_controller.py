@@ -290,7 +290,7 @@ class RunController:
                     self._revive_peers(peer)
                 if all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
                     self._finish()
-            case Verdict.GIVE_UP:
+            case Verdict.FAIL:
                 self.failed(task, code)
             case Verdict.RESTART | Verdict.RESTART_UNCOUNTED as verdict:
                 self._restart(task, task.tracker.why(code), counts=verdict is Verdict.RESTART)

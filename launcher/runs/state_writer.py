@@ -68,8 +68,8 @@ class Record:
             return
         with contextlib.suppress(OSError):
             self._reserve.unlink()
-        give_up_at = self._monotonic() + _LAST_TRIES
-        while not self.save() and self._monotonic() < give_up_at:
+        deadline = self._monotonic() + _LAST_TRIES
+        while not self.save() and self._monotonic() < deadline:
             time.sleep(_PROGRESS)
 
 

@@ -120,7 +120,7 @@ class TfConfig(Section):
 
 
 class Limits(Section):
-    """When to give up. Durations are such as `90s`, `10m`, `24h`."""
+    """Limits of time and of restarts. Durations are such as `90s`, `10m`, `24h`."""
 
     max_restarts: int = Field(
         10,
@@ -139,7 +139,7 @@ class Limits(Section):
     )
     evaluator_grace: Duration = Field("10m", description="How long the evaluator of a `command` gets, which may never end by itself.")
     node_lost: Duration = Field(
-        "60s", description="On Kubernetes: how long after it gave up a lost node's pod the launcher lets the Job replace that."
+        "60s", description="On Kubernetes: how long after the cluster deleted a lost node's pod the launcher lets the Job replace that."
     )
     stall_timeout: Duration | None = Field(
         None,
@@ -204,5 +204,5 @@ class ClusterSpec(Section):
         default_factory=TensorBoard, description="TensorBoard beside the run; `false` for none."
     )
     tf_config: TfConfig = Field(default_factory=TfConfig, description="Changes to TF_CONFIG.")
-    limits: Limits = Field(default_factory=Limits, description="When to give up.")
+    limits: Limits = Field(default_factory=Limits, description="Limits of time and of restarts.")
     kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="Settings for Kubernetes alone.")

@@ -37,7 +37,7 @@ def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -
 
 
 @pytest.mark.timeout(240)
-def test_a_run_that_gives_up_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path, eventually: Any) -> None:
+def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path, eventually: Any) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)})
     saved = eventually("a checkpoint", lambda: run.events("checkpoint"), 90, told=lambda: run.lines)[0]
     assert run_state.read(tmp_path)["state"] == "running"

@@ -213,7 +213,7 @@ class TestStops:
         assert len(run.events("started")) == 1
 
     def test_it_stops_soon_while_peers_are_missing(self, trainers: Any, ports: Any) -> None:
-        run = trainers.supervise(*DEAF, awaited={"ps-0": ports.address()}, patience={"giving_up": 0.3})
+        run = trainers.supervise(*DEAF, awaited={"ps-0": ports.address()}, patience={"ending": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143

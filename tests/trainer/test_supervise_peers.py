@@ -67,7 +67,7 @@ class TestPeers:
 
     def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, alive: Any) -> None:
         address = ports.address()
-        run = trainers.supervise(*DEAF, awaited={"ps-1": address}, patience={"start": 0.5, "giving_up": 0.2})
+        run = trainers.supervise(*DEAF, awaited={"ps-1": address}, patience={"start": 0.5, "ending": 0.2})
         child = int(run.line("ready"))
         assert run.code() == 75
         failed = run.event("failed")
@@ -135,7 +135,7 @@ class TestPeers:
         assert run.event("notice", 2)["message"] == "the chief answers again"
         stops(run)
 
-    def test_a_chief_without_any_worker_saves_and_gives_up(self, trainers: Any, ports: Any) -> None:
+    def test_a_chief_without_any_worker_saves_and_ends(self, trainers: Any, ports: Any) -> None:
         first, second = ports.address(), ports.address()
         ports.listen(first)
         ports.listen(second)

@@ -277,7 +277,7 @@ class DockerBackend:
         if snapshot is None:
             return
         status = snapshot.status
-        if status.state not in ENDED or stopped:  # its supervisor was killed, or gave up an engine that came back
+        if status.state not in ENDED or stopped:  # its supervisor was killed, or lost sight of an engine that came back
             ended_before = before.state in ENDED and not stopped
             told = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
             status = dataclasses.replace(before, state=told[0], reason=told[1], ended=time.time(), eta=None)

@@ -63,9 +63,9 @@ def _is_before_a_task(container: Container) -> bool:
 def _clear(engine: Engine, run: str) -> None:
     """Remove what the run has, and what comes yet: Compose leaves at the first error, and the engine still makes what it was asked for beside."""
     began = time.monotonic()
-    quiet_at, given_up_at = began + _LATE, began + _CLEARED_WITHIN
+    quiet_at, deadline = began + _LATE, began + _CLEARED_WITHIN
     engine.remove(run)
-    while time.monotonic() < min(quiet_at, given_up_at):
+    while time.monotonic() < min(quiet_at, deadline):
         time.sleep(_AGAIN)
         if engine.containers(run):
             quiet_at = time.monotonic() + _LATE

@@ -131,7 +131,7 @@ class ContainerTask(ControlledTask):
     def verdict(self, code: int) -> Verdict:
         """Return what follows from this exit."""
         if self.tracker.had_no_parent(code):
-            return Verdict.GIVE_UP
+            return Verdict.FAIL
         return self.verdict_by_rule(
             code, "on_failure" if self.tracker.has_trainer else self.task.restart.when
         )  # a parent inside has minded it

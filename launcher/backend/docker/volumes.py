@@ -78,7 +78,7 @@ def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> I
 
 
 class _Archive:
-    """Directories of a container as tar files. The SDK's `get_archive` neither lets go of what is not read to the end nor gives up."""
+    """Directories of a container as tar files. The SDK's `get_archive` neither lets go of what is not read to the end nor times out."""
 
     def __init__(self, engine: Engine, container: str, root: str) -> None:
         self._api, self._root = engine.client.api, root

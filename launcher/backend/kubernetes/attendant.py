@@ -89,7 +89,7 @@ class Attendant:
     def _keep_lines(self, seen: ClusterSnapshot) -> None:
         """Keep the last lines of pods that are gone, or on nodes that do not answer."""
         there = {pod["metadata"]["name"]: pod for pod in seen.pods}
-        lost = {name: pod for name, pod in there.items() if reconcile.given_up(pod) is not None}
+        lost = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None}
         found = self._lines.of_gone({name: pod for name, pod in self._pods.items() if name not in there} | lost)
         self._pods = there or self._pods
         if found:

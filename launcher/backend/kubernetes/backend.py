@@ -196,7 +196,7 @@ class KubernetesBackend:
         return run_record.spec(self._cluster(name).get("ConfigMap", run_record.name_of(name)))
 
     def tend(self, name: str) -> list[str]:
-        """Give up pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
+        """Release pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
         known = self._look_at(name)
         said: list[str] = []
         try:

@@ -58,7 +58,7 @@ class PodLogs:
 
     def __init__(self, cluster: Cluster, kept: Path | None = None, onward: Onward | None = None) -> None:
         self._cluster, self._kept, self._onward = cluster, kept, onward
-        self.gave_up = False  # on a log, when it read last
+        self.unanswered = False  # a log, when it read last
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
         self._first: dict[str, str] = {}  # uid -> that of the first
         self._asked: dict[str, Path] = {}  # uid -> where the lines of a pod that was asked for are kept, below the directory for that
@@ -77,7 +77,7 @@ class PodLogs:
     def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
         with self._lock:
-            self.gave_up = False
+            self.unanswered = False
             pods = list(pods)
             self._asked |= {pod["metadata"]["uid"]: _file(task_of(pod), pod["metadata"]["name"]) for pod in pods}
             asked = [pod for pod in pods if self._may_have_news(pod)]
@@ -258,7 +258,7 @@ class PodLogs:
         except LauncherError:  # it is gone, or its node does not answer
             pause = min(2 * self._muted[uid][1], _MUTED[1]) if uid in self._muted else _MUTED[0]
             self._muted[uid] = (time.monotonic() + pause, pause)
-            self.gave_up = True
+            self.unanswered = True
             return []
         self._muted.pop(uid, None)
         self._read_once.add(uid)

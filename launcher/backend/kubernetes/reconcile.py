@@ -14,11 +14,11 @@ from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
 
 _FIRST_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
-GIVE_UP = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; given up by the launcher"}}
+RELEASE = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; released by the launcher"}}
 
 
 def lost(seen: ClusterSnapshot, now: float, patience: float) -> list[Object]:
-    """Return the pods that Kubernetes gave up `patience` seconds ago or more, because of their node, and that are there still. Pure.
+    """Return the pods that Kubernetes deleted `patience` seconds ago or more, because of their node, and that are there still. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
     All pods of an unresponsive node expire together. Pods that mount the run's volume come first, non-task pods before tasks; otherwise the
@@ -28,7 +28,7 @@ def lost(seen: ClusterSnapshot, now: float, patience: float) -> list[Object]:
         node_of(pod) for pod in seen.pods if pod_status.condition(pod, "Ready")
     }  # else the cluster takes it back, of every pod there
     pods = [pod for pod in seen.pods if node_of(pod) not in answering]
-    gone = [(pod, now - since >= patience) for pod in pods if (since := given_up(pod)) is not None]
+    gone = [(pod, now - since >= patience) for pod in pods if (since := deleted_since(pod)) is not None]
     silent = {node_of(pod) for pod, due in gone if due and diagnosis.is_silent(pod)}
     found = [pod for pod, due in gone if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
     return sorted(found, key=_turn)
@@ -39,7 +39,7 @@ def _turn(pod: Object) -> tuple[bool, bool]:
     return VOLUME_LABEL not in labels, CLUSTER_LABEL in labels
 
 
-def given_up(pod: Object) -> float | None:
+def deleted_since(pod: Object) -> float | None:
     """Return since when a pod is being deleted while its node does not answer, else None."""
     head = pod["metadata"]
     if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
@@ -138,7 +138,7 @@ class Reconciler:
         yield from self._trouble(status)
         for pod in lost(seen, self._cluster.now(), self._patience):
             if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
-                said = self._give_up(pod)
+                said = self._release(pod)
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
                 yield said
         if status.state is State.FAILED:
@@ -164,15 +164,15 @@ class Reconciler:
         there = self._cluster.get("Pod", pod["metadata"]["name"])
         return there is not None and there["metadata"].get("resourceVersion") == pod["metadata"].get("resourceVersion")
 
-    def _give_up(self, pod: Object) -> str:
+    def _release(self, pod: Object) -> str:
         name, node = pod["metadata"]["name"], node_of(pod)
         command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
         try:
-            self._cluster.patch("Pod", name, GIVE_UP, subresource="status")
+            self._cluster.patch("Pod", name, RELEASE, subresource="status")
         except ForbiddenError:
             # Once: who may is told what to do, and who watches need not read it again every second.
             return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to release its pod. Somebody who may change pods/status can run: {command}"
-        return f"{task_of(pod)}: the node {node} is lost; its pod {name} was given up, and is replaced"
+        return f"{task_of(pod)}: the node {node} is lost; its pod {name} was released, and is replaced"
 
     def _let_go(self, seen: ClusterSnapshot) -> Iterator[str]:
         """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.

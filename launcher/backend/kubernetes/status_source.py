@@ -211,7 +211,7 @@ class Watcher:
             self._logs_ended = ended
             self._source.hurry()
         self._last = self._look()
-        if self.logs.gave_up:
+        if self.logs.unanswered:
             # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
             with contextlib.suppress(LauncherError):
                 self._last = self._look()

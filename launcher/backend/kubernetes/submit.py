@@ -13,7 +13,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
 from launcher.runs.status import ENDED, RunStatus, State
 
-# Seconds for which a cluster that does not answer halfway through a start is asked again, before the start is given up.
+# Seconds for which a cluster that does not answer halfway through a start is asked again, before the start fails.
 BACK_WITHIN = 60.0
 _LOOK_EVERY = 0.5
 # So often the mark is tried for when somebody else changes the record at the same time.

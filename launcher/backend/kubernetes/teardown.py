@@ -53,7 +53,7 @@ def stop(
                 run_objects.delete(cluster, one)
         grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
         for pod in pods:
-            # The garbage collector would do so a moment later; a pod that was being given up by its node stays as it is.
+            # The garbage collector would do so a moment later; a pod that its node was already ending stays as it is.
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
         lost = run_objects.await_ended(cluster, run, grace + _SLACK, look_on)

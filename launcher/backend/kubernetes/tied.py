@@ -21,7 +21,7 @@ _OF_THE_NODE = re.compile(NODE_LOCAL)
 _ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's node affinity")
 _NOT_BESIDE = "match pod affinity rules"
 _ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
-_GIVE_UP = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
+_RELEASE = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
 
 
 def of_pod(
@@ -85,7 +85,7 @@ def _beside(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool)
         return Diagnosis(
             "storage",
             f"the run's volume ties it to the node {_node(held)}, which is lost: the pod {name} still counts there",
-            f"launcher wait gives that pod up; or: {_GIVE_UP.format(name)}",
+            f"`launcher wait` releases that pod; or: {_RELEASE.format(name)}",
         )
     if not there and has_led:
         return Diagnosis(
@@ -153,5 +153,5 @@ def _node(pod: Object) -> str:
 
 
 def _is_lost(node: str, pods: Iterable[Object]) -> bool:
-    """Return whether a pod of the run tells that its node is lost: it does not answer, or the pod was given up for that."""
+    """Return whether a pod of the run tells that its node is lost: it does not answer, or the pod was deleted for that."""
     return any(_node(one) == node and diagnosis.is_silent(one) for one in pods)

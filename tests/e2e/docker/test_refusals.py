@@ -154,7 +154,7 @@ def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path:
         assert {run.inspect(task)["HostConfig"]["RestartPolicy"]["Name"] for task in run.tasks()} == {"no"}
 
 
-def test_none_of_several_that_give_up_is_tried_again(tmp_path: Path) -> None:
+def test_none_of_several_that_fail_for_good_is_tried_again(tmp_path: Path) -> None:
     program = ["python", "-c", "import sys; sys.exit(2)"]
     file = spec(tmp_path, strategy="multi_worker_mirrored", roles={"worker": {"replicas": 3}}, command=program)
     with cleaned(file.stem, tmp_path / "runs") as run:

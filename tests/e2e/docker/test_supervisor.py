@@ -53,7 +53,7 @@ def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path
 
 
 @pytest.mark.parametrize("own", [{}, {"supervise": True}, {"supervise": False}], ids=["our image", "no trainer in it", "no parent"])
-def test_what_fails_too_often_is_given_up(tmp_path: Path, image: Built, own: dict[str, Any]) -> None:
+def test_what_fails_too_often_fails_for_good(tmp_path: Path, image: Built, own: dict[str, Any]) -> None:
     program = ["sh", "-c", "echo so many times; exit 7"]
     other = {"image": image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]} if own else {}
     with kept(tmp_path, command=program, limits={"max_restarts": 1}, **own, **other) as there:
@@ -65,7 +65,7 @@ def test_what_fails_too_often_is_given_up(tmp_path: Path, image: Built, own: dic
         assert at_rest(there)
 
 
-def test_an_image_without_python_is_given_up_at_once_and_the_field_for_it_named(tmp_path: Path, image: Built) -> None:
+def test_an_image_without_python_fails_at_once_and_the_field_for_it_named(tmp_path: Path, image: Built) -> None:
     with kept(tmp_path, command=["true"], image=image.name, env={"PATH": "/nowhere"}) as there:
         status = there.ended()
         assert status.state is State.FAILED

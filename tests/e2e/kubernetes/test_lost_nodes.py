@@ -145,10 +145,10 @@ class Elsewhere:
         well_one = next(pod for pod in pods if pod["spec"]["nodeName"] != node)
         assert lost, f"nothing of {self.NAME} is on {node}: {namespace.describe(self.NAME)}"
 
-        def given_up() -> bool:
+        def deleted() -> bool:
             return any(pod["metadata"].get("deletionTimestamp") for pod in namespace.pods(self.NAME) if pod["metadata"]["name"] in lost)
 
-        until(given_up, 120, "the cluster to give its pod up", describe)
+        until(deleted, 120, "the cluster to delete its pod", describe)
         namespace.kubectl("exec", well_one["metadata"]["name"], "--", "touch", "/tmp/fail")
         role = well_one["metadata"]["labels"]["app.kubernetes.io/component"]
         until(lambda: namespace.ends(self.NAME).get(role) == "Failed", 60, f"the {role} to fail", describe)
@@ -225,7 +225,7 @@ def go_on_without(node: str, runs: tuple[Run, Run], meanwhile: Callable[[str], N
             written = said_to_its_end(watcher, 20)
             for (of, task), old in lost.items():
                 name = old["metadata"]["name"]
-                assert of is not run or f"{task}: the node {node} is lost; its pod {name} was given up, and is replaced" in written
+                assert of is not run or f"{task}: the node {node} is lost; its pod {name} was released, and is replaced" in written
             # The chief's board is on its node, and would keep it there.
             board = f"tensorboard-0: the node {node} is lost; its pod {run.name}-tensorboard-"
             assert run is not served or (run, "chief") not in lost or board in written

@@ -191,7 +191,7 @@ def test_limits_become_limits_of_the_container_and_threads_of_tensorflow(rendere
     assert "cpus" not in rendered(TRAIN)["services"]["chief"]
 
 
-def test_connections_to_an_address_that_is_gone_are_given_up(rendered: Render) -> None:
+def test_connections_to_an_address_that_is_gone_are_dropped(rendered: Render) -> None:
     services = rendered()["services"]
     assert all(services[name]["sysctls"] == {"net.ipv4.tcp_retries2": 6} for name in services if name != "tensorboard")
 

@@ -10,19 +10,19 @@ from launcher.runs.restart_policy import Verdict
     "code, counted, expected",
     [
         (0, 0, Verdict.DONE),
-        (2, 0, Verdict.GIVE_UP),
+        (2, 0, Verdict.FAIL),
         (75, 0, Verdict.RESTART),
-        (75, 3, Verdict.GIVE_UP),
+        (75, 3, Verdict.FAIL),
         (143, 3, Verdict.RESTART_UNCOUNTED),
         (1, 2, Verdict.RESTART),
-        (137, 3, Verdict.GIVE_UP),
+        (137, 3, Verdict.FAIL),
     ],
 )
 def test_verdict(code: int, counted: int, expected: Verdict) -> None:
     assert restart_policy.verdict(code, counted=counted, max_restarts=3) is expected
 
 
-@pytest.mark.parametrize("code, expected", [(0, Verdict.DONE), (1, Verdict.GIVE_UP), (75, Verdict.GIVE_UP), (137, Verdict.RESTART)])
+@pytest.mark.parametrize("code, expected", [(0, Verdict.DONE), (1, Verdict.FAIL), (75, Verdict.FAIL), (137, Verdict.RESTART)])
 def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected: Verdict) -> None:
     assert restart_policy.verdict(code, counted=0, max_restarts=3, when="exit_code") is expected
 

@@ -34,7 +34,7 @@ class AllReduce:
 
     Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `meet`, and by a TcpAllReduce then.
     `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime; models and optimizers stay
-    outside its scope, where Keras is three times as fast. The runtime gives up, for good, whom it has not heard of for ten
+    outside its scope, where Keras is three times as fast. The runtime drops, for good, a task that it has not heard of for ten
     seconds; tasks that have met do without it, and wait for as long as Probe says.
     """
 

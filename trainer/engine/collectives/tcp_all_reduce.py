@@ -25,7 +25,7 @@ _PAIR = 2
 _LOOK_EVERY = 1.0  # seconds of silence between looks whether all peers are there
 _ALIGNED = 64  # bytes; TensorFlow takes an array so aligned as it is, and copies others (EIGEN_MAX_ALIGN_BYTES)
 
-# A silent peer whom the network no longer reaches is given up after half a minute. One that does not read is none such, however
+# A silent peer whom the network no longer reaches is dropped after half a minute. One that does not read is none such, however
 # long it takes: it may be evaluating. So there is no TCP_USER_TIMEOUT, which would end that, too.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
@@ -174,7 +174,7 @@ class TcpAllReduce:
             try:
                 left = left[self._moved(peer, move(self._patient[peer], left)) :]
             except TimeoutError as error:
-                if error.errno:  # the kernel has given up; our own limit has no number
+                if error.errno:  # the kernel has dropped it; our own limit has no number
                     raise self._gone(peer, error) from error
                 self._look({peer})
             except OSError as error:

@@ -149,7 +149,7 @@ def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out() -> N
 
 
 @pytest.mark.parametrize("code, final", [(0, False), (2, True), (75, False), (143, False), (1, True), (137, True)])
-def test_which_ends_are_final_when_the_trainer_gave_up(code: int, final: bool) -> None:
+def test_which_ends_are_final_when_the_trainer_failed_for_good(code: int, final: bool) -> None:
     assert is_final(code) is final
 
 

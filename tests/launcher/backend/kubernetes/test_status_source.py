@@ -1,4 +1,4 @@
-"""Which pods of a run tell how it is, and in which order those on a lost node are given up."""
+"""Which pods of a run tell how it is, and in which order those on a lost node are released."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
     return [one["metadata"]["name"] for one in pods]
 
 
-def test_what_holds_the_chief_to_a_lost_node_is_given_up_before_it() -> None:
+def test_what_holds_the_chief_to_a_lost_node_is_released_before_it() -> None:
     chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
     board = pod("tensorboard", "tf-launcher/volume", deleted=True)
     seen = status_source.telling([chief, pod("worker", "tf-launcher/cluster"), board, pod("housekeeping")])

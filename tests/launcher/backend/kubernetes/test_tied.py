@@ -48,7 +48,7 @@ def told(*pods: dict[str, Any], events: tuple[dict[str, Any], ...] = (), provisi
 
 
 def lost(role: str, node: str) -> dict[str, Any]:
-    """Return a pod that was given up with its node."""
+    """Return a pod that was deleted with its node."""
     return mounting(pod(role, 0, "Failed"), node, reason="NodeLost")
 
 

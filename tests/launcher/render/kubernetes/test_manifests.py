@@ -147,14 +147,14 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
         rules = objects["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
         return [(rule["action"], rule.get("onExitCodes", {}).get("values") or rule["onPodConditions"][0]["type"]) for rule in rules]
 
-    gave_up = ("FailJob", [75, 128, 137, 143, 255])
+    failed = ("FailJob", [75, 128, 137, 143, 255])
     # Who follows a chief that stayed away has nothing to wait for, nor has a chief whose followers did.
     assert (
         actions("chief")
         == actions("ps")
         == actions("worker")
         == actions("evaluator")
-        == [("Ignore", "DisruptionTarget"), ("FailJob", [2, 75]), ("Ignore", [143]), gave_up]
+        == [("Ignore", "DisruptionTarget"), ("FailJob", [2, 75]), ("Ignore", [143]), failed]
     )
     operators = [rule["onExitCodes"]["operator"] for rule in objects["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][1:]]
     assert operators == ["In", "In", "NotIn"]
@@ -218,7 +218,7 @@ def _fits(rule: dict[str, Any], code: int) -> bool:
 
 
 def final(objects: Objects, role: str) -> list[int]:
-    """Return the exit codes that fail a role's Job at once, but for those of a trainer that gave up."""
+    """Return the exit codes that fail a role's Job at once, but for those of a trainer that failed for good."""
     rules = objects["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
     (codes,) = [rule["onExitCodes"] for rule in rules if rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"]
     return list(codes["values"])
