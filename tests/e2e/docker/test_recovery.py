@@ -140,7 +140,7 @@ def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
     runs["servers"].goes_on()
 
 
-def test_without_its_keeper_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run], image: Built, tmp_path: Path) -> None:
+def test_without_its_supervisor_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run], image: Built, tmp_path: Path) -> None:
     run = runs["servers"]
     supervisor = run.supervisor()
     supervisor.kill()
