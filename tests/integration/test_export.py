@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,9 @@ def test_a_chief_exports_what_it_found_best(strategy: str, roles: dict[str, Any]
     assert facts["value"] == max(told.values()) == told[facts["step"]]
     assert not [event for event in run.events(chief, "notice") if "export" in event["message"]]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE)}
-    read = subprocess.run(
-        [sys.executable, "-c", READ, str(best)], cwd=tmp_path, env=environment, check=True, timeout=100, capture_output=True, text=True
+    (tmp_path / "read.py").write_text(READ)
+    read = forked.run(
+        [sys.executable, str(tmp_path / "read.py"), str(best)], cwd=tmp_path, env=environment, timeout=100, engine=forked.TENSORFLOW
     )
+    assert read.returncode == 0, read.stdout + read.stderr
     assert json.loads(read.stdout.splitlines()[-1]) == pytest.approx(facts["metrics"], rel=1e-3)

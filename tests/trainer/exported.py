@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests import forked
 from trainer.workloads.protocol import Workload
 
 _PREDICT = """
@@ -39,7 +39,10 @@ def assert_export_is_what_it_says(run_dir: Path, workload: Workload, scratch: Pa
     file = scratch / "inputs.npy"
     np.save(file, inputs.numpy())
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", _PREDICT, str(best), str(file), *modules], cwd=scratch, env=environment, check=True, timeout=100)
+    (scratch / "predict.py").write_text(_PREDICT)
+    command = [sys.executable, str(scratch / "predict.py"), str(best), str(file), *modules]
+    done = forked.run(command, cwd=scratch, env=environment, timeout=100, engine=forked.TENSORFLOW)
+    assert done.returncode == 0, done.stdout + done.stderr
     outputs = np.load(f"{file}.npz")
     assert set(outputs) == {"keras", "serve", "signature"}
     for how, values in outputs.items():

@@ -1,29 +1,48 @@
 """Drivers of an all-reduce: one process a task, each told its place and everybody's address."""
 
 import json
+import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from benchmarks.processes import free_addresses
+from tests import forked
 
-Task = subprocess.Popen[str]
+
+@dataclass(frozen=True)
+class Task:
+    """A process of a driver, and what it writes."""
+
+    process: forked.Process
+    stdout: TextIO
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.process.pid is not None
+        return self.process.pid
 
 
 @contextmanager
 def driven(module: str, count: int) -> Iterator[list[Task]]:
-    """Start `count` processes of a driver beside this file; kill what is left of them at the end."""
+    """Fork `count` processes of a driver beside this file; kill what is left of them at the end."""
     driver, addresses = Path(__file__).with_name(module), free_addresses(count)
     with ExitStack() as stack:
         tasks: list[Task] = []
         for index in range(count):
-            command = [sys.executable, str(driver), str(index), *addresses]
-            tasks.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd())))
-            stack.callback(tasks[-1].kill)
+            reading, writing = os.pipe()
+            stdout = stack.enter_context(os.fdopen(reading))
+            words = [sys.executable, str(driver), str(index), *addresses]
+            process = forked.Process(words, cwd=Path.cwd(), env=os.environ, fds=(0, writing, 2), engine=forked.TENSORFLOW)
+            os.close(writing)
+            stack.callback(process.close)
+            stack.callback(process.kill)
+            tasks.append(Task(process, stdout))
         yield tasks
 
 
@@ -36,7 +55,6 @@ def report_and_stay(report: dict[str, Any]) -> NoReturn:
 
 def reported(task: Task) -> dict[str, Any]:
     """Return what a driver has found."""
-    assert task.stdout
     report = json.loads(next((line for line in task.stdout if line.startswith("{")), "{}"))
     assert report, "the driver has ended without a report: see its error above"
     assert isinstance(report, dict)

@@ -1,16 +1,13 @@
 """Synchronous parameter servers: the weights of one process with the whole batch, and nobody waits for a slow worker."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.trainer.engine import drive_synchronous
 from tests.trainer.engine.drive_synchronous import CASES, LONGEST, ROUNDS, SLOWER, STEP_SECONDS, WORKERS
 
@@ -21,26 +18,11 @@ DRIVER = Path(drive_synchronous.__file__)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    written, errors = driven(tmp_path_factory.mktemp("servers"))
-    assert written, errors[-3000:]
-    result = json.loads(written.splitlines()[-1])
+    done = forked.run([sys.executable, str(DRIVER), str(tmp_path_factory.mktemp("servers"))], timeout=LONGEST, engine=forked.TENSORFLOW)
+    assert done.stdout, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)
     return result
-
-
-def driven(scratch: Path) -> tuple[str, str]:
-    """Run the driver; return what it wrote to stdout and to stderr."""
-    errors = scratch / "stderr"
-    command = [sys.executable, str(DRIVER), str(scratch)]
-    with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, process_group=0) as driver:
-        try:
-            written, _ = driver.communicate(timeout=LONGEST)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the driver has not ended within {LONGEST} s:\n{errors.read_text()[-12000:]}")
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # it ends by itself when all goes well
-                os.killpg(driver.pid, signal.SIGKILL)
-    return written, errors.read_text()
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
