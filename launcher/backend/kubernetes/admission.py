@@ -5,7 +5,7 @@ dry run, which quotas, limit ranges, Pod Security and whatever else admits pods 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.backend.kubernetes import diagnosis
@@ -44,13 +44,14 @@ class Kind:
 def kinds(made: Sequence[Object], helper: Object) -> list[Kind]:
     """Return the pods that the objects of a run are to make, and the `helper` with which the launcher reads the run's volume now and then."""
     found = []
+    own_accounts = {one["metadata"]["name"] for one in made if one["kind"] == "ServiceAccount"}  # which are not there yet
     for one in made:
         if one["kind"] == "Deployment":
             found.append(Kind(TENSORBOARD, 1, _pod(one["spec"]["template"], "apps/v1", "ReplicaSet"), beside=True))
         for job in [one] if one["kind"] == "Job" else one["spec"]["replicatedJobs"] if one["kind"] == "JobSet" else ():
             spec = job["spec"] if one["kind"] == "Job" else job["template"]["spec"]
             role = spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
-            found.append(Kind(role, int(spec["completions"]), _pod(spec["template"], "batch/v1", "Job")))
+            found.append(Kind(role, int(spec["completions"]), _without_account(_pod(spec["template"], "batch/v1", "Job"), own_accounts)))
     return [*found, Kind("the pod with which the launcher reads the volume", 0, helper, beside=True)]
 
 
@@ -177,6 +178,13 @@ def _amounts(container: Object, what: str) -> dict[str, float]:
     given = container.get("resources") or {}
     both = {**(given.get("limits") or {}), **(given.get("requests") or {})} if what == "requests" else given.get("limits") or {}
     return {name: amount(value) for name, value in both.items()}
+
+
+def _without_account(pod: Object, accounts: Collection[str]) -> Object:
+    """Return a pod that is of none of these accounts: it is refused where its account is not there."""
+    if pod["spec"].get("serviceAccountName") not in accounts:
+        return pod
+    return {**pod, "spec": {key: value for key, value in pod["spec"].items() if key != "serviceAccountName"}}
 
 
 def _pod(template: Object, api: str, owner: str) -> Object:

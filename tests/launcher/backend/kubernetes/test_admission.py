@@ -163,3 +163,11 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
     assert all(words.endswith("and chief and worker cannot start without") for words in [*told][:-1])
     assert "kubectl create secret generic tracking" in [*told.values()][-2]
     assert "kubectl create secret docker-registry registry" in [*told.values()][-1]
+
+
+def test_an_attendant_is_asked_about_without_the_account_that_is_made_with_it() -> None:
+    (own,) = [kind for kind in kinds(attendant=True) if kind.words == "attendant"]
+    assert own.count == 1
+    assert "serviceAccountName" not in own.pod["spec"]
+    (others,) = [kind for kind in kinds(attendant={"service_account": "robot"}) if kind.words == "attendant"]
+    assert others.pod["spec"]["serviceAccountName"] == "robot"
