@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from launcher.backend.kubernetes import pod_status, run_record
 from launcher.backend.kubernetes.client import as_json
+from launcher.backend.kubernetes.pod_logs import has_trainer
 from launcher.backend.kubernetes.pod_status import Object
 from launcher.runs.status import RunStatus
+from trainer.events import escaped
 
 STATUS = "tf-launcher/status"
 LINES = "tf-launcher/last-lines"
@@ -72,7 +74,9 @@ class LastLines:
     def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take in what a pod has written since."""
         lines = self._lines.setdefault(pod["metadata"]["name"], deque(maxlen=_KEPT))
-        lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_LONGEST] for stamp, text in pieces[-_KEPT:])
+        reports = has_trainer(pod)
+        written = ((stamp, text if reports else escaped(text)) for stamp, text in pieces[-_KEPT:])
+        lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_LONGEST] for stamp, text in written)
 
     def trust(self, uid: str) -> None:
         """Do nothing: it reads nothing by itself."""

@@ -1,15 +1,18 @@
 """A run's output, of pods that are there and of those that are gone: all of it at once, or as it comes."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.backend.kubernetes import status_source
+from launcher.backend.kubernetes import attendant_notes, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
-from launcher.backend.kubernetes.pod_logs import PodLogs, kept_lines
+from launcher.backend.kubernetes.pod_logs import PodLogs, keep_last, kept_lines
 from launcher.backend.kubernetes.pod_status import task_of
+from launcher.errors import LauncherError
+from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import LogLine
 
 _POLL = 1.0  # seconds between two looks, at the least
@@ -45,6 +48,7 @@ class LogSelection:
 def there(cluster: Cluster, run: str, kept: Path, chosen: LogSelection) -> Iterator[LogLine]:
     """Yield the lines there are."""
     pods = status_source.pods_of(cluster, run)
+    _take_over(cluster, run, kept)
     yield from chosen.cut(_all(pods, _reader(cluster, kept, chosen), kept, chosen))
 
 
@@ -63,6 +67,7 @@ def follow(
     `there` gives the pods of its tasks as they are now. What is read is passed on to the reader `onward`.
     """
     reader = _reader(cluster, kept, chosen, onward)
+    _take_over(cluster, run, kept)
     first = True
     answered = time.monotonic()
     while True:
@@ -86,6 +91,13 @@ def follow(
             yield from reader.left(kept, pods)
             return
         time.sleep(max(_POLL, len(pods) / _PODS_A_SECOND))
+
+
+def _take_over(cluster: Cluster, run: str, kept: Path) -> None:
+    """Keep here what the run's attendant has kept of pods that are gone; nothing where that cannot be asked for."""
+    with contextlib.suppress(LauncherError):
+        for pod in attendant_notes.gone(cluster.get("Job", f"{run}-{ATTENDANT}")):
+            keep_last(kept, pod.task, pod.name, pod.lines)
 
 
 def _reader(cluster: Cluster, kept: Path, chosen: LogSelection, onward: PodLogs | None = None) -> PodLogs:

@@ -273,8 +273,8 @@ class PodLogs:
         """Return the lines of a pod that are new, and keep them."""
         uid, task = pod["metadata"]["uid"], task_of(pod)
         after = self._after.get(uid, _FIRST)
-        has_trainer, (_, gap) = _has_trainer(pod), _gap(task, _FIRST)
-        new = [(stamp, text if has_trainer or text == gap else escaped(text)) for stamp, text in pieces if stamp > after]
+        reports, (_, gap) = has_trainer(pod), _gap(task, _FIRST)
+        new = [(stamp, text if reports or text == gap else escaped(text)) for stamp, text in pieces if stamp > after]
         if new:
             self._first.setdefault(uid, new[0][0])
             self._after[uid] = new[-1][0]
@@ -306,6 +306,16 @@ def kept_lines(kept: Path, there: Iterable[Object], tasks: list[str]) -> Iterato
         yield from _kept(path, _FIRST)
 
 
+def keep_last(kept: Path, task: str, pod: str, lines: Iterable[str]) -> None:
+    """Keep the last lines of a pod that is gone, each behind its stamp, as somebody else has kept them; nothing where more is kept here."""
+    path = kept / _file(task, pod)
+    if path.exists():
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
 def kept_tasks(kept: Path) -> list[str]:
     """Return the tasks of which lines are kept."""
     return sorted({path.parent.name for path in kept.glob("*/*.log")})
@@ -329,7 +339,7 @@ def _last_stamp(path: Path) -> str:
     return max((stamp for stamp, _ in _pieces(path.read_bytes())), default=_FIRST) if path.is_file() else _FIRST
 
 
-def _has_trainer(pod: Object) -> bool:
+def has_trainer(pod: Object) -> bool:
     """Return whether events are to be expected of a pod: not of one that runs the entrypoint of its image, without a `command`."""
     containers = pod.get("spec", {}).get("containers") or ()
     return all(role_rules.has_trainer(one.get("command") or ()) for one in containers if one.get("name") == TRAINER)

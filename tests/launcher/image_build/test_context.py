@@ -78,4 +78,16 @@ def test_the_images_hold_the_versions_that_are_tested() -> None:
     image = locked("image.txt")
     assert image.items() <= tested.items()
     assert not {"docker", "kubernetes", "typer"} & set(image)
+    assert {"pydantic", "urllib3"} <= set(image)  # of the attendant
     assert locked("image-gpu.txt").keys() >= {"nvidia-cudnn-cu12", "tensorboard", "pydantic"}
+
+
+def test_the_attendant_needs_nothing_that_the_images_do_not_hold() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('kubernetes', 'docker', 'typer'): sys.modules[name] = None\n"
+        "import launcher.backend.kubernetes.attendant\n"
+        "print(*sorted({'tensorflow', 'numpy', 'grpc'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import log_lines, pod_logs
+from launcher.backend.kubernetes import attendant_notes, log_lines, pod_logs
+from launcher.backend.kubernetes.attendant_notes import GonePod
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.pod_logs import PodLogs, kept_lines
@@ -31,7 +32,13 @@ class Answers:
         self.lines: list[str] = []
         self.asked: list[dict[str, str]] = []
         self.gone = False
+        self.attendant: dict[str, Any] | None = None
         self.more: queue.Queue[bytes | Exception | None] = queue.Queue()
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """Return the Job of the attendant, where there is one."""
+        assert (kind, name) == ("Job", "digits-attendant")
+        return self.attendant
 
     def log_to_the_end(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
         """Yield what is put into `more`, until it says that it has ended."""
@@ -331,3 +338,24 @@ def test_a_gap_that_a_node_leaves_which_has_discarded_lines_is_marked_and_what_i
 def all_of(answers: Answers, kept: Path) -> list[LogLine]:
     chosen = log_lines.LogSelection()
     return chosen.cut(log_lines._all([POD], log_lines._reader(cast("Cluster", answers), kept, chosen), kept, chosen))
+
+
+def test_what_the_attendant_has_kept_of_pods_that_are_gone_is_shown_unless_more_is_kept_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers()
+    last = GonePod("digits-worker-1-old", "worker-1", ("2026-01-01T00:00:01.1Z one", "2026-01-01T00:00:02.1Z two"))
+    answers.attendant = {"metadata": {"annotations": attendant_notes.of_lines([last])}}
+    monkeypatch.setattr("launcher.backend.kubernetes.status_source.pods_of", lambda *_: [])
+
+    def shown(kept: Path, **chosen: Any) -> list[str]:
+        return [line.text for line in log_lines.there(cast("Cluster", answers), "digits", kept, log_lines.LogSelection(**chosen))]
+
+    assert shown(tmp_path / "here") == ["one", "two"]
+    assert shown(tmp_path / "here", tail=1) == ["two"]
+    assert shown(tmp_path / "here", tasks=("chief",)) == []
+    (tmp_path / "more" / "worker-1").mkdir(parents=True)
+    (tmp_path / "more" / "worker-1" / "digits-worker-1-old.log").write_text("2026-01-01T00:00:00.1Z zero\n2026-01-01T00:00:01.1Z one\n")
+    assert shown(tmp_path / "more") == ["zero", "one"]
+    answers.attendant = None
+    assert shown(tmp_path / "none") == []
