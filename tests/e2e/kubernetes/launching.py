@@ -85,7 +85,7 @@ def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
 
 def left(namespace: Namespace) -> list[str]:
     """Return what is left in the namespace of what the launcher makes."""
-    kinds = "jobs,pods,deployments,services,networkpolicies,configmaps,persistentvolumeclaims"
+    kinds = "jobs,pods,deployments,services,networkpolicies,configmaps,persistentvolumeclaims,serviceaccounts,roles,rolebindings"
     names = namespace.kubectl("get", kinds, "-l", "app.kubernetes.io/name=tf-launcher", "-o", "name").split()
     return sorted(name.partition("/")[2] for name in names if not name.startswith("pod/"))
 

@@ -331,7 +331,7 @@ def test_a_start_that_is_refused_halfway_leaves_nothing(long: Path, launcher: La
         launcher.namespace.kubectl("delete", "quota", "one")
 
 
-def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: Launcher, tmp_path: Path) -> None:
+def test_the_documented_roles_are_enough_and_a_lacking_right_is_named(launcher: Launcher, image: str, tmp_path: Path) -> None:
     namespace = launcher.namespace
     namespace.kubectl("apply", "-f", str(ROOT / "docs" / "kubernetes-role.yaml"))
     namespace.kubectl("create", "serviceaccount", "ada")
@@ -372,6 +372,7 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     assert "small is complete" in launcher("up", str(file), "--yes")
     ada("down", "small", "--delete-data", "--yes")
     assert [name for name in left(namespace) if name.startswith("small")] == []
+    _attended(ada, namespace, image, tmp_path)
     # What the optional ClusterRole lets doctor see, under a name of this test's own.
     role = yaml.safe_load((ROOT / "docs" / "kubernetes-clusterrole.yaml").read_text(encoding="utf-8"))
     role["metadata"]["name"] = bound = f"tf-launcher-doctor-{namespace.name}"
@@ -387,6 +388,34 @@ def test_the_documented_role_is_enough_and_a_lacking_right_is_named(launcher: La
     finally:
         kubectl("delete", "clusterrolebinding", bound)
         kubectl("delete", "clusterrole", bound)
+
+
+def _attended(ada: Launcher, namespace: Namespace, image: str, directory: Path) -> None:
+    """Have a user who may make runs make one with an attendant, before she may and then."""
+    file = directory / "tended.yaml"
+    file.write_text(
+        f"version: 1\nname: tended\nkubernetes: {{tensorboard: false, attendant: {{image: '{image}'}}}}\n" + standing_in(steps=40)
+    )
+    assert "may not patch serviceaccounts in the namespace" in ada("up", str(file), code=1)
+    found = {one["what"]: one for one in json.loads(ada("doctor", str(file), "--json", code=1))["findings"]}
+    assert found["attendant"]["words"].startswith("you may not make one: get, list, create, patch, delete serviceaccounts")
+    namespace.kubectl("apply", "-f", str(ROOT / "docs" / "kubernetes-attendant-role.yaml"))
+    namespace.kubectl("create", "rolebinding", "ada-too", "--role=tf-launcher-attendant", f"--serviceaccount={namespace.name}:ada")
+    may = ("auth", "can-i", "patch", "rolebindings", f"--as=system:serviceaccount:{namespace.name}:ada")
+    until(
+        lambda: namespace.kubectl(*may, check=False).strip() == "yes", 30, "the right to hold", lambda: namespace.kubectl(*may, check=False)
+    )
+    assert "nobody watches it" not in ada("up", str(file), "--detach")
+    assert ada.status("tended")["attended"] is True
+    told = ("logs", "job/tended-attendant")
+    until(lambda: namespace.ends("tended")["attendant"] == "Complete", 120, "its end", lambda: namespace.kubectl(*told, check=False))
+    assert "tended has succeeded" in namespace.kubectl(*told)
+    record = json.loads(namespace.kubectl("get", "configmap", "tended-record", "-o", "json"))
+    assert json.loads(record["data"]["status.json"])["state"] == "succeeded"  # which nobody has asked for yet
+    status = ada.status("tended")
+    assert (status["state"], status["step"]) == ("succeeded", 40)
+    ada("down", "tended", "--delete-data", "--yes")
+    assert [name for name in left(namespace) if name.startswith("tended")] == []
 
 
 def _kubeconfig_of(namespace: Namespace, account: str, directory: Path) -> Path:

@@ -1,0 +1,116 @@
+"""A run that kubectl applied and no launcher looks at: the nodes of its tasks and of its attendant are powered off in turn, and stay off.
+
+It ends complete at its last step. The same run without an attendant waits for the first of them.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, until
+from tests.e2e.kubernetes.faults import ALIVE, INDEX
+from tests.e2e.kubernetes.nodes import changeable, node_tool, power_on
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes, pytest.mark.takes_minutes]
+
+TASKS = ("chief", "ps-0", "worker-0", "worker-1")
+# So that one node fewer is lost than there are, and each of them loses its node: the attendant is beside the ps where that can be.
+BESIDE = {
+    "weight": 100,
+    "podAffinityTerm": {"labelSelector": {"matchLabels": {"app.kubernetes.io/component": "ps"}}, "topologyKey": "kubernetes.io/hostname"},
+}
+AFFINITY = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [BESIDE]}}
+
+
+class Applied:
+    """A run whose rendered files kubectl has applied."""
+
+    def __init__(self, namespace: Namespace, name: str, image: str, steps: int, directory: Path, *, attended: bool) -> None:
+        self.namespace, self.name, self.steps = namespace, name, steps
+        options: dict[str, Any] = {"attendant": attended, "namespace": namespace.name, "placement": "spread"}
+        options["overrides"] = {"attendant": {"spec": {"affinity": AFFINITY}}} if attended else {}
+        spec = yaml.safe_load(changeable().spec() + standing_in(steps, checkpoint={"every_seconds": 2}))
+        spec["kubernetes"] |= options
+        spec |= {"version": 1, "name": name, "image": image, "strategy": "parameter_server"}
+        spec |= {"roles": {"chief": {}, "ps": {}, "worker": {"replicas": 2}}, "storage": {"access": "ReadWriteMany"}}
+        spec |= {"tensorboard": False, "limits": {"node_lost": "5s"}}
+        file = directory / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(spec))
+        words = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
+        rendered = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+        kubectl("apply", "-f", "-", text=rendered)
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """Return the newest pod of each task, and of the attendant."""
+        found = sorted(self.namespace.objects("Pod", self.name), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        return {_task(pod): pod for pod in found}
+
+    def at_work(self, *, without: list[str]) -> bool:
+        """Return whether all its pods run, none of them on these nodes."""
+        pods = self.pods()
+        run = [task for task, pod in pods.items() if pod["status"]["phase"] == "Running" and pod["spec"].get("nodeName") not in without]
+        return set(TASKS) <= set(run) and len(run) == len(pods)
+
+    def describe(self) -> str:
+        """Return what a person would look at first."""
+        told = self.namespace.kubectl("logs", f"job/{self.name}-attendant", "--tail=30", check=False)
+        return f"{self.namespace.describe(self.name)}\n{told}"
+
+
+def _task(pod: dict[str, Any]) -> str:
+    role = str(pod["metadata"]["labels"]["app.kubernetes.io/component"])
+    return role if role in {"chief", "attendant"} else f"{role}-{pod['metadata']['annotations'][INDEX]}"
+
+
+@pytest.fixture
+def off() -> Iterator[list[str]]:
+    """Return the nodes that are powered off, which are to be powered on again."""
+    nodes: list[str] = []
+    yield nodes
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(power_on, nodes))
+
+
+def test_a_run_with_an_attendant_outlives_the_nodes_of_all_its_tasks_and_of_the_attendant(
+    namespace: Namespace, image: str, tmp_path: Path, off: list[str]
+) -> None:
+    power, most = node_tool(), len(changeable().names) - 1
+    alone = Applied(namespace, "alone", image, 1_000_000, tmp_path, attended=False)
+    run = Applied(namespace, "attended", image, 150 + 300 * (most - 1), tmp_path, attended=True)
+    for one in (alone, run):
+        until(lambda one=one: one.at_work(without=[]), ALIVE, f"{one.name} to run", one.describe)  # type: ignore[misc]
+    lost: set[str] = set()
+    for task in ("attendant", "ps-0", "worker-0", "chief"):
+        pods = run.pods()
+        if task in lost or len(off) == most:
+            continue
+        node = pods[task]["spec"]["nodeName"]
+        lost |= {one for one, pod in pods.items() if pod["spec"]["nodeName"] == node}
+        off.append(node)
+        print(f"{node} is powered off: {', '.join(sorted(lost))} have been on such a node")
+        assert namespace.ends(run.name)["chief"] == ""  # it has steps left to make
+        subprocess.run([power, "node", "off", node], check=True, timeout=60)
+        until(lambda: run.at_work(without=off), ALIVE, f"its pods to run elsewhere than on {', '.join(off)}", run.describe)
+    assert "attendant" in lost
+    assert most < 3 or lost >= {*TASKS[:3], "attendant"}
+
+    def complete() -> bool:
+        return set(namespace.ends(run.name).values()) == {"Complete"}
+
+    until(complete, ALIVE, "all its Jobs to be complete", run.describe)
+    assert set(namespace.ends(run.name)) == {"chief", "ps", "worker", "attendant"}
+    (done,) = [event for event in namespace.events_of(run.pods()["chief"]) if event["event"] == "done"]
+    assert done["step"] == run.steps
+    status = namespace.status(run.name)
+    assert status is not None
+    assert (status.state, status.step) == ("succeeded", run.steps)
+    left = [pod["metadata"]["name"] for pod in namespace.objects("Pod", run.name) if pod["status"]["phase"] in {"Pending", "Running"}]
+    assert left == []  # no node stays occupied
+    held = [task for task, pod in alone.pods().items() if pod["spec"].get("nodeName") in off and pod["metadata"].get("deletionTimestamp")]
+    assert held  # nobody releases these
