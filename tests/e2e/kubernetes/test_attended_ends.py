@@ -1,0 +1,75 @@
+"""Runs that kubectl applied, with attendants and without a launcher: what remains of them ends, and each Job tells how."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
+from tests.e2e.kubernetes.launching import Launcher
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+
+# Of images without the trainer: its chief ends, the others never do.
+PROGRAM = """\
+import json, os, sys, time
+leads = json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief"
+print("at work", flush=True)
+time.sleep(3 if leads else 3600)
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+
+
+@pytest.fixture(scope="module")
+def applied(namespace: Namespace, image: str, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+    """Apply the runs of this module, all at once."""
+    directory = tmp_path_factory.mktemp("specs")
+    for name, more in (
+        ("done", "limits: {worker_grace: 1s, grace_period: 1s}\n"),
+        ("broken", "env: {CODE: '2'}\nlimits: {max_restarts: 0, grace_period: 1s}\n"),
+        ("never", "limits: {start_timeout: 10s, grace_period: 1s}\n"),
+    ):
+        file = Path(directory, f"{name}.yaml")
+        tasks = "no-such-registry.invalid/none:1" if name == "never" else image
+        roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\nsupervise: false\n"
+        options = f"kubernetes: {{namespace: {namespace.name}, attendant: {{image: '{image}'}}}}\n"
+        program = f"image: {tasks}\ncommand: [python, -c, {json.dumps(PROGRAM)}]\n"
+        file.write_text(f"version: 1\nname: {name}\n{roles}{options}{program}{more}")
+        words = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
+        kubectl("apply", "-f", "-", text=subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return namespace
+
+
+def ended(namespace: Namespace, run: str) -> dict[str, str]:
+    """Wait until the attendant of a run is done; return how each of its Jobs is then."""
+
+    def describe() -> str:
+        return namespace.kubectl("logs", f"job/{run}-attendant", check=False) + namespace.describe(run)
+
+    until(lambda: namespace.ends(run).get("attendant") == "Complete", 180, f"the attendant of {run} to be done", describe)
+    at_work = [pod["metadata"]["name"] for pod in namespace.objects("Pod", run) if pod["status"]["phase"] in {"Pending", "Running"}]
+    assert at_work == []  # no node stays occupied
+    suspended = {job["metadata"]["name"].removeprefix(f"{run}-"): job["spec"].get("suspend") for job in namespace.objects("Job", run)}
+    return {role: end or ("suspended" if suspended[role] else "") for role, end in namespace.ends(run).items()}
+
+
+def test_tasks_that_remain_of_a_run_that_has_succeeded_are_ended(applied: Namespace, launcher: Launcher) -> None:
+    assert ended(applied, "done") == dict.fromkeys(("chief", "ps", "worker", "attendant"), "Complete")
+    assert launcher.status("done")["state"] == "succeeded"
+
+
+def test_what_a_failed_run_still_holds_is_suspended(applied: Namespace, launcher: Launcher) -> None:
+    assert ended(applied, "broken") == {"chief": "Failed", "ps": "suspended", "worker": "suspended", "attendant": "Complete"}
+    status = launcher.status("broken")
+    assert status["state"] == "failed"
+    assert status["reason"].startswith("chief, attempt 1: exit code 2")
+    assert "at work" in launcher("logs", "broken", "--role", "ps")  # of pods that are gone
+
+
+def test_a_run_that_never_starts_is_suspended_with_the_reason(applied: Namespace, launcher: Launcher) -> None:
+    assert ended(applied, "never") == {"chief": "suspended", "ps": "suspended", "worker": "suspended", "attendant": "Complete"}
+    status = launcher.status("never")
+    assert status["state"] == "failed"
+    assert status["reason"].startswith("not started within limits.start_timeout (10 s)")
