@@ -44,6 +44,10 @@ OPTIONS = {
   volumes:
     - {name: sets, mount_path: /sets, source: {persistentVolumeClaim: {claimName: sets}}}
     - {name: keys, mount_path: /keys, source: {secret: {secretName: keys}}, roles: [chief]}""",
+    "attendant": """
+  attendant: {service_account: robot, image: 'registry.example/team/trainer:1', cpu: 100m, memory: 128Mi}
+  ttl: 7d
+  egress: tasks""",
     "old": """
   version: "1.26"
   tensorboard: false""",
