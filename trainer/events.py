@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from typing import Any, Dict, Protocol
 
@@ -38,6 +39,8 @@ FIELDS: dict[str, str] = {
     "busy": "phase (evaluating, saving, callbacks), seconds: it takes long, and goes on",
     "alive": "phase (starting, training, evaluating, saving, callbacks, waiting), step, steps, seconds (of so many steps or batches): from the training process to "
     "its parent alone",
+    "save_failed": "step, path (of the directory), cause, seconds (for which nothing could be saved), timeout, size and free (bytes that it takes, and "
+    "that the volume has; null where it does not answer), saved (step of the last checkpoint; null without one): training goes on, and it is tried again",
     "notice": "message: something a person should know",
     "restarting": "attempt (the next), restarts (counted so far), left (how many more there may be), exit_code, cause, "
     "detail (the last error line), delay (seconds)",
@@ -49,7 +52,7 @@ FIELDS: dict[str, str] = {
 }
 
 # The kinds that a training process writes, or a user's program that wants to; only their parent writes the others.
-TOLD = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "notice", "done"})
+TOLD = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "save_failed", "notice", "done"})
 
 FORMATS = ("json", "text")
 _ALIVE_EVERY = 1.0  # seconds
@@ -93,6 +96,7 @@ class Reporter:
         self.start: int | None = None  # the step that this attempt goes on from, once it does
         parent = None if stream else _to_parent()
         self._stream: Stream = stream or parent or sys.stdout
+        self._lock = threading.Lock()  # saves are reported by their own thread
         self._format = "json" if parent else stream_format(self._stream)
         self._has_parent = parent is not None
         self._phase, self._since, self._steps = "", 0.0, 0
@@ -101,8 +105,9 @@ class Reporter:
         """Write one event; `task` names another task than the reporter's own (the chief speaks for ps workers)."""
         event = {"event": kind, "time": round(time.time(), 3), "task": task or self.task, **fields}
         line = json.dumps(finite(event), separators=(",", ":"), allow_nan=False) if self._format == "json" else render(event)
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        with self._lock:
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
     def alive(self, phase: str, *, step: int | None = None, steps: int = 1) -> None:
         """Inform the parent, at most once a second, that `steps` steps, or batches of an evaluation, are done; always where another phase begins."""
@@ -184,6 +189,15 @@ def stalled(event: Event) -> str:
     return f"no progress for {event['seconds']:.0f} s: {Activity(event['doing'], event['place'])}"
 
 
+def _save_failed(event: Event) -> str:
+    room = "" if event.get("free") is None else f" ({event['size']:,} bytes are to be saved, {event['free']:,} are free)"
+    last = "nothing is saved yet" if event.get("saved") is None else f"the last checkpoint is of step {event['saved']}"
+    return (
+        f"step {event['step']} could not be saved to {event['path']}: {event['cause']}{room}; {last}; it is tried again, "
+        f"and the run ends when nothing could be saved for {event['timeout']:.0f} s ({event['seconds']:.0f} s until now)"
+    )
+
+
 def render(event: Event) -> str:
     """Return the readable line for an event, without time and task."""
     kind = event["event"]
@@ -191,6 +205,8 @@ def render(event: Event) -> str:
         return _progress(event)
     if kind == "stalled":
         return stalled(event)
+    if kind == "save_failed":
+        return _save_failed(event)
     if kind == "waiting" and not event["missing"]:
         return first_step(event["seconds"])
     if kind == "waiting":

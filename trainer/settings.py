@@ -224,6 +224,12 @@ class TrainerSettings(Settings):
     )
     stall_timeout: float | None = Field(None, gt=0, description="Seconds without progress after which a task is stalled.")
     on_stall: OnStall | None = Field(None, description="What follows then; `tell` when left out.")
+    save_timeout: float | None = Field(
+        None, gt=0, description="Seconds that training goes on while nothing can be saved; 1800 when left out."
+    )
+    grace_period: float | None = Field(
+        None, gt=0, description="Seconds a task may take to save when it is asked to stop; 30 when left out."
+    )
     ending: Ending | None = Field(None, description="How a user's own command ends as a whole; none where the launcher ends it.")
     unsupervised: list[str] | None = Field(
         None, description="The roles without a parent, whose tasks do not ask whether the run has ended."

@@ -104,7 +104,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     with importing_silently():
         from trainer import roles
         from trainer.engine.job import job
-        from trainer.engine.session import DivergedError, PeerLostError
+        from trainer.engine.session import DivergedError, PeerLostError, SaveError
         from trainer.workloads.errors import WorkloadError
 
         roles.import_for(settings.strategy, task.role)
@@ -116,8 +116,8 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     except PeerLostError as error:
         _show_error(str(error), "" if report.start is None else str(report.start))
         return ExitCode.PEER_LOST
-    except DivergedError as error:
-        _show_error(str(error), f"{error_file.FOR_GOOD}training has diverged")
+    except (DivergedError, SaveError) as error:
+        _show_error(str(error), f"{error_file.FOR_GOOD}{error.reason}")
         return ExitCode.WRONG_CONFIGURATION  # the code alone is final: there may be no file for the parent
     except WorkloadError as error:
         if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):

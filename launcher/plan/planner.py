@@ -21,7 +21,7 @@ from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretK
 from launcher.spec import role_programs
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.containers import Env, FromSecret
-from launcher.spec.models import ClusterSpec, Role
+from launcher.spec.models import ClusterSpec, Limits, Role
 from launcher.spec.quantities import parse_duration, parse_memory
 from launcher.spec.role_programs import Program
 from trainer.settings import Ending, Restarts, Train, TrainerSettings
@@ -140,10 +140,18 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         orphan_timeout=parse_duration(limits.orphan_timeout),
         stall_timeout=parse_duration(limits.stall_timeout) if limits.stall_timeout else None,
         on_stall=None if limits.on_stall == "tell" else limits.on_stall,
+        save_timeout=_unusual(limits, "save_timeout"),
+        grace_period=_unusual(limits, "grace_period"),
         ending=_ending(spec, target),
         unsupervised=[name for name, role in role_programs.roles_of(spec).items() if not role_programs.is_supervised(spec, role)] or None,
         train=_train(spec, spec.train, target) if spec.train else None,
     )
+
+
+def _unusual(limits: Limits, name: str) -> float | None:
+    """Return a limit in seconds where it is not the one that the trainer has by itself."""
+    value = getattr(limits, name)
+    return None if value == Limits.model_fields[name].default else parse_duration(value)
 
 
 def _restarts(spec: ClusterSpec) -> dict[str, Restarts]:

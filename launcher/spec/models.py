@@ -150,6 +150,11 @@ class Limits(Section):
         "tell",
         description="What follows when a task is stalled: `tell` says so, `restart` kills its process and starts it again, which counts, `fail` ends the run.",
     )
+    save_timeout: Duration = Field(
+        "30m",
+        description="How long training goes on while no checkpoint can be saved, as the volume is full, read-only or broken, or does not answer. "
+        "Then the run fails.",
+    )
     grace_period: Duration = Field("30s", description="How long a task may take to save its checkpoint when asked to stop.")
 
 

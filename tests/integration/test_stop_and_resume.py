@@ -241,9 +241,12 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     small = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
     if sys.platform != "linux" or subprocess.run([*small, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no disk of the test's own can be mounted here")
-    # A million weights: the checkpoint does not fit.
-    file = own(tmp_path, "single", {"units": 500_000}, limits={"max_restarts": 0})
+    # A million weights: the checkpoint does not fit, which is known before the first step.
+    file = own(tmp_path, "single", {"units": 500_000})
     done, summary = up(file, *small, runs=disk / "runs")
     assert done.returncode == 1
     assert summary["state"] == "failed"
-    assert "No space left on device" in summary["reason"], summary["reason"]
+    assert f"{disk / 'runs' / 'own' / 'checkpoints'} has " in summary["reason"], summary["reason"]
+    assert "a checkpoint of this model takes 4.01 MB: not one can be saved" in summary["reason"], summary["reason"]
+    assert summary["restarts"] in ({}, {"chief": 0})
+    assert '"event":"progress"' not in done.stdout

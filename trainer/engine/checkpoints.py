@@ -1,16 +1,22 @@
 """Saves and restores the chief's model, optimizer and global step, as plain TensorFlow checkpoints.
 
 The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`.
-A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before.
+A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before. It is made in memory first (`capture`), and
+`write` needs nothing of TensorFlow's state: another thread can do that while training goes on.
 
 `learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The optimizer's own, in
 the checkpoint as well, may be lower by now. A resume with another rate is known by the first and takes nothing of the second.
 `callbacks` are the bytes of callback_state, empty without callbacks.
 """
 
+import errno
+import itertools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +32,44 @@ from trainer.workloads.errors import WorkloadError
 _VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 _BUILT_WITH = _VALUE.format("learning_rate")
 _CALLBACKS = _VALUE.format("callbacks")
+_PART = ".part"  # ends the name of a file that is not whole yet
+_CHUNK = 16 * 2**20  # bytes that are on the disk before more are written: progress shows on a slow one
+_captures = itertools.count()
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
 
 class CheckpointError(WorkloadError):
     """Training cannot resume from the run directory. Nothing in it was changed."""
+
+
+class NoRoomError(CheckpointError):
+    """The volume has no room for a single checkpoint, and training has not begun."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A checkpoint in memory, in TensorFlow's file system of that kind, until it is discarded. `files` are the names and sizes of its files."""
+
+    step: int
+    place: str
+    files: Sequence[tuple[str, int]] = field(default=())
+
+    @property
+    def size(self) -> int:
+        """Return its bytes."""
+        return sum(size for _, size in self.files)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the content of a file."""
+        with tf.io.gfile.GFile(f"{self.place}/{name}", "rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+    def discard(self) -> None:
+        """Free the memory."""
+        for name, _ in self.files:
+            tf.io.gfile.remove(f"{self.place}/{name}")
 
 
 @dataclass(frozen=True)
@@ -67,14 +106,20 @@ class Checkpoints:
         self._parts = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
         self._callbacks = tf.Variable(b"", dtype=tf.string)
         self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
-        self._recovered = _recover(directory)
-        self._manager = tf.train.CheckpointManager(self._saved, str(directory), max_to_keep=keep, checkpoint_name="ckpt")
+        self._directory, self._keep = directory, keep
+        self._notices = [notice for notice in (_remove_torn(directory), _recover(directory)) if notice]
+        self._paths = list_checkpoints(directory)
+        self.written = 0  # bytes, of all that were ever written: who looks sees whether a save moves on
+
+    @property
+    def directory(self) -> Path:
+        """Return the place where they are."""
+        return self._directory
 
     @property
     def latest(self) -> str | None:
         """Return the path of the newest checkpoint."""
-        latest: str | None = self._manager.latest_checkpoint
-        return latest
+        return self._paths[-1] if self._paths else None
 
     def restore(self, notice: Callable[[str], None]) -> Restored | None:
         """Load the newest checkpoint that can be read, or return None where there is none.
@@ -85,9 +130,9 @@ class Checkpoints:
         Raises:
             CheckpointError: a checkpoint is there and fits another model, or none of them can be read; going on would lose them.
         """
-        if self._recovered:
-            notice(self._recovered)
-        paths = list(reversed(self._manager.checkpoints))
+        for message in self._notices:
+            notice(message)
+        paths = list(reversed(self._paths))
         for path in paths:
             try:
                 reader = tf.train.load_checkpoint(path)
@@ -147,12 +192,137 @@ class Checkpoints:
             f"the checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}); train under another name, or start afresh"
         )
 
-    def save(self, step: int, callbacks: bytes = b"") -> str:
-        """Write a checkpoint of global step `step`, delete those beyond `keep`, and return its path."""
+    def room(self) -> str:
+        """Return what to tell where the volume lacks the room for `keep` checkpoints of this size; nothing where it has it, or does not say.
+
+        Raises:
+            NoRoomError: there is none yet, and not even one fits.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        size = sum(v.value.shape.num_elements() * v.value.dtype.size for v in (*self._model.variables, *self._optimizer.variables))
+        disk = os.statvfs(self._directory)
+        if not disk.f_blocks:
+            return ""
+        size += 2 * disk.f_frsize  # the blocks that its two files begin
+        free = disk.f_bavail * disk.f_frsize
+        taken = sum(file.stat().st_size for path in self._paths for file in _files_of(path))
+        fitting = (free + taken) // max(1, size)
+        there = f"{self._directory} has {shown(free)} free, and a checkpoint of this model takes {shown(size)}"
+        if not fitting and not self._paths:
+            raise NoRoomError(f"{there}: not one can be saved; make room there, or choose another volume")
+        if fitting >= self._keep:
+            return ""
+        also = "" if fitting > 1 else "; a new one is written before the one before is removed, so that no second one can be saved"
+        return f"{there}: there is room for {fitting} of the {self._keep} that train.checkpoint.keep asks for{also}"
+
+    def capture(self, step: int, callbacks: bytes = b"") -> Captured:
+        """Return the checkpoint of global step `step`, made of the state as it is now."""
         self._step.assign(step)
         self._callbacks.assign(callbacks)
-        path: str = self._manager.save(checkpoint_number=step)
+        self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
+        place, name = f"ram://checkpoints-{next(_captures)}", f"ckpt-{step}"
+        self._saved.write(f"{place}/{name}")
+        names = sorted(n for n in tf.io.gfile.listdir(place) if n.startswith(f"{name}."))  # the data before the index
+        return Captured(step, place, [(n, tf.io.gfile.stat(f"{place}/{n}").length) for n in names])
+
+    def write(self, captured: Captured) -> str:
+        """Write a checkpoint to the disk, delete those beyond `keep`, and return its path.
+
+        Where there is no room beside `keep` others, the oldest goes before instead of afterwards, never the last one.
+
+        Raises:
+            OSError: the disk does not take it. The checkpoints before are there, and nothing of this one.
+        """
+        path = str(self._directory / f"ckpt-{captured.step}")
+        others = [one for one in self._paths if one != path]
+        try:
+            self._write(captured)
+        except OSError as error:
+            if error.errno not in _NO_ROOM or len(others) < max(2, self._keep):
+                raise
+            gone, others = others[: 1 - self._keep], others[1 - self._keep :]
+            self._paths = others
+            _delete(gone)
+            self._write(captured)
+        kept = [*others, path][-self._keep :]
+        try:
+            _write_names(self._directory, kept)
+        except OSError:
+            if path not in self._paths:
+                _delete([path])
+            raise
+        gone, self._paths = [one for one in others if one not in kept], kept
+        _delete(gone)
         return path
+
+    def _write(self, captured: Captured) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        parts = [(self._directory / f"{name}{_PART}", self._directory / name) for name, _ in captured.files]
+        try:
+            for part, whole in parts:
+                with part.open("wb", buffering=0) as file:
+                    for chunk in captured.chunks(whole.name):
+                        _write_all(file.fileno(), chunk)
+                        os.fsync(file.fileno())  # some file systems say only now that there is no room
+                        self.written += len(chunk)
+            for part, whole in parts:  # the index last: with it the checkpoint is complete
+                part.replace(whole)
+        except OSError:
+            for part, _ in parts:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+            raise
+
+    def save(self, step: int, callbacks: bytes = b"") -> str:
+        """Do both: `capture` and `write`."""
+        captured = self.capture(step, callbacks)
+        try:
+            return self.write(captured)
+        finally:
+            captured.discard()
+
+
+def shown(size: int) -> str:
+    """Return a number of bytes for people."""
+    number, unit = float(size), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.3g} {unit}"
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _files_of(path: str) -> list[Path]:
+    """Return the files of a checkpoint, the index first: without it the others are none."""
+    place = Path(path)
+    return [*place.parent.glob(f"{place.name}.index"), *place.parent.glob(f"{place.name}.data-*")]
+
+
+def _delete(paths: Sequence[str]) -> None:
+    for path in paths:
+        for file in _files_of(path):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+
+def _remove_torn(directory: Path) -> str:
+    """Remove what is left of saves that a kill, or a full disk, ended; say so, or nothing."""
+    torn = [*directory.glob(f"ckpt-*{_PART}"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")]
+    # The data comes before the index, and goes after it.
+    torn += [path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()]
+    if not torn:
+        return ""
+    size = sum(file.stat().st_size for path in torn for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+    for path in torn:
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return f"{directory}: remains of checkpoints that were never complete are removed, {shown(size)}"
 
 
 def _passed_over(path: str, error: Exception) -> str:
@@ -177,10 +347,14 @@ def _recover(directory: Path) -> str:
     if not found:
         (directory / "checkpoint").unlink(missing_ok=True)
         return ""
-    # A CheckpointState in protobuf's text format; the manager passes over checkpoints that have no time.
-    paths = [json.dumps(path.stem) for _, path in found]
-    lines = [f"model_checkpoint_path: {paths[-1]}"]
-    lines += [f"all_model_checkpoint_paths: {path}" for path in paths]
-    lines += [f"all_model_checkpoint_timestamps: {path.stat().st_mtime}" for _, path in found]
-    write_atomically(directory / "checkpoint", "\n".join(lines) + "\n")
+    _write_names(directory, [str(path.with_suffix("")) for _, path in found])
     return f"{directory / 'checkpoint'} was missing or damaged; the {len(found)} checkpoints beside it are taken by their steps"
+
+
+def _write_names(directory: Path, paths: Sequence[str]) -> None:
+    """Write the `checkpoint` file: a CheckpointState in protobuf's text format. TensorFlow's own manager passes over checkpoints that have no time."""
+    names = [json.dumps(Path(path).name) for path in paths]
+    lines = [f"model_checkpoint_path: {names[-1]}"]
+    lines += [f"all_model_checkpoint_paths: {name}" for name in names]
+    lines += [f"all_model_checkpoint_timestamps: {_files_of(path)[0].stat().st_mtime}" for path in paths]
+    write_atomically(directory / "checkpoint", "\n".join(lines) + "\n")

@@ -32,7 +32,7 @@ class Evaluated:
 def read(run_dir: Path) -> list[Evaluated]:
     """Return what has been evaluated, newest last; nothing where there is no such file or it is not one."""
     try:
-        found = json.loads(_path(run_dir).read_text(encoding="utf-8"))
+        found = json.loads(path(run_dir).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     return [one for entry in found if (one := _parse(entry))] if isinstance(found, list) else []
@@ -41,7 +41,7 @@ def read(run_dir: Path) -> list[Evaluated]:
 def changed(run_dir: Path) -> float | None:
     """Return when the file was last written, in seconds since the epoch; None where there is none."""
     try:
-        return _path(run_dir).stat().st_mtime
+        return path(run_dir).stat().st_mtime
     except OSError:
         return None
 
@@ -54,10 +54,11 @@ def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
     before = [one for one in read(run_dir) if one.step < step]
     newest = [*before, Evaluated(step, dict(metrics), time.time())][-KEPT:]
     lines = ",\n".join(json.dumps(finite(asdict(one)), allow_nan=False) for one in newest)
-    write_atomically(_path(run_dir), f"[\n{lines}\n]\n")
+    write_atomically(path(run_dir), f"[\n{lines}\n]\n")
 
 
-def _path(run_dir: Path) -> Path:
+def path(run_dir: Path) -> Path:
+    """Return the file."""
     return run_dir / "evaluations.json"
 
 

@@ -7,6 +7,7 @@ It reads the run directory and nothing else: no other task knows of it. What it 
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ import tensorflow as tf
 from trainer.engine import evaluations, model_ops, moving_averages, run_state
 from trainer.engine.checkpoints import list_checkpoints, step_of
 from trainer.engine.export import BestModel
+from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
 from trainer.engine.tensorboard_logs import Logs
@@ -23,6 +25,7 @@ from trainer.workloads.protocol import Agent, Workload
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
 _LAST_COMES = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
+_WRITING = 1.0  # that an evaluation waits until it is written
 _VANISHED = 5  # checkpoints in a row that were deleted before they could be read; then there is advice to give
 
 
@@ -156,7 +159,8 @@ class _Evaluator:
         # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
         optimizers = {"optimizer": self._optimizer} if moving_averages.are_enabled(self._optimizer) else {}
         self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **optimizers)
-        self._logs = Logs(job.run_dir)
+        self._files = FileWriter(report)
+        self._logs = Logs(job.run_dir, self._files)
         self._best: BestModel | None = None
         if job.export:
             self._best = BestModel(job.export, job.run_dir, self._evaluate.names, self._model, report, share=1)
@@ -188,7 +192,8 @@ class _Evaluator:
         if self._best:  # before it is written down: an evaluator that is killed meanwhile does both again
             self._best.offer(step, metrics, self._model.weights)
         self._logs.evaluation(metrics, step)
-        evaluations.append(self._run_dir, step, metrics)
+        self._files.call(evaluations.path(self._run_dir), partial(evaluations.append, self._run_dir, step, metrics))
+        self._files.wait(_WRITING)
         self._report("evaluated", step=step, metrics=metrics, seconds=time.monotonic() - self._began)
         return True
 
@@ -204,6 +209,7 @@ class _Evaluator:
     def close(self) -> None:
         """Write out what is buffered."""
         self._logs.close()
+        self._files.close(_LAST_COMES)
 
 
 def _written(path: str) -> float | None:

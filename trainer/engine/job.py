@@ -9,6 +9,9 @@ from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG, with_defaults
 from trainer.workloads.errors import WorkloadError
 
+# Seconds where the settings have none: limits.save_timeout and limits.grace_period of a spec that says nothing else.
+_SAVE_TIMEOUT, _GRACE_PERIOD = 1800.0, 30.0
+
 
 @dataclass(frozen=True)
 class Job:
@@ -22,6 +25,8 @@ class Job:
     local_replicas: int
     start_timeout: float
     orphan_timeout: float
+    save_timeout: float
+    grace_period: float
     train: Train  # what `load_workload` takes
     steps: int  # 0 while `train.epochs` are not counted, see epochs.counted
     batch_size: int
@@ -61,6 +66,8 @@ def job(settings: TrainerSettings) -> Job:
         local_replicas=settings.local_replicas,
         start_timeout=settings.start_timeout,
         orphan_timeout=settings.orphan_timeout,
+        save_timeout=settings.save_timeout or _SAVE_TIMEOUT,
+        grace_period=settings.grace_period or _GRACE_PERIOD,
         train=train,
         steps=train.steps or 0,
         batch_size=train.batch_size or 0,

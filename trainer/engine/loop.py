@@ -15,8 +15,10 @@ from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.early_stopping import EarlyStop, check_metric
 from trainer.engine.export import BestModel, write_last
+from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
 from trainer.engine.run_state import Record, RunState
+from trainer.engine.saving import Patience, Saver
 from trainer.engine.session import Progress, Session, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
@@ -25,6 +27,9 @@ from trainer.workloads.protocol import Agent, Workload
 _EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
 _RECORD_EVERY = 10.0  # seconds after which run.json says again that the run is alive
+
+_WRITING = 1.0  # seconds that an evaluation waits until it is written: early stopping reads it there
+_LAST_FILES = 10.0  # the same at the end, where all else is done
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,23 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         WorkloadError: the training data ends before the last step.
         CheckpointError: the checkpoints in the run directory are of another model.
         DivergedError: a loss or a weight is not finite, and `train.on_nan` is `stop`.
+        SaveError, StopError: see Saver.
     """
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
     chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
+    with chief or nullcontext():
+        return _run(session, job, report, stopped, divergence, hooks, chief)
+
+
+def _run(
+    session: Session,
+    job: Job,
+    report: Reporter,
+    stopped: Callable[[], bool],
+    divergence: Divergence,
+    hooks: Hooks,
+    chief: "_Chief | None",
+) -> Outcome:
     session.push(chief.restore() if chief else 0)
     report.start = session.step
     worker_reporter = _WorkerReporter(job, report)
@@ -81,7 +100,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
         wanted = progress.next_steps or wanted
         if not fixed and not profiling:
             proposal = cadence.next_steps(progress.steps, progress.seconds)
-    return chief.finish(finished=not stop) if chief else Outcome(session.step, not stop, {})
+    return chief.finish(stopped, finished=not stop) if chief else Outcome(session.step, not stop, {})
 
 
 class _Chief:
@@ -92,10 +111,12 @@ class _Chief:
     ) -> None:
         self._session, self._workload, self._job, self._report = session, workload, job, report
         self._divergence, self._hooks = divergence, hooks
-        self.logs = Logs(job.run_dir)
+        self._files = FileWriter(report)
+        self.logs = Logs(job.run_dir, self._files)
         self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep)
         self._record = Record(
             job.run_dir,
+            self._files.replace,
             name=job.run,
             strategy=job.strategy,
             workload=job.train.workload,
@@ -103,6 +124,8 @@ class _Chief:
             **({"epochs": job.train.epochs} if job.train.epochs else {}),
             spec_digest=job.spec_digest,
         )
+        patience = Patience(job.save_timeout, job.grace_period)
+        self.saver = Saver(self._checkpoints, report, patience, self._note_checkpoint)
         self.early_stop = EarlyStop(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
@@ -115,7 +138,7 @@ class _Chief:
         self._evaluate_due = Interval(job.evaluate_every)
         self._summaries_due = Interval(job.summaries_every)
         self._report_due = Interval(job.report_every, None if job.report_every else REPORT_EVERY)
-        self._recorded = 0.0
+        self._recorded, self._recorded_step = 0.0, 0
         self._told = False
         self._told_rate, self._written_rate = Rate(), Rate()
         self._saved_step: int | None = None
@@ -123,10 +146,25 @@ class _Chief:
         self._evaluated = Snapshot(())  # the weights that were, where callbacks may change them
         self._metrics: dict[str, float] = {}
 
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until everything is written, for a bounded time."""
+        self.saver.wait()
+        self._files.close(_LAST_FILES)
+
+    def _note_checkpoint(self, step: int, path: str) -> None:
+        """Note what was saved, before that is reported; the thread that saves calls this, and training may have come further."""
+        self._record.update("running", max(step, self._recorded_step), checkpoint=path)
+        self._files.wait(_WRITING)
+
     def restore(self) -> int:
         """Load the newest checkpoint and return its step, or 0."""
         restored = self._checkpoints.restore(lambda message: self._report("notice", message=message))
         step = restored.step if restored else 0
+        if message := self._checkpoints.room():
+            self._report("notice", message=message)
         if restored:
             self._report("restored", step=restored.step, path=restored.path)
             self._saved_step = step
@@ -143,6 +181,7 @@ class _Chief:
 
     def after(self, progress: Progress) -> None:
         """Report, write and evaluate what is due after a call."""
+        self.saver.check()
         step = progress.step
         last = step >= self._job.steps or progress.finish
         for rate in (self._told_rate, self._written_rate):
@@ -166,7 +205,8 @@ class _Chief:
 
     def save_when_due(self, progress: Progress) -> None:
         """Save after a call, and what callbacks have done then, when it is time."""
-        if self._save_due(progress.step) and progress.step < self._job.steps and not progress.finish:
+        due = self._save_due(progress.step) or self.saver.is_due
+        if due and progress.step < self._job.steps and not progress.finish:
             self._settle()
             self._session.pull()
             if self._saved_step != self._session.step:  # the save before had waited for these very steps
@@ -176,7 +216,7 @@ class _Chief:
         with data_length.watched(self._job):  # others may still compute
             self._divergence.look(self._session.settle())
 
-    def finish(self, *, finished: bool) -> Outcome:
+    def finish(self, stopped: Callable[[], bool], *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
         early = self._hooks.reason or self.early_stop() if finished and self._session.step < self._job.steps else None
         if early:
@@ -186,14 +226,17 @@ class _Chief:
         self._session.pull()
         if self._hooks.end(finished=finished):  # the last weights are others than were saved
             self._saved_step = None
-        if self._saved_step != step:
-            self._save(step)
+        self._report.alive("saving", step=step)
+        self.saver.complete(stopped, stopping=not finished)
+        if self._saved_step != step or self.saver.last != step:
+            self._save(step, last=True)
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
         if self._best:
             self._best.finish()
         self._export_last(step, finished=finished)
+        self.saver.complete(stopped, stopping=not finished)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
@@ -233,7 +276,7 @@ class _Chief:
             )
 
     def _update_record(self, state: RunState, step: int, **facts: Any) -> None:
-        self._recorded = time.monotonic()
+        self._recorded, self._recorded_step = time.monotonic(), step
         if self._job.train.max_seconds is not None:
             facts["trained_seconds"] = self.early_stop.trained_seconds
         self._record.update(state, step, **facts)
@@ -253,7 +296,8 @@ class _Chief:
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
         if not self._job.has_evaluator:  # it writes these, by itself
             self.logs.evaluation(self._metrics, step)
-            evaluations.append(self._job.run_dir, step, self._metrics)
+            self._files.call(evaluations.path(self._job.run_dir), partial(evaluations.append, self._job.run_dir, step, self._metrics))
+            self._files.wait(_WRITING)
         self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
         self._report.alive("training", step=step)
@@ -266,15 +310,12 @@ class _Chief:
 
         return evaluator.unless(goes_on) or {}
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, *, last: bool = False) -> None:
         if not self._divergence.may_save(step):
             return
-        began = time.monotonic()
         self._report.alive("saving", step=step)
-        path = self._checkpoints.save(step, self._hooks.state(step))
-        self._saved_step = step
-        self._update_record("running", step, checkpoint=path)
-        self._report("checkpoint", step=step, path=path, seconds=time.monotonic() - began)
+        if self.saver.save(step, self._hooks.state(step), last=last):
+            self._saved_step = step
         self._report.alive("training", step=step)
 
 

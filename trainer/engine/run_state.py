@@ -7,7 +7,10 @@ killed together with its parent.
 import json
 import platform
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,23 +38,26 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 class Record:
     """The facts about a run, written whenever they change."""
 
-    def __init__(self, run_dir: Path, **facts: Any) -> None:
+    def __init__(self, run_dir: Path, write: Callable[[Path, str], None] = write_atomically, **facts: Any) -> None:
+        """`write` replaces a file."""
         import keras
         import tensorflow as tf
 
-        self._path = run_dir / "run.json"
+        self._path, self._write = run_dir / "run.json", write
         versions = {
             "trainer": __version__,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
             "python": platform.python_version(),
         }
+        self._lock = threading.Lock()  # checkpoints are noted by the thread that saves
         self._facts: dict[str, Any] = {**facts, "versions": versions, "started": time.time()}
 
     def update(self, state: RunState, step: int | None, **facts: Any) -> None:
-        """Write the record with what is new; a program may count no steps."""
-        self._facts.update(facts, state=state, updated=time.time(), **({} if step is None else {"step": step}))
-        write_atomically(self._path, json.dumps(finite(self._facts), indent=2, allow_nan=False) + "\n")
+        """Write the record with what is new, without `step` where it is the same, or where a program counts none; on a full disk the next time."""
+        with self._lock, suppress(OSError):
+            self._facts.update(facts, state=state, updated=time.time(), **({} if step is None else {"step": step}))
+            self._write(self._path, json.dumps(finite(self._facts), indent=2, allow_nan=False) + "\n")
 
 
 def read(run_dir: Path) -> dict[str, Any]:

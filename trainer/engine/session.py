@@ -15,6 +15,18 @@ class PeerLostError(Exception):
 class DivergedError(Exception):
     """A loss or a weight is not finite, and the run is to fail: it would do so again."""
 
+    reason = "training has diverged"
+
+
+class SaveError(Exception):
+    """Nothing could be saved for as long as the run waits for that: what was trained since the last checkpoint is lost."""
+
+    reason = "nothing could be saved"
+
+
+class StopError(Exception):
+    """The task was asked to stop, and its state could not be saved meanwhile."""
+
 
 def cause(error: Any) -> str:
     """Return the line of a TensorFlow error that says what happened and to whom."""

@@ -1,36 +1,75 @@
-"""The chief's files for TensorBoard: scalars, the workload's own summaries, profiles."""
+"""The chief's files for TensorBoard: scalars, the workload's own summaries, profiles.
 
+TensorFlow writes events to memory, its file system `ram://`; a FileWriter takes them from there to the volume.
+"""
+
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer.engine.file_writer import FileWriter
 from trainer.engine.session import Progress
+
+_MOST = 16 * 2**20  # bytes in memory after which it is freed
+_count = itertools.count()
+
+
+class _Writer:
+    """A writer of events, whose file is in memory, and follows it on the volume."""
+
+    def __init__(self, directory: Path, files: FileWriter) -> None:
+        self._directory, self._files = directory, files
+        self._name = ""
+        self._open()
+
+    def _open(self) -> None:
+        place, self._taken = f"ram://logs-{next(_count)}", 0
+        self.events = tf.summary.create_file_writer(place)
+        (name,) = tf.io.gfile.listdir(place)
+        self._memory = f"{place}/{name}"
+        self._name = self._name or name  # a file of events may go on with another's
+
+    def take(self) -> None:
+        """Hand over what was written."""
+        self.events.flush()
+        with tf.io.gfile.GFile(self._memory, "rb") as file:
+            file.seek(self._taken)
+            new = file.read()
+        self._taken += len(new)
+        if new:
+            self._files.append(self._directory / self._name, new)
+        if self._taken > _MOST:
+            tf.io.gfile.remove(self._memory)
+            self._open()
 
 
 class Logs:
     """Writers for `logs/train` and `logs/eval`, made when first used."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._root = run_dir / "logs"
-        self._writers: dict[str, Any] = {}
+    def __init__(self, run_dir: Path, files: FileWriter) -> None:
+        self._root, self._files = run_dir / "logs", files
+        self._writers: dict[str, _Writer] = {}
 
     @property
     def train_dir(self) -> str:
         """Return the directory of the training summaries."""
         return str(self._root / "train")
 
-    def _writer(self, name: str) -> Any:
+    @contextmanager
+    def _writing(self, name: str, step: int) -> Iterator[None]:
         if name not in self._writers:
-            self._writers[name] = tf.summary.create_file_writer(str(self._root / name))
-        return self._writers[name]
+            self._writers[name] = _Writer(self._root / name, self._files)
+        with self._writers[name].events.as_default(step=step):
+            yield
+        self._writers[name].take()
 
     def progress(self, progress: Progress, optimizer: keras.optimizers.Optimizer, examples_per_second: float) -> None:
         """Write loss, metrics, learning rate and speed of training."""
-        with self._writer("train").as_default(step=progress.step):
+        with self._writing("train", progress.step):
             if progress.loss is not None:
                 tf.summary.scalar("loss", progress.loss)
             for name, value in progress.metrics.items():
@@ -40,15 +79,14 @@ class Logs:
 
     def evaluation(self, metrics: dict[str, float], step: int) -> None:
         """Write the metrics of an evaluation on the held-out set."""
-        with self._writer("eval").as_default(step=step):
+        with self._writing("eval", step):
             for name, value in metrics.items():
                 tf.summary.scalar(name, value)
-        self._writer("eval").flush()
 
     @contextmanager
     def training_writer(self, step: int) -> Iterator[None]:
         """Make the training writer the default, at `step`."""
-        with self._writer("train").as_default(step=step):
+        with self._writing("train", step):
             yield
 
     @contextmanager
@@ -61,6 +99,6 @@ class Logs:
             tf.profiler.experimental.stop()
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Hand over what is buffered."""
         for writer in self._writers.values():
-            writer.close()
+            writer.take()

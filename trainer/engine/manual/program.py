@@ -25,7 +25,6 @@ from trainer.engine.job import Job
 from trainer.engine.manual.watchdog import Watch, unreachable
 from trainer.engine.run_state import Record
 from trainer.engine.session import PeerLostError, cause
-from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
@@ -72,7 +71,7 @@ def run(
     log = DeviceLog()
     progress = _ProgressReporter(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
-    logs = Logs(job.run_dir)
+    logs = tf.summary.create_file_writer(str(job.run_dir / "logs" / "train"))
     watch = Watch(task.peers(), stopped, lambda: record.update("running", progress.step), _leaving(record, progress))
     watch.start()
     try:
@@ -89,7 +88,7 @@ def run(
             progress=progress,
         )
         report("ready", seconds=time.time() - began)
-        with logs.training_writer(0), log.watch():
+        with logs.as_default(step=0), log.watch():
             metrics = _metrics(program(cluster), job.train.workload)
         progress.flush()
         _show_devices(cluster)  # waits for calls that the program has not waited for
@@ -98,7 +97,7 @@ def run(
         raise
     finally:
         watch.stop()
-    with logs.training_writer(progress.step or 0):
+    with logs.as_default(step=progress.step or 0):
         for name, value in metrics.items():
             tf.summary.scalar(name, value)
     logs.close()

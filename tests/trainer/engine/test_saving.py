@@ -1,0 +1,214 @@
+"""Saves on volumes that are full, read-only or do not answer: training goes on, it is said at once, and nothing is lost."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.trainer.engine.small import Small
+from tests.trainer.engine.test_loop import Output, settings, train
+from trainer.engine import evaluations, loop, saving
+from trainer.engine.checkpoints import NoRoomError, list_checkpoints
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.replicated import LocalSession
+from trainer.engine.session import SaveError, StopError
+from trainer.events import Reporter, render
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB, in memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], check=False).returncode:
+        pytest.skip("only root can mount a disk of the test's own")
+    yield place
+    subprocess.run(["mount", "-o", "remount,rw", place], check=True)
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB that can be frozen: a process that writes to it then hangs, deaf to signals."""
+    place, image = tmp_path / "disk", tmp_path / "image"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8_000_000)
+    made = ["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(place)]
+    missing = next((tool for tool in ("mkfs.ext4", "fsfreeze") if shutil.which(tool) is None), None)
+    if os.geteuid() or missing or any(subprocess.run(command, check=False).returncode for command in made):
+        pytest.skip(f"only root can mount a disk of the test's own, with {missing or 'a loop device'}")
+    yield place
+    subprocess.run(["fsfreeze", "--unfreeze", place], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave no byte."""
+    with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+class Watched(LocalSession):
+    """Calls `at[step]` once the step is done, and takes a while for each."""
+
+    at: dict[int, Callable[[], None]]
+
+    def run(self, steps: int, **words: Any) -> Any:
+        progress = super().run(steps, **words)
+        time.sleep(0.02)
+        self.at.get(progress.step, lambda: None)()
+        return progress
+
+
+def watched(**at: Callable[[], None]) -> type[LocalSession]:
+    class One(Watched):
+        pass
+
+    One.at = {int(step.removeprefix("s")): action for step, action in at.items()}
+    return One
+
+
+def saved(run_dir: Path) -> list[int]:
+    return [int(path.rpartition("-")[2]) for path in list_checkpoints(run_dir / "checkpoints")]
+
+
+def summaries(log: Path) -> list[Any]:
+    """Return the events of a file that have a loss."""
+    events = tf.compat.v1.train.summary_iterator(str(log))
+    return [event for event in events if any(value.tag == "loss" for value in event.summary.value)]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries come soon."""
+    usual = saving.Patience
+    monkeypatch.setattr(loop, "Patience", lambda timeout, grace: usual(timeout, grace, first_delay=0.05))
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_full_disk_stops_no_training_and_is_told_with_path_and_free_bytes(disk: Path) -> None:
+    kind = watched(s110=lambda: fill(disk), s210=(disk / "filler").unlink)
+    every: dict[str, Any] = {"checkpoint": {"every_steps": 100, "keep": 2}, "evaluate": {"every_steps": 150}}
+    _, outcome, output = train(disk, 300, kind=kind, steps_per_execution=1, **every)
+    assert (outcome.step, outcome.finished) == (300, True)
+    failed = output.events("save_failed")[0]
+    assert (failed["step"], failed["saved"], failed["free"]) == (200, 100, 0)
+    assert failed["path"] == str(disk / "checkpoints")
+    assert failed["cause"] == "No space left on device"
+    assert "step 200 could not be saved to" in render(failed)
+    first, again, last = [event["step"] for event in output.events("checkpoint")]
+    assert (first, last) == (100, 300)
+    assert 210 <= again < 300, "it was not tried again before the next one was due"
+    assert saved(disk) == [again, last]
+    assert [one.step for one in evaluations.read(disk)] == [150, 300]
+    (log,) = (disk / "logs" / "train").iterdir()
+    assert [event.step for event in summaries(log)] == [*range(10, 301, 10)]
+    assert any("can be saved again" in event["message"] for event in output.events("notice"))
+    assert not list(disk.glob("checkpoints/*.part"))
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_read_only_volume_keeps_the_last_checkpoint_and_the_last_state_is_saved_when_it_is_back(disk: Path) -> None:
+    def remount(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
+
+    def later() -> None:
+        remount("ro")
+        threading.Timer(1.5, remount, ["rw"]).start()
+
+    _, outcome, output = train(disk, 30, kind=watched(s29=later), steps_per_execution=1)
+    assert outcome.step == 30
+    failed = output.events("save_failed")[0]
+    assert (failed["step"], failed["saved"], failed["cause"]) == (30, 20, "Read-only file system")
+    assert saved(disk) == [20, 30]
+
+
+def test_a_volume_that_does_not_answer_holds_up_no_step(
+    frozen: Path, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, output = saving.Patience, Output()
+    monkeypatch.setattr(loop, "Patience", lambda timeout, grace: usual(timeout, grace, silent=2.0))
+
+    def told() -> list[dict[str, Any]]:
+        return [event for event in output.events("save_failed") if event["step"] == 20]
+
+    def freeze() -> None:
+        subprocess.run(["fsfreeze", "--freeze", frozen], check=True)
+
+    def thaw() -> None:  # training has come so far meanwhile
+        eventually("the volume to be told of", told, told=output.getvalue)
+        subprocess.run(["fsfreeze", "--unfreeze", frozen], check=True)
+
+    outcome = run(frozen, watched(s12=freeze, s45=thaw), steps=60, output=output)
+    assert outcome.step == 60
+    failed = told()[0]
+    assert (failed["saved"], failed["free"]) == (10, None)
+    assert failed["cause"].startswith("it has not answered since ")
+    assert saved(frozen)[-1] == 60
+    assert [one.step for one in evaluations.read(frozen)] == [20, 40, 60]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_run_ends_when_nothing_could_be_saved_for_the_timeout(disk: Path) -> None:
+    told = r"the last checkpoint is of step 10: nothing could be saved to .*checkpoints \(No space left on device\) for 3 s"
+    with pytest.raises(SaveError, match=told):
+        run(disk, watched(s12=lambda: fill(disk)), save_timeout=3.0)
+    assert saved(disk) == [10]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_stop_on_a_full_disk_tries_for_the_grace_period_and_says_what_is_lost(disk: Path) -> None:
+    with pytest.raises(StopError, match=r"asked to stop, and the last checkpoint is of step 10: .* for 0.5 s; later steps are lost"):
+        run(disk, watched(s12=lambda: fill(disk)), stop_after=15, grace_period=1.0)
+    assert saved(disk) == [10]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_stop_is_saved_when_there_is_room_again_within_the_grace_period(disk: Path) -> None:
+    def later() -> None:
+        fill(disk)
+        threading.Timer(1.5, (disk / "filler").unlink).start()
+
+    outcome = run(disk, watched(s12=later), stop_after=15, grace_period=20.0)
+    assert not outcome.finished
+    assert saved(disk) == [10, outcome.step]
+
+
+def run(
+    run_dir: Path,
+    kind: type[LocalSession],
+    stop_after: int | None = None,
+    steps: int = 100_000,
+    output: Output | None = None,
+    **limits: float,
+) -> Any:
+    """Train with limits, for very long unless `steps` say otherwise; return the outcome."""
+    chosen = settings(run_dir, steps, steps_per_execution=1)
+    chosen = type(chosen)(**{**vars(chosen), **limits})
+    workload = Small({})
+    session = kind(workload, chosen, AllReduce())
+    stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
+    return loop.run(session, workload, chosen, Reporter("chief", output or Output()), stopped)
+
+
+def test_nothing_is_trained_where_not_one_checkpoint_fits(disk: Path) -> None:
+    fill(disk)
+    with pytest.raises(NoRoomError, match=r"has 0 bytes free, and a checkpoint of this model takes .* not one can be saved"):
+        train(disk, 20)
+
+
+def test_room_for_fewer_checkpoints_than_are_to_be_kept_is_told(disk: Path) -> None:
+    _, outcome, output = train(disk, 20, checkpoint={"every_steps": 10, "keep": 1000})
+    assert outcome.step == 20
+    assert any("that train.checkpoint.keep asks for" in event["message"] for event in output.events("notice"))
+    assert saved(disk) == [10, 20]

@@ -1,0 +1,112 @@
+"""Writes the small files of a run in a thread of its own: a volume that is full, read-only or broken, or that does not answer, holds up nobody.
+
+What could not be written is reported once, stays in memory and is written when that works again; of `replace` the newest content alone.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.engine.run_state import write_atomically
+from trainer.events import Reporter
+
+_DELAY = 1.0  # seconds until what has failed is tried again
+_MOST = 64 * 2**20  # bytes to be appended that are held at most
+
+
+class FileWriter:
+    """Writes files in order, each path by itself."""
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self._changed = threading.Condition()
+        self._pending: dict[Path, deque[Callable[[], None]]] = {}
+        self._failing: set[Path] = set()
+        self._held = self._lost = 0
+        threading.Thread(target=self._write_on, name="files", daemon=True).start()
+
+    def replace(self, path: Path, content: str) -> None:
+        """Replace what is in a file, see write_atomically."""
+        with self._changed:
+            # What is being written just now is not taken back.
+            self._pending[path] = deque([lambda: write_atomically(path, content)])
+            self._changed.notify_all()
+
+    def append(self, path: Path, content: bytes) -> None:
+        """Add to the end of a file. What is more than can be held is lost, and is told."""
+        rest = memoryview(content)
+
+        def write() -> None:
+            nonlocal rest
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab", buffering=0) as file:
+                while rest:  # a disk may take a part
+                    rest = rest[os.write(file.fileno(), rest) :]
+            self._held -= len(content)
+
+        if self._held + len(content) > _MOST:
+            self._lost += len(content)
+            return
+        self._held += len(content)
+        self.call(path, write)
+
+    def call(self, path: Path, write: Callable[[], None]) -> None:
+        """Call what writes `path`, again when it raises OSError."""
+        with self._changed:
+            self._pending.setdefault(path, deque()).append(write)
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until everything is written, but not for what has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending.keys() - self._failing, seconds)
+
+    def close(self, seconds: float) -> None:
+        """Wait until everything is written, for so long at most, and report what is not."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending, seconds)
+            left = sorted(str(path) for path in self._pending)
+        if left:
+            self._report("notice", message=f"not written, and lost where the volume does not take it by the end: {', '.join(left)}")
+        if self._lost:
+            self._report("notice", message=f"{self._lost:,} bytes of summaries are lost: they could not be written for too long")
+
+    def _write_on(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._pending))
+                paths = list(self._pending)
+            for path in paths:
+                self._write(path)
+            if self._failing:
+                time.sleep(_DELAY)
+
+    def _write(self, path: Path) -> None:
+        while writes := self._pending.get(path):
+            write = writes[0]
+            try:
+                write()
+            except Exception as error:  # noqa: BLE001 - whatever a volume's file system comes up with
+                self._fail(path, error)
+                return
+            with self._changed:
+                if writes[0] is write:
+                    writes.popleft()
+                if not self._pending[path]:
+                    del self._pending[path]
+                self._failing.discard(path)
+                self._changed.notify_all()
+
+    def _fail(self, path: Path, error: Exception) -> None:
+        cause = getattr(error, "strerror", None) or str(error) or repr(error)
+        first = path not in self._failing
+        with self._changed:
+            self._failing.add(path)
+            self._changed.notify_all()
+        if first:
+            with suppress(OSError):
+                self._report("notice", message=f"{path} could not be written: {cause}; it is tried again")

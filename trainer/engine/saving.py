@@ -1,0 +1,191 @@
+"""Saves checkpoints in a thread of its own, so that a volume that is full, read-only or broken, or that does not answer, holds up no step.
+
+The training thread copies the state to memory and goes on. What could not be written is reported at once and given up: a retry, after 1 s
+and up to 30 s, takes the state of its own time. At the end there is no later state: the copy stays until it is written.
+"""
+
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from trainer.engine.checkpoints import Captured, Checkpoints, step_of
+from trainer.engine.session import SaveError, StopError
+from trainer.events import Reporter
+
+_SLOW = 5.0  # seconds that training waits for the save before: a disk that is merely slow keeps every checkpoint that is due
+_DELAY = (1.0, 30.0)  # seconds until a retry: first, and at most; doubled each time
+_REPORT_AGAIN = 60.0  # seconds after which the same failure is reported once more
+_LOOK_EVERY = 0.05
+_MARGIN = 3.0  # seconds of the grace period, at most half of it, that are left for saying what was lost
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Times in seconds: `timeout` for which training goes on unsaved, `grace` for a stop, `silent` after which a volume is taken to hang."""
+
+    timeout: float = 1800.0
+    grace: float = 30.0
+    silent: float = 10.0
+    first_delay: float = _DELAY[0]
+
+
+class Saver:
+    """Writes the checkpoints of one run. `saved` is called, in another thread, with the step and path of each."""
+
+    def __init__(self, checkpoints: Checkpoints, report: Reporter, patience: Patience, saved: Callable[[int, str], None]) -> None:
+        self._checkpoints, self._report, self._patience, self._saved = checkpoints, report, patience, saved
+        self._changed = threading.Condition()
+        self._captured: Captured | None = None  # what is to be written, or being written
+        self._began: float | None = None  # when that was begun
+        self._moved = (0, 0.0)  # bytes written by then, and when that was seen first
+        self._keeps = False  # the last state of all: it is written again until it is there
+        self._failing_since: float | None = None
+        self._cause = ""
+        self._told = -math.inf
+        self._delay, self._retry_at = 0.0, math.inf
+        self.last: int | None = None if checkpoints.latest is None else step_of(checkpoints.latest)
+        for work in (self._write_on, self._watch):
+            threading.Thread(target=work, name="saving", daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until what was handed over is written, also where training has failed meanwhile; not for a volume that does not take it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._captured is None or self._failing_since is not None, self._patience.silent)
+
+    # For the training thread
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to save again what could not be saved when it was due."""
+        return self._captured is None and time.monotonic() >= self._retry_at
+
+    def save(self, step: int, callbacks: bytes = b"", *, last: bool = False) -> bool:
+        """Copy the state to memory, to be written; return whether: not while an earlier save does not end, after which it `is_due`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._captured is None or (self._failing_since is not None and not last), math.inf if last else _SLOW
+            )
+            if self._captured is not None:
+                self._retry_at = 0.0
+                return False
+        self._retry_at = math.inf
+        captured = self._checkpoints.capture(step, callbacks)
+        with self._changed:
+            self._captured, self._keeps = captured, last
+            self._changed.notify_all()
+        return True
+
+    def check(self) -> None:
+        """Do nothing while training may go on.
+
+        Raises:
+            SaveError: nothing could be saved for the timeout.
+        """
+        since = self._failing_since
+        if since is not None and time.monotonic() - since >= self._patience.timeout:
+            raise SaveError(f"{self._lost()} for {self._patience.timeout:g} s")
+
+    def _lost(self) -> str:
+        last = "there is no checkpoint" if self.last is None else f"the last checkpoint is of step {self.last}"
+        return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
+
+    def complete(self, stopped: Callable[[], bool], *, stopping: bool) -> None:
+        """Wait until what was handed over is written; `stopped` says whether the task is asked to stop, `stopping` that it was before.
+
+        Raises:
+            SaveError: nothing could be saved for the timeout.
+            StopError: nor for the grace period of a task that is to stop.
+        """
+        grace = self._patience.grace - min(_MARGIN, self._patience.grace / 2)
+        until = math.inf
+        while self._captured is not None:
+            if until == math.inf and (stopping or stopped()):
+                until = time.monotonic() + grace
+            if time.monotonic() >= until:
+                raise StopError(f"asked to stop, and {self._lost()} for {grace:g} s; later steps are lost")
+            self.check()
+            with self._changed:
+                self._changed.wait_for(lambda: self._captured is None, _LOOK_EVERY)
+
+    # In the thread that writes
+
+    def _write_on(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._captured is not None)
+            captured = self._captured
+            assert captured is not None  # noqa: S101 - this thread alone takes it away
+            self._moved, self._began = (self._checkpoints.written, time.monotonic()), time.monotonic()
+            began = self._began
+            try:
+                path = self._checkpoints.write(captured)
+            except Exception as error:  # noqa: BLE001 - whatever a volume's file system comes up with: training is to go on
+                self._failed(captured, error, began)
+            else:
+                self._succeeded(captured, path, began)
+            self._began = None
+            if self._keeps and self._failing_since is not None:
+                time.sleep(max(0.0, self._retry_at - time.monotonic()))
+                continue
+            with suppress(Exception):
+                captured.discard()
+            with self._changed:
+                self._captured = None
+                self._changed.notify_all()
+
+    def _succeeded(self, captured: Captured, path: str, began: float) -> None:
+        since, self._failing_since, self._delay, self._told, self._cause = self._failing_since, None, 0.0, -math.inf, ""
+        self.last = captured.step
+        now = time.monotonic()
+        if since is not None:
+            self._report("notice", message=f"checkpoints can be saved again, after {now - since:.0f} s")
+        self._saved(captured.step, path)
+        self._report("checkpoint", step=captured.step, path=path, seconds=now - began)
+
+    def _failed(self, captured: Captured, error: Exception, began: float) -> None:
+        self._delay = min(2 * self._delay or self._patience.first_delay, _DELAY[1])
+        self._retry_at = time.monotonic() + self._delay
+        free = None
+        with suppress(OSError):
+            free = shutil.disk_usage(self._checkpoints.directory).free
+        self._tell(captured, getattr(error, "strerror", None) or str(error) or repr(error), began, free)
+
+    def _tell(self, captured: Captured, cause: str, began: float, free: int | None) -> None:
+        """Report a failure, where it is a new one or was not reported for long."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = began
+        if cause == self._cause and now - self._told < _REPORT_AGAIN:
+            return
+        self._cause, self._told = cause, now
+        self._report(
+            "save_failed",
+            step=captured.step,
+            path=str(self._checkpoints.directory),
+            cause=cause,
+            seconds=now - self._failing_since,
+            timeout=self._patience.timeout,
+            size=captured.size,
+            free=free,
+            saved=self.last,
+        )
+
+    # In the thread that watches that one
+
+    def _watch(self) -> None:
+        """Report a write that does not move on; the volume is not asked anything, as it would not answer."""
+        while True:
+            time.sleep(min(1.0, self._patience.silent / 4))
+            captured, began, now = self._captured, self._began, time.monotonic()
+            if captured is None or began is None:
+                continue
+            written, since = self._moved
+            if written != self._checkpoints.written:
+                self._moved = (self._checkpoints.written, now)
+            elif now - since >= self._patience.silent:
+                clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - now + since))
+                self._tell(captured, f"it has not answered since {clock} UTC", since, None)
