@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Dict, Protocol
 
-from trainer.stack_reading import Activity
+from trainer.stack_reading import Activity, no_progress
 
 Event = Dict[str, Any]
 
@@ -26,7 +26,7 @@ EVENTS_FD = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes i
 FIELDS: dict[str, str] = {
     "started": "attempt (int, from 1), role, pid: a training process was started",
     "waiting": "missing ([{task, address, reason}]), more (how many besides), seconds (waited so far), timeout: peers are not there yet. "
-    "With nobody missing: seconds since every peer was reached, and no step was made since",
+    "With nobody missing: seconds since every peer was reached, and no step was made since; doing and place as in `stalled`",
     "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: every peer answers that was waited for",
     "restored": "step, path: training goes on from a checkpoint",
     "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
@@ -179,14 +179,15 @@ def _progress(event: Event) -> str:
     return "  ".join(filter(None, parts))
 
 
-def first_step(seconds: float) -> str:
-    """Return what a task waits for whose peers were all reached `seconds` ago."""
-    return f"waiting for the first step: every peer was reached {seconds:.0f} s ago, and none was made since"
+def first_step(seconds: float, doing: Activity) -> str:
+    """Return what a task waits for whose peers were all reached `seconds` ago, and what it does."""
+    words = f"waiting for the first step: every peer was reached {seconds:.0f} s ago, and none was made since"
+    return "; it is ".join(filter(None, (words, str(doing))))
 
 
 def stalled(event: Event) -> str:
     """Return what an event `stalled` says."""
-    return f"no progress for {event['seconds']:.0f} s: {Activity(event['doing'], event['place'])}"
+    return no_progress(event["seconds"], Activity(event["doing"], event["place"]))
 
 
 def _save_failed(event: Event) -> str:
@@ -208,7 +209,7 @@ def render(event: Event) -> str:
     if kind == "save_failed":
         return _save_failed(event)
     if kind == "waiting" and not event["missing"]:
-        return first_step(event["seconds"])
+        return first_step(event["seconds"], Activity(event.get("doing", "unknown"), event.get("place", "")))
     if kind == "waiting":
         missing = ", ".join(f"{m['task']} ({m['address']}: {m['reason']})" for m in event["missing"])
         more = f" and {event['more']} more" if event.get("more") else ""

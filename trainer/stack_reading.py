@@ -27,6 +27,7 @@ WORDS = {
     "tensorflow": "inside TensorFlow",
     "stopped": "stopped by a signal; SIGCONT continues it",
     "silent": "its process does not answer",
+    "unknown": "",  # none can be asked
 }
 
 
@@ -51,6 +52,11 @@ class Activity:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.place)))
+
+
+def no_progress(seconds: float, doing: Activity) -> str:
+    """Return in words that a task makes no progress, and what it does."""
+    return ": ".join(filter(None, (f"no progress for {seconds:.0f} s", str(doing))))
 
 
 def threads(stacks: str) -> list[list[Frame]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.process_group import is_stopped
 from trainer.reactor import Reactor, Timer
-from trainer.stack_reading import Activity, activity
+from trainer.stack_reading import Activity, activity, no_progress
 from trainer.tf_config import split_address
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class StallWatch:
         if self._by_output:
             self._progress("program")
 
+    def ask(self, told: Callable[[Activity], None]) -> None:
+        """Call `told` with what the attempt does, where it still lives then."""
+        pid = self._pid
+        self._stacks.ask(lambda found: told(self._activity(found)) if self._pid == pid else None)
+
     def _progress(self, phase: str) -> None:
         now = time.monotonic()
         since, self._last = now - self._last, now
@@ -151,12 +156,15 @@ class StallWatch:
             self._stacks.ask(lambda found: self._read(found, last))
 
     def _read(self, found: list[ProcessStacks], last: float) -> None:
-        mine = sorted(found, key=lambda one: one.pid != self._pid)  # the process itself before those that it has started
-        doing = next((activity(one.stacks) for one in mine if one.stacks), Activity("silent"))
+        doing = self._activity(found)
         if doing.kind == "peers" and self._job.watched_workers:
             threading.Thread(target=self._ask_servers, args=(last,), name="stall", daemon=True).start()
         else:
             self._judge(doing, last)
+
+    def _activity(self, found: list[ProcessStacks]) -> Activity:
+        mine = sorted(found, key=lambda one: one.pid != self._pid)  # the process itself before those that it has started
+        return next((activity(one.stacks) for one in mine if one.stacks), Activity("silent" if found else "unknown"))
 
     def _ask_servers(self, last: float) -> None:
         silent = [name for name, address in self._job.awaited.items() if not _greets(address)]
@@ -176,7 +184,7 @@ class StallWatch:
             self._say("stalled", seconds, step=self._step, doing=doing.kind, place=doing.place)
             waits = doing.kind == "peers" and not (lasts and self._job.watched_workers)
             if self._job.stalls.reaction != "tell" and not waits:
-                self._end(f"no progress for {seconds:.0f} s: {doing}")
+                self._end(no_progress(seconds, doing))
 
     def _say(self, kind: str, seconds: float, **fields: Any) -> None:
         self._report(kind, seconds=round(seconds, 1), **fields)

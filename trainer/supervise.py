@@ -439,8 +439,12 @@ class _Supervisor:
     # Peers
 
     def _tell_waiting(self, missing: list[dict[str, str]], seconds: float) -> None:
-        listed, limit = missing[:LISTED], {"timeout": self._job.patience.start} if missing else {}
-        self._report("waiting", missing=listed, more=len(missing) - len(listed), seconds=round(seconds, 1), **limit)
+        listed = missing[:LISTED]
+        tell = partial(self._report, "waiting", missing=listed, more=len(missing) - len(listed), seconds=round(seconds, 1))
+        if missing:
+            tell(timeout=self._job.patience.start)
+        else:
+            self._stalls.ask(lambda doing: tell(doing=doing.kind, place=doing.place))
 
     def _peers_there(self, seconds: float) -> None:
         self._peers_missing = False

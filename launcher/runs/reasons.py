@@ -8,6 +8,7 @@ from launcher.runs.progress import number, text, whole
 from launcher.runs.status import RunStatus, State
 from trainer.events import Event, first_step
 from trainer.exit_codes import SIGKILL, describe
+from trainer.stack_reading import Activity
 
 _LINE = 300  # characters of a reason in a table
 _TRACEBACK = "Traceback (most recent call last):"
@@ -58,7 +59,7 @@ def waiting(event: Event) -> str:
     """Return what a task waits for, by its event `waiting`."""
     missing = event.get("missing")
     if missing == [] and (seconds := number(event, "seconds")) is not None:
-        return first_step(seconds)
+        return first_step(seconds, Activity(text(event, "doing"), text(event, "place")))
     names = [str(peer.get("task")) for peer in missing if isinstance(peer, dict)] if isinstance(missing, list) else []
     return f"waiting for {', '.join(names)}" if names else "waiting for peers"
 

@@ -27,7 +27,8 @@ class Stall:
         if event["event"] == "stalled":
             self.since = (self.heard or 0.0) - (number(event, "seconds") or 0.0)
             self.doing = text(event, "doing")
-            self.words = f"no progress since {timestamps.to_the_second(self.since)}: {Activity(self.doing, text(event, 'place'))}"
+            doing = str(Activity(self.doing, text(event, "place")))
+            self.words = ": ".join(filter(None, (f"no progress since {timestamps.to_the_second(self.since)}", doing)))
         elif event["event"] not in {"notice", "busy"}:
             self.doing, self.since, self.words = "", None, ""
 

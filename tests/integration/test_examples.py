@@ -99,6 +99,7 @@ def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> Done:
 def assert_kept(done: Done) -> None:
     """Check what is left of every run: a summary without restarts, and a log of each task, its lines dated."""
     assert done.summary["name"] == done.spec["name"] == done.directory.name
+    assert not done.of("stalled")
     assert (done.summary["state"], done.summary["exit_code"], done.summary["restarts"]) == ("succeeded", 0, {})
     assert done.summary["run_dir"] == str(done.directory)
     roles = {role: settings.get("replicas") for role, settings in done.spec.get("roles", {"chief": {}}).items()}

@@ -1,5 +1,6 @@
 """A task that makes no progress is noticed by its parent: with real processes and short limits."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -141,7 +142,7 @@ def _greet(server: socket.socket) -> None:
             connection, _ = server.accept()
         except OSError:
             return
-        with connection:
+        with connection, contextlib.suppress(OSError):  # who only looks whether it is there resets it
             connection.sendall(b"\x00\x00\x12\x04")
 
 

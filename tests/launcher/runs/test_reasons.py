@@ -50,6 +50,9 @@ def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_
     none: dict[str, Any] = {"event": "waiting", "missing": [], "more": 0, "seconds": 61.2}
     assert [start.waits(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
     assert waiting(none) == "waiting for the first step: every peer was reached 61 s ago, and none was made since"
+    assert waiting({**none, "doing": "input", "place": "data.py:7 in rows"}).endswith(
+        "none was made since; it is in its input, data.py:7 in rows"
+    )
 
 
 def test_who_was_ready_does_not_wait_for_peers_until_it_is_started_again() -> None:
