@@ -23,6 +23,7 @@ WORDS = {
     "input": "in its input",
     "code": "in its code",
     "peers": "waiting for other tasks",
+    "servers": "waiting for servers that do not answer",
     "compiling": "tracing or compiling",
     "tensorflow": "inside TensorFlow",
     "stopped": "stopped by a signal; SIGCONT continues it",

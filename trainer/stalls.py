@@ -33,6 +33,7 @@ _REMEMBERED = 100  # calls
 _LOOKS = 5.0  # seconds between looks, or a fifth of the limit
 _LONG = frozenset({"evaluating", "saving", "callbacks"})
 _JUDGED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
+_WAITS = frozenset({"peers", "servers"})
 _BUSY_AFTER = 30.0  # seconds
 _GREETS_WITHIN = 5.0  # seconds
 
@@ -168,8 +169,8 @@ class StallWatch:
 
     def _ask_servers(self, last: float) -> None:
         silent = [name for name, address in self._job.awaited.items() if not _greets(address)]
-        place = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
-        self._reactor.call_from_thread(partial(self._judge, Activity("peers", place), last))
+        doing = Activity("servers", ", ".join(silent)) if silent else Activity("peers")
+        self._reactor.call_from_thread(partial(self._judge, doing, last))
 
     def _judge(self, doing: Activity, last: float) -> None:
         self._asks = False
@@ -182,7 +183,7 @@ class StallWatch:
         if not self._told or (lasts and not self._again):
             self._told, self._again = True, lasts
             self._say("stalled", seconds, step=self._step, doing=doing.kind, place=doing.place)
-            waits = doing.kind == "peers" and not (lasts and self._job.watched_workers)
+            waits = doing.kind in _WAITS and not (lasts and self._job.watched_workers)
             if self._job.stalls.reaction != "tell" and not waits:
                 self._end(no_progress(seconds, doing))
 

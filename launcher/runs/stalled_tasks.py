@@ -42,15 +42,15 @@ class Stall:
 def held_up(status: RunStatus) -> str:
     """Return who holds up a run and what that task does; empty where none is stalled.
 
-    Of tasks that are stalled, one that waits for others holds up nobody: then it is one that does not answer it, else one that has not been heard of since.
+    Of tasks that are stalled, one that waits for others holds up nobody: then it is one that has not been heard of since.
     """
     stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
     culprits = [task for task in stalled if task.stalled != _WAITS]
     if culprits:
         return "; ".join(f"{task.name} makes {task.reason}" for task in culprits)
-    waiting = next((task for task in stalled if task.reason.endswith("not answer")), next(iter(stalled), None))
-    if waiting is None:
+    if not stalled:
         return ""
+    waiting = stalled[0]
     silent = [task.name for task in status.tasks if _is_silent(task, waiting)]
     rest = f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else ""
     return f"{waiting.name} makes {waiting.reason}{rest}"

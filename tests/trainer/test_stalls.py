@@ -133,7 +133,7 @@ def test_a_server_that_takes_connections_and_does_not_answer_is_named(trainers: 
         peers = {name: f"127.0.0.1:{server.getsockname()[1]}" for name, server in (("ps-0", silent), ("worker-0", greeting))}
         run = trainers.supervise(sys.executable, "-c", AS_THE_TRAINER, awaited=peers, watched_workers=[peers["worker-0"]], stalls=stalls())
         told = run.event("stalled")
-    assert (told["doing"], told["place"]) == ("peers", "ps-0 does not answer")
+    assert (told["doing"], told["place"]) == ("servers", "ps-0")
 
 
 def _greet(server: socket.socket) -> None:

@@ -40,8 +40,8 @@ PROGRESS = ("progress", 0.0, {"step": 7, "steps": 10})
             "worker-0 makes no progress since 2027-01-15T08:00:01Z: in its input, data.py:7 in rows",
         ),
         (
-            [task("chief", stalled(60, "peers", "ps-0 does not answer")), task("ps-0")],
-            "chief makes no progress since 2027-01-15T08:00:00Z: waiting for other tasks, ps-0 does not answer",
+            [task("chief", stalled(60, "servers", "ps-0")), task("ps-0")],
+            "chief makes no progress since 2027-01-15T08:00:00Z: waiting for servers that do not answer, ps-0",
         ),
         (
             [task("worker-0", stalled(60, "peers")), task("worker-1", stalled(60, "peers")), task("worker-2", PROGRESS)],
