@@ -109,7 +109,8 @@ class StallWatch:
     def limit(self) -> float:
         """Return for how many seconds there may be no progress now."""
         times = self._seen.get(self._phase)
-        own = max(LEAST, _STEPS * statistics.median(times)) if times else LEAST
+        usual = list(times or ())[1:] or times  # the first compiles
+        own = max(LEAST, _STEPS * statistics.median(usual)) if usual else LEAST
         limit = own if self._limit is None else self._limit
         return limit if times or self._phase == "program" else max(limit, _FIRST)
 

@@ -8,7 +8,7 @@ from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 from trainer.events import Event
 from trainer.stack_reading import Activity
 
-_WAITS = "peers"
+_WAITS = frozenset({"peers", "servers"})
 _HEARD_WITHIN = 30.0  # seconds: a task that goes on is heard of so often
 
 
@@ -45,9 +45,9 @@ def held_up(status: RunStatus) -> str:
     Of tasks that are stalled, one that waits for others holds up nobody: then it is one that has not been heard of since.
     """
     stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
-    culprits = [task for task in stalled if task.stalled != _WAITS]
-    if culprits:
-        return "; ".join(f"{task.name} makes {task.reason}" for task in culprits)
+    for waits in (_WAITS, {"peers"}):
+        if culprits := [task for task in stalled if task.stalled not in waits]:
+            return "; ".join(f"{task.name} makes {task.reason}" for task in culprits)
     if not stalled:
         return ""
     waiting = stalled[0]
