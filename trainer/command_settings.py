@@ -46,6 +46,8 @@ class CommandSettings:
     orphan_timeout: float = 600
     stall_timeout: Any = None  # seconds
     on_stall: Any = None
+    save_timeout: Any = None  # seconds
+    grace_period: Any = None  # seconds
     ending: Any = None  # a mapping of what trainer.ending.Rules has
     unsupervised: Any = None  # a list of roles
     train: Any = None
@@ -92,7 +94,10 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Strategy": (f"one of {', '.join(get_args(Strategy))}", lambda value: isinstance(value, str) and value in get_args(Strategy)),
     "ending": (f"a mapping of {', '.join(_ENDING)} or nothing", lambda value: value is None or _is_ending(value)),
     "restarts": (f"a mapping of roles to {' and '.join(_RESTARTS)}, or nothing", lambda value: value is None or _is_restarts(value)),
-    "stall_timeout": ("a number of seconds above 0, or nothing", lambda value: value is None or _is_time(value)),
+    **dict.fromkeys(
+        ("stall_timeout", "save_timeout", "grace_period"),
+        ("a number of seconds above 0, or nothing", lambda value: value is None or _is_time(value)),
+    ),
     "on_stall": (f"one of {', '.join(get_args(OnStall))}, or nothing", lambda value: value is None or value in get_args(OnStall)),
     "unsupervised": ("a list of roles, or nothing", lambda value: value is None or _is_list_of_texts(value)),
     "Any": ("", lambda _value: True),

@@ -71,7 +71,6 @@ def run(
     log = DeviceLog()
     progress = _ProgressReporter(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
-    logs = tf.summary.create_file_writer(str(job.run_dir / "logs" / "train"))
     watch = Watch(task.peers(), stopped, lambda: record.update("running", progress.step), _leaving(record, progress))
     watch.start()
     try:
@@ -88,6 +87,7 @@ def run(
             progress=progress,
         )
         report("ready", seconds=time.time() - began)
+        logs = tf.summary.create_file_writer(str(job.run_dir / "logs" / "train"))  # not before it is connected: this starts TensorFlow up
         with logs.as_default(step=0), log.watch():
             metrics = _metrics(program(cluster), job.train.workload)
         progress.flush()
