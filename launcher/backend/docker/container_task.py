@@ -99,7 +99,7 @@ class ContainerTask(ControlledTask):
     def over_for(self, *, seen: bool) -> float | None:
         """Return for how many seconds the engine has left it ended, None while it runs, and where it was not `seen` now."""
         if not seen or not self._is_over:
-            self._over_since, self._exit_told = None, False
+            self._over_since, self._exit_told = None, self._exit_told and not seen  # one that an engine has told is told once
             return None
         self._over_since = self._over_since or time.monotonic()
         return time.monotonic() - self._over_since

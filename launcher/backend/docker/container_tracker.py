@@ -57,11 +57,11 @@ class ContainerTracker(TaskTracker):
         self.container = state
         if self.phase in {"restarting", *OVER}:
             self.code = int(state.get("ExitCode", 0))
-        self.killed = self.killed or bool(state.get("OOMKilled"))
         if not self.has_trainer:
             for _ in range(restarts - self._engine_restarts):
                 self._container_restarted(timestamps.seconds(state.get("StartedAt")) or 0.0)
             self._engine_restarts = restarts
+        self.killed = self.killed or bool(state.get("OOMKilled"))
         return changed
 
     def starts(self) -> None:
@@ -137,3 +137,4 @@ class ContainerTracker(TaskTracker):
 
     def _container_restarted(self, at: float) -> None:
         self._restarted(at, self.why(self.code), counts=self.code not in {ExitCode.STOPPED, ExitCode.DONE})
+        self.killed = False

@@ -47,7 +47,6 @@ class RunContainers(Runtime):
 
     backend = "docker"
     stop_slack = 15.0  # for the engine itself
-    kills_without_directory = False
 
     def __init__(self, layout: RunPaths, plan: Plan, engine: Engine) -> None:
         self._layout, self._plan, self._engine = layout, plan, engine
@@ -177,7 +176,7 @@ class RunContainers(Runtime):
             over_for = task.over_for(seen=seen)
             if over_for is None:
                 continue
-            if task.stays_ended(over_for):
+            if task.restart_at is None and task.stays_ended(over_for):
                 run.exited(task, task.exit_code)
             # Only now: sidecars that are stopped lose their restart policy, and those of a task that starts again need it.
             if task.restart_at is None and over_for >= ENGINE_RESTARTS_WITHIN:

@@ -11,12 +11,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 from launcher.backend.kubernetes import attendant_notes, in_cluster, pod_status, reconcile, run_record
 from launcher.backend.kubernetes.attendant_notes import GonePod, LastLines
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object
 from launcher.backend.kubernetes.status_source import Watcher
@@ -41,6 +42,8 @@ class Attendant:
         self._reconciler = reconcile.Reconciler(cluster, run, node_lost)
         self._pods: Mapping[str, Object] = {}  # by their names, as they were seen last
         self._gone: list[GonePod] = []  # whose last lines are kept
+        self._unkept = False  # not all of these are on the own Job yet
+        self._was_there = False  # its Jobs were seen
         self._follows = False  # the one before, in a pod that is gone
         self._noted: RunStatus | None = None  # how the run has ended, once that is noted
         self._missed: float | None = None  # since when the run has no Jobs, of time.monotonic
@@ -54,6 +57,7 @@ class Attendant:
         self._missed = None if status else self._missed or time.monotonic()
         if status is None:
             return
+        self._was_there = True
         seen = self._watcher.seen
         status = self._judged(seen, self._noted or status)
         self._keep_lines(seen)
@@ -64,9 +68,9 @@ class Attendant:
             yield from self._suspend_set(seen)
 
     def is_done(self) -> bool:
-        """Return whether the run has ended and none of its pods is at work, or it was there and its Jobs are gone."""
+        """Return whether the run has ended and none of its pods is at work, or its Jobs are gone that were there."""
         if self._missed is not None:
-            return bool(self._pods) and time.monotonic() - self._missed > _DELETED_FOR
+            return self._noted is not None or (self._was_there and time.monotonic() - self._missed > _DELETED_FOR)
         return self._noted is not None and is_at_rest(self._watcher.seen)
 
     def _judged(self, seen: ClusterSnapshot, status: RunStatus) -> RunStatus:
@@ -81,9 +85,10 @@ class Attendant:
     def _note(self, status: RunStatus) -> Iterator[str]:
         """Note how the run has ended, on the own Job and in the record that a launcher has made, where one has."""
         if self._noted is None:
-            self._annotate(attendant_notes.of_status(status))
+            with suppress(ForbiddenError):  # an account of the user's may do without it: the own Job says the same
+                run_record.note(self._cluster, status)
+            self._annotate(attendant_notes.of_status(status))  # last: one that finds it does neither again
             self._noted = status
-            run_record.note(self._cluster, status)
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
 
     def _keep_lines(self, seen: ClusterSnapshot) -> None:
@@ -92,9 +97,11 @@ class Attendant:
         lost = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None}
         found = self._lines.of_gone({name: pod for name, pod in self._pods.items() if name not in there} | lost)
         self._pods = there or self._pods
-        if found:
-            self._gone += found
+        self._gone += found
+        self._unkept = self._unkept or bool(found)
+        if self._unkept:
             self._annotate(attendant_notes.of_lines(self._gone))
+            self._unkept = False
 
     def _suspend_set(self, seen: ClusterSnapshot) -> Iterator[str]:
         """Suspend the JobSet of a run that is to be ended and has not failed by itself."""
@@ -133,8 +140,8 @@ def attend(attendant: Attendant) -> int:
             return 1
         except LauncherError as error:
             if error.message != said:
-                _say(error.message)
-            said = error.message if isinstance(error, UnreachableError) else ""
+                _say(f"{error.message}: {error.remedy}")
+            said = error.message
         time.sleep(_LOOK_EVERY)
     _say("nothing is left to do")
     return 0

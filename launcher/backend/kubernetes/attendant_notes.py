@@ -69,13 +69,19 @@ class LastLines:
 
     def __init__(self) -> None:
         self.ended = 0  # as readers count them
-        self._lines: dict[str, deque[str]] = {}
+        self._lines: dict[str, deque[str]] = {}  # by the pods' uids
+        self._after: dict[str, str] = {}  # the time of the last of them: who reads asks for whole seconds, and gets some again
 
     def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take in what a pod has written since."""
-        lines = self._lines.setdefault(pod["metadata"]["name"], deque(maxlen=_KEPT))
+        uid = pod["metadata"]["uid"]
+        lines, after = self._lines.setdefault(uid, deque(maxlen=_KEPT)), self._after.get(uid, "")
+        new = [(stamp, text) for stamp, text in pieces if stamp > after]
+        if not new:
+            return
+        self._after[uid] = new[-1][0]
         reports = has_trainer(pod)
-        written = ((stamp, text if reports else escaped(text)) for stamp, text in pieces[-_KEPT:])
+        written = ((stamp, text if reports else escaped(text)) for stamp, text in new[-_KEPT:])
         lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_LONGEST] for stamp, text in written)
 
     def trust(self, uid: str) -> None:
@@ -83,5 +89,5 @@ class LastLines:
 
     def of_gone(self, pods: Mapping[str, Object]) -> list[GonePod]:
         """Return what these pods wrote last, by their names, of those that have written anything, and forget it."""
-        found = [(name, pod_status.task_of(pod), self._lines.pop(name, None)) for name, pod in pods.items()]
+        found = [(name, pod_status.task_of(pod), self._lines.pop(pod["metadata"]["uid"], None)) for name, pod in pods.items()]
         return [GonePod(name, task, tuple(lines)) for name, task, lines in found if lines]

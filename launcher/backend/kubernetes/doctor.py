@@ -59,7 +59,7 @@ _OPTIONAL = {
     "pods/portforward": "`launcher tensorboard` does not work",
     "jobsets": "no run with kubernetes.gang starts, and one that does is told to have failed while its JobSet starts it again",
     "workloads": "why a queue does not admit a run is not told",
-    "pods/status": "tasks of a lost node wait until somebody else gives their pods up",
+    "pods/status": "tasks of a lost node wait until somebody else releases their pods",
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "the reasons of pods that wait are not told",
 }

@@ -17,6 +17,7 @@ from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, VOLUME_LABEL
 from launcher.runs.status import Restart, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
+from launcher.timestamps import seconds
 
 NAME_LABEL = "app.kubernetes.io/name"
 OURS = {NAME_LABEL: "tf-launcher"}
@@ -29,6 +30,7 @@ _PODS_A_SECOND = 200
 _NODES_EVERY = 60.0  # seconds, where no node takes a pod
 _MOST_PAUSE = 30.0  # seconds after which what tells more of Jobs and pods is asked for again, where these do not change
 _ONE_BY_ONE = 4  # objects whose events are asked for by a request each
+_ATTENDANT_STARTS = 120.0  # seconds that an attendant may take to start
 _UID = "involvedObject.uid"
 
 
@@ -194,9 +196,13 @@ class Watcher:
         return self._source.pods()
 
     def is_attended(self) -> bool:
-        """Return whether the run has an attendant that has not failed, as it was seen last."""
+        """Return whether the run has an attendant that works, is done, or may still start, as it was seen last."""
         job = self._source.attendant
-        return job is not None and not pod_status.condition(job, "Failed")
+        if job is None or pod_status.condition(job, "Failed"):
+            return False
+        made = seconds(job["metadata"].get("creationTimestamp"))
+        starts = made is None or self.cluster.now() - made < _ATTENDANT_STARTS
+        return starts or bool(job.get("status", {}).get("ready")) or pod_status.condition(job, "Complete") is not None
 
     def is_as_seen(self) -> bool:
         """Ask the cluster again whether Jobs and pods are as they were seen last, before what cannot be undone. Raises LauncherError."""
@@ -266,6 +272,8 @@ class Watcher:
         noted = attendant_notes.final(self._source.attendant)
         if noted is None or not all(map(pod_status.is_at_rest, self.seen.jobs)):
             return None
+        if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.seen.jobs):
+            return None  # somebody has let it go on since
         return dataclasses.replace(noted, run_dir=place_of(self.seen, self.cluster))
 
     def _read(self) -> RunStatus:

@@ -49,3 +49,13 @@ def test_an_exit_is_told_once_and_only_when_the_engine_does_not_start_it_again(k
     kept.look({"State": exited(0)}, 2.0)
     assert [kept.stays_ended(0.0) for _ in range(2)] == [True, False]
     kept.log.close()
+
+
+def test_an_exit_that_was_told_is_not_told_again_after_an_engine_that_was_away(kept: ContainerTask) -> None:
+    kept.look({"State": exited(0)}, 0.0)
+    assert kept.over_for(seen=True) is not None
+    assert kept.stays_ended(0.0)
+    assert kept.over_for(seen=False) is None
+    assert kept.over_for(seen=True) is not None
+    assert not kept.stays_ended(10.0)
+    kept.log.close()

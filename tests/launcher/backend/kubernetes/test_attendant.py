@@ -214,8 +214,16 @@ def test_a_run_that_was_there_and_is_deleted_is_not_waited_for(monkeypatch: pyte
     list(attendant.look())
     monkeypatch.setattr("launcher.backend.kubernetes.attendant._DELETED_FOR", -1.0)
     assert not attendant.is_done()  # its Jobs may be made after the attendant's
-    attendant._pods = {"digits-chief-0-abc": objects.running("chief")}
+    attendant._was_there = True
     assert attendant.is_done()
+
+
+def test_lines_that_are_read_again_are_kept_once() -> None:
+    lines, pod = LastLines(), objects.running("chief")
+    for pieces in ([("1", b"one")], [("1", b"one"), ("2", b"two")], [("2", b"two")], []):
+        lines.take(pod, pieces)
+    (kept,) = lines.of_gone({pod["metadata"]["name"]: pod})
+    assert kept.lines == ("1 one", "2 two")
 
 
 def test_outside_a_pod_it_says_where_it_belongs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
