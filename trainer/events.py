@@ -99,7 +99,8 @@ class Reporter:
         self._lock = threading.Lock()  # saves are reported by their own thread
         self._format = "json" if parent else stream_format(self._stream)
         self._has_parent = parent is not None
-        self._phase, self._since, self._steps = "", 0.0, 0
+        self.phase = "starting"  # what the task is at, for its parent
+        self._done: dict[str, tuple[float, int]] = {}  # phase -> since when so many steps were done
 
     def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
         """Write one event; `task` names another task than the reporter's own (the chief speaks for ps workers)."""
@@ -111,15 +112,16 @@ class Reporter:
 
     def alive(self, phase: str, *, step: int | None = None, steps: int = 1) -> None:
         """Inform the parent, at most once a second, that `steps` steps, or batches of an evaluation, are done; always where another phase begins."""
-        now = time.monotonic()
-        if phase != self._phase:
-            self._phase, self._since, self._steps = phase, now, 0
+        now, begins = time.monotonic(), phase != self.phase
+        self.phase = phase
+        since, done = self._done.get(phase, (now, 0))
+        done += 0 if begins else steps
+        if done and now - since >= _ALIVE_EVERY:
+            self._to_parent_alone(phase, step, seconds=round(now - since, 3), steps=done)
+            since, done = now, 0
+        elif begins:
             self._to_parent_alone(phase, step)
-            return
-        self._steps += steps
-        if now - self._since >= _ALIVE_EVERY and self._steps:
-            self._to_parent_alone(phase, step, seconds=round(now - self._since, 3), steps=self._steps)
-            self._since, self._steps = now, 0
+        self._done[phase] = since, done
 
     def _to_parent_alone(self, phase: str, step: int | None, **fields: Any) -> None:
         if self._has_parent:

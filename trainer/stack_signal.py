@@ -13,7 +13,10 @@ import os
 import sys
 
 DIRECTORY = "TRAINER_STACKS_DIRECTORY"  # where the pipes are
-REGISTERED, STACKS = "registered", "stacks"  # pipes: for process ids, a line each; for stacks
+REGISTERED, STACKS = (
+    "registered",
+    "stacks",
+)  # pipes: for a line "PID DESCRIPTOR" of each process, the latter that of the other pipe; for stacks
 
 
 def stack_signal() -> int:
@@ -34,17 +37,17 @@ def register() -> None:
         writing = _open(os.path.join(directory, STACKS))  # noqa: PTH118 - pathlib would be imported before every program
         os.set_blocking(writing, True)  # what is longer than the pipe waits for the parent
         faulthandler.register(stack_signal(), file=writing, all_threads=True)
-        _say_so(directory)
-        os.register_at_fork(after_in_child=lambda: _say_so(directory))
+        _say_so(directory, writing)
+        os.register_at_fork(after_in_child=lambda: _say_so(directory, writing))
     except Exception:  # noqa: BLE001, S110 - the program runs without
         pass
 
 
-def _say_so(directory: str) -> None:
+def _say_so(directory: str, writing: int) -> None:
     try:
         pipe = _open(os.path.join(directory, REGISTERED))  # noqa: PTH118 - see above
         try:
-            os.write(pipe, b"%d\n" % os.getpid())
+            os.write(pipe, b"%d %d\n" % (os.getpid(), writing))
         finally:
             os.close(pipe)
     except OSError:  # the parent is gone, or has not read for long

@@ -14,6 +14,7 @@ import json
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ PLACE = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopba
 PORT = 2225
 _FIRST = 3.0  # seconds within which a process has to begin
 _QUIET = 0.3  # seconds without more after which it has written all
+_ALL = 12.0  # seconds for all processes of a task
 _MOST = 4 * 1024 * 1024  # bytes of one process
 _READ = 64 * 1024
 _SEND = 10.0  # seconds for a client to read it all
@@ -49,6 +51,8 @@ class Stacks:
         self._reactor = reactor
         self._directory: Path | None = None
         self._registered: dict[int, str] = {}  # process -> when it started, as the kernel counts
+        self._descriptors: dict[int, int] = {}  # process -> its descriptor of the pipe for stacks
+        self._until = 0.0  # when processes that are left are asked no more
         self._waiting: list[Callable[[list[ProcessStacks]], None]] = []
         self._pipes: list[int] = []
         self._begun = b""
@@ -97,7 +101,7 @@ class Stacks:
         """Call `told`, in the reactor's thread, with the stacks of every process that registered and lives."""
         self._waiting.append(told)
         if not self._asks:
-            self._asks = True
+            self._asks, self._until = True, time.monotonic() + _ALL
             self._note()
             self._next([pid for pid in self._registered if self._lives(pid)], [])
 
@@ -109,10 +113,10 @@ class Stacks:
         with contextlib.suppress(BlockingIOError):
             while self._pipes and (read := os.read(self._pipes[0], _READ)):
                 *lines, self._begun = (self._begun + read).split(b"\n")
-                for pid in (int(line) for line in lines if line.isdigit()):
-                    self._registered[pid] = process_stat(pid)[1]
+                for pid, descriptor in (map(int, line.split()) for line in lines if line.replace(b" ", b"").isdigit()):
+                    self._registered[pid], self._descriptors[pid] = process_stat(pid)[1], descriptor
         for pid in [pid for pid in self._registered if not self._lives(pid)]:
-            del self._registered[pid]
+            del self._registered[pid], self._descriptors[pid]
 
     def _next(self, left: list[int], found: list[ProcessStacks]) -> None:
         """Ask the first of the processes that are left; call who waits where none is."""
@@ -141,15 +145,26 @@ class Stacks:
     def _ask_by_signal(self, pid: int) -> str:
         """Send the signal; return why it was not sent, empty where it was."""
         self._drain()
+        if time.monotonic() > self._until:
+            return "was not asked: the others took too long"
         if is_stopped(pid):
             return "is stopped by a signal; SIGCONT continues it"
         if not _handles(pid, stack_signal.stack_signal()):
             return "does not handle the signal any more: it runs another program now"
+        if not self._has_pipe(pid):
+            return "has closed the pipe to which it would write"
         try:
             os.kill(pid, stack_signal.stack_signal())
         except OSError as error:
             return f"cannot be asked: {error.strerror}"
         return ""
+
+    def _has_pipe(self, pid: int) -> bool:
+        """Return whether the descriptor by which a process would write its stacks is still our pipe: a process may have closed all that it had."""
+        with contextlib.suppress(OSError):
+            theirs, ours = Path(f"/proc/{pid}/fd/{self._descriptors[pid]}").stat(), os.fstat(self._pipes[1])
+            return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+        return not Path("/proc/self/stat").exists()
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -7,6 +7,7 @@ its output, where a limit is set. While it saves, and before its peers are there
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import statistics
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trainer.output import STDOUT
 from trainer.process_group import is_stopped
 from trainer.reactor import Reactor, Timer
 from trainer.stack_reading import Activity, activity, no_progress
@@ -35,6 +37,8 @@ _LONG = frozenset({"evaluating", "saving", "callbacks"})
 _JUDGED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
 _WAITS = frozenset({"peers", "servers"})
 _BUSY_AFTER = 30.0  # seconds
+_ASKED_OFTEN = 3  # times before the first step
+_ASK_AGAIN = 30.0  # seconds between two times that a process is asked by itself what it does
 _GREETS_WITHIN = 5.0  # seconds
 
 
@@ -54,6 +58,8 @@ class StallWatch:
         self._pid: int | None = None
         self._timer: Timer | None = None
         self._phase, self._step = "", None  # type: str, int | None
+        self._looked = self._suspect_from = 0.0
+        self._asked, self._doing = 0, Activity("unknown")
         self._last = self._since = self._stopped_since = self._busy_told = 0.0
         self._told = self._again = self._asks = False
         self._seen: dict[str, deque[float]] = {}  # phase -> seconds of its last calls, or of a step of them
@@ -61,11 +67,13 @@ class StallWatch:
     def begin(self, pid: int | None) -> None:
         """Watch another attempt."""
         self.cancel()
-        if self._by_output and self._limit is None:
+        if self._by_output and (self._limit is None or os.isatty(STDOUT)):  # what it writes to a terminal, this process does not see
             return
         self._pid = pid
         self._seen = {}
-        self._step, self._stopped_since = None, 0.0
+        self._step, self._stopped_since, self._suspect_from = None, 0.0, 0.0
+        self._looked = time.monotonic()
+        self._asked, self._doing = 0, Activity("unknown")
         self._progress("program" if self._by_output else "")
         self._timer = self._reactor.call_later(self._pause(), self._look)
 
@@ -77,7 +85,9 @@ class StallWatch:
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """Take in an event of the training process; `alive` says what it does."""
-        if event["event"] != "alive":
+        if self._by_output:
+            self._progress("program")
+        if event["event"] != "alive" or self._by_output:
             return
         phase, step, seconds, steps = (event.get(key) for key in ("phase", "step", "seconds", "steps"))
         if isinstance(step, int):
@@ -93,9 +103,19 @@ class StallWatch:
             self._progress("program")
 
     def ask(self, told: Callable[[Activity], None]) -> None:
-        """Call `told` with what the attempt does, where it still lives then."""
+        """Call `told` with what the attempt does, where it still lives then; with the last answer where it was asked a few times."""
         pid = self._pid
-        self._stacks.ask(lambda found: told(self._activity(found)) if self._pid == pid else None)
+
+        def read(found: list[ProcessStacks]) -> None:
+            self._doing = self._activity(found)
+            if self._pid == pid:
+                told(self._doing)
+
+        self._asked += 1
+        if self._asked > _ASKED_OFTEN:
+            told(self._doing)
+        else:
+            self._stacks.ask(read)
 
     def _progress(self, phase: str) -> None:
         now = time.monotonic()
@@ -120,17 +140,23 @@ class StallWatch:
     def _look(self) -> None:
         self._timer = self._reactor.call_later(self._pause(), self._look)
         now = time.monotonic()
+        looked, self._looked = self._looked, now
         if self._pid is None or self._asks:
             return
+        if now - looked > 3 * self._pause() + 1:  # this process itself was stopped, or frozen with all others
+            self._last = now
         self._tell_busy(now)
         if not is_stopped(self._pid):
+            self._last = now if self._stopped_since else self._last
             self._stopped_since = 0.0
         elif not self._stopped_since:
             self._stopped_since = now
         if self._stopped_since and now - self._stopped_since >= (self._limit or LEAST):
             self._tell(now - self._stopped_since, Activity("stopped"))
-        elif self._phase in _JUDGED and now - self._last >= self.limit() and not self._stopped_since:
-            self._suspect()
+        elif self._phase in _JUDGED and now - self._last >= self.limit() * (1 + self._told) and not (self._stopped_since or self._again):
+            if now >= self._suspect_from:
+                self._suspect_from = now + _ASK_AGAIN
+                self._suspect()
         elif self._told and self._phase not in _JUDGED and not self._stopped_since:
             self._progress(self._phase)  # a server that was stopped goes on
 

@@ -9,6 +9,7 @@ from trainer.events import Event
 from trainer.stack_reading import Activity
 
 _WAITS = frozenset({"peers", "servers"})
+_GOES_ON = frozenset({"resumed", "started", "restarting", "progress", "evaluated", "done", "failed"})  # not what the saving thread tells
 _HEARD_WITHIN = 30.0  # seconds: a task that goes on is heard of so often
 
 
@@ -29,7 +30,7 @@ class Stall:
             self.doing = text(event, "doing")
             doing = str(Activity(self.doing, text(event, "place")))
             self.words = ": ".join(filter(None, (f"no progress since {timestamps.to_the_second(self.since)}", doing)))
-        elif event["event"] not in {"notice", "busy"}:
+        elif event["event"] in _GOES_ON:
             self.doing, self.since, self.words = "", None, ""
 
     def onto(self, task: TaskStatus) -> TaskStatus:

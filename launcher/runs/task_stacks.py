@@ -40,7 +40,10 @@ def parsed(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
     """Return what the answer of a task's parent says. Raises LauncherError where it says nothing."""
     if not answer.strip():
         raise unanswered(task)
-    return tuple(ProcessStacks(**one) for one in json.loads(answer)["processes"])
+    try:
+        return tuple(ProcessStacks(**one) for one in json.loads(answer)["processes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LauncherError(f"{task}: its answer was cut off, or came from another program on port {PORT}", "ask again") from error
 
 
 def from_socket(task: str, path: Path) -> tuple[ProcessStacks, ...]:

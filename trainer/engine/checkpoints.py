@@ -234,20 +234,21 @@ class Checkpoints:
             OSError: the disk does not take it. The checkpoints before are there, and nothing of this one.
         """
         path = str(self._directory / f"ckpt-{captured.step}")
-        others = [one for one in self._paths if one != path]
+        others = [one for one in self._paths if one != path and _files_of(one)]  # somebody may have made room
         try:
             self._write(captured)
         except OSError as error:
             if error.errno not in _NO_ROOM or len(others) < max(2, self._keep):
                 raise
-            gone, others = others[: 1 - self._keep], others[1 - self._keep :]
+            spared = max(1, self._keep - 1)
+            gone, others = others[:-spared], others[-spared:]
             self._paths = others
             _delete(gone)
             self._write(captured)
         kept = [*others, path][-self._keep :]
         try:
             _write_names(self._directory, kept)
-        except OSError:
+        except Exception:
             if path not in self._paths:
                 _delete([path])
             raise

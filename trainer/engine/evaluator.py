@@ -189,6 +189,7 @@ class _Evaluator:
         metrics = self._evaluate.unless(ends)
         if metrics is None:
             return False
+        self._report.alive("saving", step=step)
         if self._best:  # before it is written down: an evaluator that is killed meanwhile does both again
             self._best.offer(step, metrics, self._model.weights)
         self._logs.evaluation(metrics, step)

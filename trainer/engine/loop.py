@@ -19,7 +19,7 @@ from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
 from trainer.engine.run_state import Record, RunState
 from trainer.engine.saving import Patience, Saver
-from trainer.engine.session import Progress, Session, WorkerProgress
+from trainer.engine.session import Progress, SaveError, Session, StopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
@@ -149,8 +149,11 @@ class _Chief:
     def __enter__(self) -> None:
         """Begin."""
 
-    def __exit__(self, *_: object) -> None:
-        """Wait until everything is written, for a bounded time."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait until everything is written, for a bounded time; hardly where the volume has had all the time that there was."""
+        if kind is not None and issubclass(kind, (SaveError, StopError)):
+            self._files.close(1.0)
+            return
         self.saver.wait()
         self._files.close(_LAST_FILES)
 
@@ -285,13 +288,14 @@ class _Chief:
         """Evaluate at `step`, where that is not done with these weights, and return loss and metrics."""
         if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
-        began = time.monotonic()
+        began, phase = time.monotonic(), self._report.phase
         self._report.alive("evaluating", step=step)
         if self._evaluator is None:
             self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
         with moving_averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._hooks.evaluation(partial(self._evaluated_batches, self._evaluator))
             if self._best and self._divergence.may_save(step):
+                self._report.alive("saving", step=step)
                 self._best.offer(step, self._metrics, self._session.model.weights)
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
         if not self._job.has_evaluator:  # it writes these, by itself
@@ -300,7 +304,7 @@ class _Chief:
             self._files.wait(_WRITING)
         self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
-        self._report.alive("training", step=step)
+        self._report.alive(phase, step=step)  # of callbacks, where one evaluates
         return self._metrics
 
     def _evaluated_batches(self, evaluator: model_ops.Evaluator | model_ops.StepEvaluator | model_ops.AgentEvaluator) -> dict[str, float]:

@@ -18,6 +18,7 @@ from trainer.events import Reporter
 
 _SLOW = 5.0  # seconds that training waits for the save before: a disk that is merely slow keeps every checkpoint that is due
 _DELAY = (1.0, 30.0)  # seconds until a retry: first, and at most; doubled each time
+_LAST_DELAY = 5.0  # the most for the last state of all, which may have no more than a grace period
 _REPORT_AGAIN = 60.0  # seconds after which the same failure is reported once more
 _LOOK_EVERY = 0.05
 _MARGIN = 3.0  # seconds of the grace period, at most half of it, that are left for saying what was lost
@@ -44,6 +45,7 @@ class Saver:
         self._moved = (0, 0.0)  # bytes written by then, and when that was seen first
         self._keeps = False  # the last state of all: it is written again until it is there
         self._failing_since: float | None = None
+        self._failed_at = 0.0  # when the last try failed
         self._cause = ""
         self._told = -math.inf
         self._delay, self._retry_at = 0.0, math.inf
@@ -67,7 +69,7 @@ class Saver:
         """Copy the state to memory, to be written; return whether: not while an earlier save does not end, after which it `is_due`."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._captured is None or (self._failing_since is not None and not last), math.inf if last else _SLOW
+                lambda: self._captured is None or (self._failing_since is not None and not last), None if last else _SLOW
             )
             if self._captured is not None:
                 self._retry_at = 0.0
@@ -86,7 +88,11 @@ class Saver:
             SaveError: nothing could be saved for the timeout.
         """
         since = self._failing_since
-        if since is not None and time.monotonic() - since >= self._patience.timeout:
+        if since is None:
+            return
+        # It is tried again between steps alone: an evaluation may have taken longer than the volume was full.
+        tried = self._failed_at if self._began is None else time.monotonic()
+        if tried - since >= self._patience.timeout:
             raise SaveError(f"{self._lost()} for {self._patience.timeout:g} s")
 
     def _lost(self) -> str:
@@ -147,8 +153,9 @@ class Saver:
         self._report("checkpoint", step=captured.step, path=path, seconds=now - began)
 
     def _failed(self, captured: Captured, error: Exception, began: float) -> None:
-        self._delay = min(2 * self._delay or self._patience.first_delay, _DELAY[1])
-        self._retry_at = time.monotonic() + self._delay
+        self._failed_at = time.monotonic()
+        self._delay = min(2 * self._delay or self._patience.first_delay, _LAST_DELAY if self._keeps else _DELAY[1])
+        self._retry_at = self._failed_at + self._delay
         free = None
         with suppress(OSError):
             free = shutil.disk_usage(self._checkpoints.directory).free
