@@ -163,7 +163,7 @@ print(json.dumps({
     "pip": [str(f) for f in ours if "pip" in f.parts],
     "caches": [str(f) for f in files if f.suffix == ".whl" and "ensurepip" not in f.parts and "python-wheels" not in f.parts
                or f.is_relative_to("/root/.cache")],
-    "launcher": [str(f) for f in ours if "launcher" in f.parts],
+    "clients": [str(f) for f in ours if {"kubernetes", "docker"} & set(f.parts[f.parts.index("site-packages") + 1:][:1] if "site-packages" in f.parts else ())],
     "unreadable": [str(f) for f in ours if not f.stat().st_mode & stat.S_IROTH],
     "writable": [str(f) for f in ours if not f.is_symlink() and (f.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH) or f.stat().st_uid)],
     "stale": [str(f) for f in ours if f.suffix == ".py" and stale(f)],
