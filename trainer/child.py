@@ -1,4 +1,4 @@
-"""The program of a task, one attempt of it at a time: started by the task's parent, asked to stop, killed, and what it left as its last words."""
+"""The program of a task, one attempt at a time: started, asked to stop, killed, and its last words."""
 
 from __future__ import annotations
 

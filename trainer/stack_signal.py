@@ -1,10 +1,8 @@
 """Lets the task's parent ask this Python process for its stacks: a signal makes it write them to a pipe.
 
-`faulthandler` writes them from the signal's handler itself, so a process answers that hangs in C, holds Python's lock or waits for itself.
-The parent asks only processes that have said here that they handle the signal: it ends every other.
+`faulthandler` writes them from the signal's handler itself, so a process answers that hangs in C. The signal ends those that have not registered.
 
-The parent puts this file, as `sitecustomize`, before a user's own modules (trainer/stacks.py): every Python below it then imports this first,
-whatever its version. It therefore needs the standard library alone, and raises nothing.
+The parent puts this file, as `sitecustomize`, before a user's own modules (trainer/stacks.py): whatever Python imports it, it raises nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The parent listens on a loopback port, or on a socket in the run's directory, se
 
     {"processes": [{"pid": 12, "command": "python train.py", "problem": "", "stacks": "Thread 0x..."}]}
 
-`problem` says why a process gave none. Nothing is attached to a process: see trainer/stack_signal.py.
+`problem` says why a process gave none. See trainer/stack_signal.py.
 """
 
 from __future__ import annotations

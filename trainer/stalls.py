@@ -1,8 +1,4 @@
-"""Notices a task that makes no progress: how long it may take, what it does meanwhile, and who is told.
-
-Progress is what the training process says of it (`alive` of trainer/events.py): calls into TensorFlow, batches of an evaluation; of a user's own program
-its output, where a limit is set. While it saves, and before its peers are there, nothing is judged: other limits do that.
-"""
+"""Notices a task that makes no progress, by what the training process says of it (`alive` of trainer/events.py); of a user's own program by its output."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ _GREETS_WITHIN = 5.0  # seconds
 
 
 class StallWatch:
-    """Watches one attempt of a task after the other, and reports `stalled`, `resumed`, and `busy` each half minute of what takes long and goes on.
+    """Watches one attempt of a task after the other; reports `stalled`, `resumed`, and `busy` where something takes long and goes on.
 
     `end(why)` is called where the user wants a stalled program ended: not where it only waits for another task, unless that is a server of its own.
     A user's program is not judged without a limit of the user's.
