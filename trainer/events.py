@@ -99,7 +99,7 @@ class Reporter:
         self._lock = threading.Lock()  # saves are reported by their own thread
         self._format = "json" if parent else stream_format(self._stream)
         self._has_parent = parent is not None
-        self.phase = "starting"  # what the task is at, for its parent
+        self.phase = ""  # what the task is at, for its parent
         self._done: dict[str, tuple[float, int]] = {}  # phase -> since when so many steps were done
 
     def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:

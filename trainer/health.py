@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.process_group import DEAD, STOPPED
 from trainer.strategies import STRATEGIES
 from trainer.tf_config import TfConfigError, parse, split_address
 
 _PROC = Path("/proc")
 _CONNECT_TIMEOUT = 2.0
-# States of a process in /proc/PID/stat in which it does not run, nor will by itself (proc_pid_stat(5)).
-_DEAD = frozenset("ZXx")
-_STOPPED = frozenset("Tt")
 # The strategies whose tasks serve others at their address; the others have an address and no server.
 _SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.served or kind.in_step)
 
@@ -58,7 +56,7 @@ def examine(proc: Path = _PROC) -> Health:
     if training is None:
         return Health(well=False, line=f"{task.name}: no training process; it has ended, or is between two attempts")
     what = f"{task.name}: process {training.pid}, attempt {training.environment['TRAINER_ATTEMPT']}"
-    if training.state in _STOPPED:
+    if training.state in STOPPED:
         return Health(well=False, line=f"{what}, is stopped by a signal; SIGCONT continues it")
     if task.address is None or len(task.tasks()) < 2 or not _serves(training.environment):
         return Health(well=True, line=f"{what}, runs")
@@ -86,7 +84,7 @@ def _processes(proc: Path) -> Iterator[_Process]:
             state, parent = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             raw = (directory / "environ").read_bytes().decode(errors="replace")
             environment = dict(entry.partition("=")[::2] for entry in raw.split("\0") if "=" in entry)
-            if state not in _DEAD:
+            if state not in DEAD:
                 yield _Process(int(directory.name), int(parent), state, environment)
 
 

@@ -84,8 +84,12 @@ def kill_group(child: int) -> None:
         os.killpg(child, signal.SIGKILL)
 
 
+# States of a process in /proc/PID/stat in which it does not run, nor will by itself (proc_pid_stat(5)).
+DEAD, STOPPED = frozenset("ZXx"), frozenset("Tt")
+
+
 def process_stat(pid: int) -> tuple[str, str]:
-    """Return the state of a process (proc_pid_stat(5)) and when it started; X where it is gone, R where the system has no /proc."""
+    """Return the state of a process and when it started; X where it is gone, R where the system has no /proc."""
     if not Path("/proc/self/stat").exists():
         try:
             os.kill(pid, 0)
@@ -101,12 +105,12 @@ def process_stat(pid: int) -> tuple[str, str]:
 
 def is_gone(pid: int) -> bool:
     """Return whether a process has ended."""
-    return process_stat(pid)[0] in "ZXx"
+    return process_stat(pid)[0] in DEAD
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped a process."""
-    return process_stat(pid)[0] in "Tt"
+    return process_stat(pid)[0] in STOPPED
 
 
 def missing_program(command: Sequence[str]) -> str | None:

@@ -50,8 +50,9 @@ class Stacks:
     def __init__(self, reactor: Reactor, directory: Path | None) -> None:
         self._reactor = reactor
         self._directory: Path | None = None
-        self._registered: dict[int, str] = {}  # process -> when it started, as the kernel counts
-        self._descriptors: dict[int, int] = {}  # process -> its descriptor of the pipe for stacks
+        self._registered: dict[
+            int, tuple[str, int]
+        ] = {}  # process -> when it started, as the kernel counts, and its descriptor of the pipe
         self._until = 0.0  # when processes that are left are asked no more
         self._waiting: list[Callable[[list[ProcessStacks]], None]] = []
         self._pipes: list[int] = []
@@ -106,7 +107,7 @@ class Stacks:
             self._next([pid for pid in self._registered if self._lives(pid)], [])
 
     def _lives(self, pid: int) -> bool:
-        return not is_gone(pid) and process_stat(pid)[1] == self._registered[pid]
+        return not is_gone(pid) and process_stat(pid)[1] == self._registered[pid][0]
 
     def _note(self) -> None:
         """Take in the numbers of processes that have registered."""
@@ -114,9 +115,9 @@ class Stacks:
             while self._pipes and (read := os.read(self._pipes[0], _READ)):
                 *lines, self._begun = (self._begun + read).split(b"\n")
                 for pid, descriptor in (map(int, line.split()) for line in lines if line.replace(b" ", b"").isdigit()):
-                    self._registered[pid], self._descriptors[pid] = process_stat(pid)[1], descriptor
+                    self._registered[pid] = process_stat(pid)[1], descriptor
         for pid in [pid for pid in self._registered if not self._lives(pid)]:
-            del self._registered[pid], self._descriptors[pid]
+            del self._registered[pid]
 
     def _next(self, left: list[int], found: list[ProcessStacks]) -> None:
         """Ask the first of the processes that are left; call who waits where none is."""
@@ -162,7 +163,7 @@ class Stacks:
     def _has_pipe(self, pid: int) -> bool:
         """Return whether the descriptor by which a process would write its stacks is still our pipe: a process may have closed all that it had."""
         with contextlib.suppress(OSError):
-            theirs, ours = Path(f"/proc/{pid}/fd/{self._descriptors[pid]}").stat(), os.fstat(self._pipes[1])
+            theirs, ours = Path(f"/proc/{pid}/fd/{self._registered[pid][1]}").stat(), os.fstat(self._pipes[1])
             return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
         return not Path("/proc/self/stat").exists()
 

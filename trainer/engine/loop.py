@@ -288,7 +288,7 @@ class _Chief:
         """Evaluate at `step`, where that is not done with these weights, and return loss and metrics."""
         if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
-        began, phase = time.monotonic(), self._report.phase
+        began, phase = time.monotonic(), self._report.phase or "training"
         self._report.alive("evaluating", step=step)
         if self._evaluator is None:
             self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
