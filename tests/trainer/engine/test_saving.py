@@ -128,7 +128,7 @@ def test_a_read_only_volume_keeps_the_last_checkpoint_and_the_last_state_is_save
 
     _, outcome, output = train(disk, 30, kind=watched(s29=later), steps_per_execution=1)
     assert outcome.step == 30
-    failed = output.events("save_failed")[0]
+    (failed,) = output.events("save_failed")
     assert (failed["step"], failed["saved"], failed["cause"]) == (30, 20, "Read-only file system")
     assert saved(disk) == [20, 30]
 
