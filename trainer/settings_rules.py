@@ -90,6 +90,16 @@ def _wire(train: Train, strategy: Strategy) -> Iterator[Misfit]:
         yield Misfit(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)
 
 
+def _embeddings(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+    if train.embeddings is None:
+        return
+    if not STRATEGIES[strategy].on_servers or train.sync:
+        message = f"embedding layers stay whole {'with `sync`' if train.sync else f'with strategy {strategy}'}"
+        yield Misfit(("embeddings",), message, "asynchronous parameter_server", "remove `embeddings`, or change the strategy")
+    for name in sorted({*train.embeddings.sharded} & {*train.embeddings.whole}):
+        yield Misfit(("embeddings", "whole"), f"{name!r} is also in `sharded`", "each layer in one of them", f"remove {name!r} from one")
+
+
 def _loss_scale(train: Train, strategy: Strategy) -> Iterator[Misfit]:
     if train.precision == "mixed_float16" and STRATEGIES[strategy].on_servers:
         message = "mixed_float16 scales the loss step by step, which parameter servers do not do"
@@ -154,6 +164,7 @@ RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
     _schedule,
     _one_clip,
     _wire,
+    _embeddings,
     _loss_scale,
     _determinism,
     _better,

@@ -53,6 +53,7 @@ class AgentSession(ABC):
     """The chief's part: it learns from what is played; see Session. `stopped` returns whether this task was asked to stop."""
 
     is_chief = follows_weights = True
+    tables = None
 
     def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
         self._agent, self._target, self._stopped = agent, job.steps, stopped

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -26,6 +26,7 @@ import tensorflow as tf
 from trainer.engine import schedules
 from trainer.engine.model_ops import seeds
 from trainer.engine.run_state import write_atomically
+from trainer.engine.session import PeerLostError
 from trainer.workloads.errors import WorkloadError
 
 # Where a checkpoint has the value of a variable.
@@ -72,6 +73,31 @@ class Captured:
             tf.io.gfile.remove(f"{self.place}/{name}")
 
 
+class RowFiles(Protocol):
+    """The rows of large embedding layers, which no machine holds together, as parts of checkpoints. `bytes` are those on a disk."""
+
+    @property
+    def bytes(self) -> int:
+        """Return what they take on a disk."""
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Return what stands for them in a tf.train.Checkpoint, by name."""
+
+    def mark(self) -> None:
+        """Prepare for a checkpoint of what is not rows."""
+
+    def streamed(self, captured: Captured, saved: tf.train.Checkpoint) -> Captured:
+        """Return `captured`, of `saved`, with rows, which are read while it is written."""
+
+    def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
+        """Load the rows of a checkpoint of `saved`, one that fits.
+
+        Raises:
+            PeerLostError: who is to hold them is gone.
+        """
+
+
 @dataclass(frozen=True)
 class Restored:
     """A checkpoint that was loaded: its global step and path, and what it has of callbacks."""
@@ -98,12 +124,16 @@ def step_of(path: str) -> int:
 class Checkpoints:
     """The checkpoints of one run, in `<run_dir>/checkpoints`."""
 
-    def __init__(self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(
+        self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int, rows: "RowFiles | None" = None
+    ) -> None:
+        """`rows` are those of large embedding layers, which are elsewhere."""
+        self._model, self._optimizer, self._rows = model, optimizer, rows
         self._step = tf.Variable(0, dtype=tf.int64)
         self._rate, self._constant = schedules.described(optimizer), schedules.constant(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
         self._parts = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
+        self._parts |= rows.parts if rows else {}
         self._callbacks = tf.Variable(b"", dtype=tf.string)
         self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
         self._directory, self._keep = directory, keep
@@ -136,21 +166,13 @@ class Checkpoints:
         for path in paths:
             try:
                 reader = tf.train.load_checkpoint(path)
-            except Exception as error:  # noqa: BLE001 - see below
-                notice(_passed_over(path, error))
-                continue
-            optimizer = self._optimizer_like_that_in(reader)
-            try:
-                status = tf.train.Checkpoint(**{**self._parts, "optimizer": optimizer}).restore(path)
-            except ValueError as error:  # shapes differ
-                raise self._other_model(path, error) from error
+                optimizer = self._optimizer_like_that_in(reader)
+                self._load(path, optimizer)
+            except (CheckpointError, PeerLostError):
+                raise
             except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
                 notice(_passed_over(path, error))
                 continue
-            try:
-                status.assert_existing_objects_matched().expect_partial()
-            except AssertionError as error:
-                raise self._other_model(path, error) from error
             if optimizer is not self._optimizer:
                 _copy_all_but_rate(optimizer, self._optimizer)
             step = int(self._step.numpy())
@@ -167,6 +189,15 @@ class Checkpoints:
                 f"none of the {len(paths)} checkpoints can be read: {', '.join(paths)}; start afresh, or put a copy in their place"
             )
         return None
+
+    def _load(self, path: str, optimizer: keras.optimizers.Optimizer) -> None:
+        saved = tf.train.Checkpoint(**{**self._parts, "optimizer": optimizer})
+        try:
+            saved.restore(path).assert_existing_objects_matched().expect_partial()
+        except (ValueError, AssertionError) as error:  # other shapes, or other variables
+            raise self._other_model(path, error) from error
+        if self._rows:
+            self._rows.restore(path, saved)
 
     def _optimizer_like_that_in(self, reader: Any) -> keras.optimizers.Optimizer:
         """Return this optimizer; where the checkpoint's has a schedule and this one a constant rate, or the reverse, another to load it into."""
@@ -203,6 +234,7 @@ class Checkpoints:
         disk = os.statvfs(self._directory)
         if not disk.f_blocks:
             return ""
+        size += self._rows.bytes if self._rows else 0
         size += 2 * disk.f_frsize  # the blocks that its two files begin
         free = disk.f_bavail * disk.f_frsize
         taken = sum(file.stat().st_size for path in self._paths for file in _files_of(path))
@@ -221,9 +253,12 @@ class Checkpoints:
         self._callbacks.assign(callbacks)
         self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
         place, name = f"ram://checkpoints-{next(_captures)}", f"ckpt-{step}"
+        if self._rows:
+            self._rows.mark()
         self._saved.write(f"{place}/{name}")
         names = sorted(n for n in tf.io.gfile.listdir(place) if n.startswith(f"{name}."))  # the data before the index
-        return Captured(step, place, [(n, tf.io.gfile.stat(f"{place}/{n}").length) for n in names])
+        captured = Captured(step, place, [(n, tf.io.gfile.stat(f"{place}/{n}").length) for n in names])
+        return self._rows.streamed(captured, self._saved) if self._rows else captured
 
     def write(self, captured: Captured) -> str:
         """Write a checkpoint to the disk, delete those beyond `keep`, and return its path.

@@ -14,6 +14,8 @@ from trainer.engine.changes import Snapshot
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.early_stopping import EarlyStop, check_metric
+from trainer.engine.embeddings.bad_ids import outside_told
+from trainer.engine.embeddings.table_files import TableFiles
 from trainer.engine.export import BestModel, write_last
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
@@ -54,7 +56,7 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     """
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
     chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
-    with chief or nullcontext():
+    with chief or nullcontext(), outside_told(job):
         return _run(session, job, report, stopped, divergence, hooks, chief)
 
 
@@ -113,7 +115,8 @@ class _Chief:
         self._divergence, self._hooks = divergence, hooks
         self._files = FileWriter(report)
         self.logs = Logs(job.run_dir, self._files)
-        self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep)
+        rows = TableFiles(session.tables) if session.tables else None
+        self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep, rows)
         self._record = Record(
             job.run_dir,
             self._files.replace,
@@ -131,9 +134,14 @@ class _Chief:
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
         self._evaluator: model_ops.Evaluator | model_ops.StepEvaluator | model_ops.AgentEvaluator | None = None
         self._best: BestModel | None = None
-        if job.export and not job.has_evaluator:
-            names = ("loss", *model_ops.metric_names(workload, session.model)) if job.export.metric else ()
-            self._best = BestModel(job.export, job.run_dir, names, session.model, report, share=_EXPORTING)
+        if session.tables:
+            report("notice", message=session.tables.described())
+        self._export = None if session.tables else job.export
+        if job.export and session.tables:
+            report("notice", message="the model is not exported: its large embedding layers are in the run's checkpoints alone")
+        if self._export and not job.has_evaluator:
+            names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()
+            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORTING)
         self._save_due = Interval(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = Interval(job.evaluate_every)
         self._summaries_due = Interval(job.summaries_every)
@@ -247,9 +255,9 @@ class _Chief:
     def _export_last(self, step: int, *, finished: bool) -> None:
         """Export the model as it is where there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
-        if self._job.export and not evaluated and self._divergence.may_save(step):
+        if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
-                write_last(self._job.export, self._job.run_dir, step, self._metrics, self._session.model, self._report)
+                write_last(self._export, self._job.run_dir, step, self._metrics, self._session.model, self._report)
 
     def _report_progress(self, progress: Progress) -> None:
         examples_per_second, seconds_per_step = self._told_rate.take()

@@ -29,6 +29,7 @@ class MirroredSession:
     """One replica a device; each computes gradients on its own batch, and their mean is applied once."""
 
     is_chief = follows_weights = True
+    tables = None
 
     def __init__(self, workload: Workload, job: Job, names: list[str]) -> None:
         self._workload, self._job = workload, job

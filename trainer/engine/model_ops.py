@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import optimizer_setup, user_step
+from trainer.engine.embeddings import layers
 from trainer.engine.job import Job
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
@@ -31,7 +32,7 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
     """
     optimizer_setup.prepare(job)
     model = workload.model()
-    if not model.built or not model.trainable_variables:
+    if not model.built or not (model.trainable_variables or layers.tables(model)):
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)
     if isinstance(workload, Composing):

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import clock, model_ops, user_step
+from trainer.engine.embeddings.spread_tables import NO_LOOKUPS, Tables
 from trainer.engine.job import Job
 from trainer.workloads.protocol import Shard, Stepping, Workload
 
@@ -26,9 +27,16 @@ class Replica:
     """
 
     def __init__(
-        self, workload: Workload, model: keras.Model, optimizer: keras.optimizers.Optimizer, job: Job, run: user_step.Run = _here
+        self,
+        workload: Workload,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        job: Job,
+        run: user_step.Run = _here,
+        tables: Tables | None = None,
     ) -> None:
-        """Make what computes a step; `run` calls a function as it is called on each replica."""
+        """Make what computes a step; `run` calls a function as it is called on each replica, `tables` have the rows of its large layers."""
+        self._tables = tables
         self._workload, self._model, self._optimizer = workload, model, optimizer
         self._batches = job.train.gradients.accumulate
         self._jit = job.train.jit_compile
@@ -78,15 +86,23 @@ class Replica:
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         """Do the same at given trainable values and moving averages; also return the averages after the step.
 
+        With tables, the gradients of the rows that it used, RowGradients, come after those of `values`.
+
         Random layers draw what no other `worker` does, nor this one in another `step`; both are scalars of integers.
         """
         own = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
 
         def differentiate(state: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+            fixed = _fixed(self._model, list(state))
+
+            def forward() -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+                return _stateless(self._model, values, fixed, list(state), inputs)
+
+            used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
             with tf.GradientTape() as tape:
-                tape.watch(values)
-                fixed = _fixed(self._model, list(state))
-                outputs, after, own_losses = _stateless(self._model, values, fixed, list(state), inputs)
+                tape.watch([*values, *used.rows])
+                with used.given():
+                    outputs, after, own_losses = forward()
                 outputs = model_ops.in_float32(outputs)
                 given = [
                     *zip(self._model.trainable_variables, values, strict=True),
@@ -94,8 +110,9 @@ class Replica:
                 ]
                 loss = model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
                 scaled = self._optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return model_ops.measures(self._workload, loss, targets, outputs), gradients, after
+            gradients = tape.gradient(scaled, [*values, *used.rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            own, of_rows = gradients[: len(values)], used.gradients(gradients[len(values) :])
+            return model_ops.measures(self._workload, loss, targets, outputs), [*own, *of_rows], after
 
         measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*averages, own], values)
         return measured, gradients, after

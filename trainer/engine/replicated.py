@@ -29,6 +29,7 @@ class LocalSession:
     """One replica in this process; with a ring of several tasks, one replica in each of them."""
 
     follows_weights = True
+    tables = None
 
     def __init__(self, workload: Workload, job: Job, ring: AllReduce) -> None:
         self._workload, self._job, self._ring = workload, job, ring

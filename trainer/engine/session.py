@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import keras
 
+    from trainer.engine.embeddings.spread_tables import Tables
+
 
 class PeerLostError(Exception):
     """Another task of the cluster went away; the training process ends with exit code 75 and is started again."""
@@ -95,6 +97,10 @@ class Session(Protocol):
     optimizer: "keras.optimizers.Optimizer"
     is_chief: bool
     follows_weights: bool
+
+    @property
+    def tables(self) -> "Tables | None":
+        """Return what large embedding layers of the model have elsewhere; None where all is in `model`."""
 
     @property
     def step(self) -> int:

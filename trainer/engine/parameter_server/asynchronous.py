@@ -113,7 +113,7 @@ class AsynchronousSession(ServerSession):
         return CallResult(totals=numbers, steps=round(done), global_step=round(global_step), spoilt=spoilt, inherited=not own)
 
     def _make_call(self) -> Any:
-        state, replica, target, wire = self._state, self._replica, self._target, self._wire
+        state, replica, tables, target, wire = self._state, self._replica, self.tables, self._target, self._wire
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
@@ -125,6 +125,8 @@ class AsynchronousSession(ServerSession):
                 values, averages = state.read()
                 # Its next call starts at least as many steps later as this one does.
                 measured, gradients, new_averages = replica.stateless_step(iterator, values, averages, worker, start + done)
+                if tables:
+                    gradients = tables.apply(gradients, state.groups[0], lambda values, server: _over_wire(values, wire, server))
                 for group, joined in zip(state.groups, state.packed(gradients), strict=True):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(joined, group.packs, strict=True)])
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
@@ -140,7 +142,7 @@ class AsynchronousSession(ServerSession):
 
 
 def _all_finite(values: list[tf.Tensor]) -> tf.Tensor:
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values if value.dtype.is_floating])
+    return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(value)) for value in values if value.dtype.is_floating)])
 
 
 def _over_wire(gradient: tf.Tensor, wire: tf.DType, server: int) -> tf.Tensor:

@@ -2,12 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.engine import data_length, model_ops, schedules, user_step
+from trainer.engine.embeddings import layers
+from trainer.engine.embeddings.spread_tables import Tables
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.state import ServerState
 from trainer.engine.parameter_server.worker_pool import (
@@ -23,6 +26,7 @@ from trainer.engine.parameter_server.worker_pool import (
 )
 from trainer.engine.replica import Replica
 from trainer.engine.session import NotFinite
+from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard, Workload
 
@@ -39,16 +43,21 @@ class ServerSession(ABC):
         self._target, self._stopped = job.steps, stopped
         with watching():
             with tf.device(CHIEF):
-                built = model_ops.build(workload, job, replicas)
+                with nullcontext() if apart else layers.taken_out(job.train.embeddings or Embeddings()):
+                    built = model_ops.build(workload, job, replicas)
                 if steps := user_step.own_steps(workload):
                     raise WorkloadError(
                         f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
                         "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
                     )
-                self._replica = Replica(workload, built.model, built.optimizer, job)
+                found = layers.tables(built.model)
+                self.tables = Tables(found, built.optimizer, job, connection.servers) if found else None
+                self._replica = Replica(workload, built.model, built.optimizer, job, tables=self.tables)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
             self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
+            if self.tables:
+                self.tables.create()
         self._step = 0
         self._held = job.steps
         self._spoilt = False
@@ -66,6 +75,8 @@ class ServerSession(ABC):
         """See Session.push."""
         with watching():
             self._state.push(step)
+            if self.tables:
+                self.tables.start()
         self._step = step
 
     def pull(self) -> None:

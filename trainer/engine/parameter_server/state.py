@@ -50,7 +50,8 @@ class Group:
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Update the variables, on the servers, with one gradient a pack; counts a step."""
         with tf.device(device(self.home)):
-            fused_updates.apply(self.optimizer, gradients, self.variables)
+            if gradients or self._counts:  # a model may have large embedding layers alone
+                fused_updates.apply(self.optimizer, gradients, self.variables)
             if not self._counts:
                 self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
 
@@ -102,7 +103,7 @@ class ServerState:
             servers = 1
         packs = packing.lay_out(model.trainable_variables, servers, flat=flat)
         by_group = [[p for p in packs if p.server == server] for server in range(servers)] if apart else [packs]
-        self.groups = [Group(model, optimizer, members, members[0].server if apart else 0) for members in by_group if members]
+        self.groups = [Group(model, optimizer, members, members[0].server if apart else 0) for members in by_group if members or not packs]
         with tf.device(device(0)):
             self.averages = [tf.Variable(v.value) for v in self._average_sources()]
 

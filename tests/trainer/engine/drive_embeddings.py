@@ -1,0 +1,210 @@
+"""Trains models whose embedding layers are spread over real ps and prints, as JSON, how that compares with one process that holds them whole.
+
+Usage: drive_embeddings.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+STEPS = 20
+# Sessions must not be torn down while their servers are gone: TensorFlow would complain of it.
+alive: list[Any] = []
+
+# Name -> the parameters of tests.trainer.engine.embedding_models. One worker equals one process where an unused row does not move, or none is unused.
+CASES: dict[str, dict[str, Any]] = {
+    "functional": {},
+    "sequential": {},
+    "subclassed": {},
+    "preprocessed": {},
+    "ragged": {},
+    "alone": {},
+    "frozen": {"optimizer": "Adagrad"},
+    "adagrad": {"model": "functional", "optimizer": "Adagrad"},
+    "adagrad from nothing": {"model": "few", "optimizer": "Adagrad", "arguments": {"initial_accumulator_value": 0.0}},
+    "global clipnorm": {"model": "functional", "optimizer": "Adagrad", "arguments": {"global_clipnorm": 0.05}},
+    "clipvalue": {"model": "few", "arguments": {"clipvalue": 0.001}},
+    "adamw": {"model": "few", "optimizer": "AdamW", "arguments": {"weight_decay": 0.1}},
+}
+
+
+def main(scratch: str) -> None:
+    from tests.trainer.engine.servers_here import servers
+
+    try:
+        with servers(scratch, ps=2, workers=1) as here:
+            print(json.dumps(report(here.tf_config, Path(scratch))), flush=True)
+    except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def job_of(scratch: Path, params: dict[str, Any], **settings: Any) -> Any:
+    from trainer.engine.job import job
+    from trainer.settings import Train, TrainerSettings
+
+    workload = f"tests.trainer.engine.embedding_models:{params['model']}"
+    train = {"workload": workload, "params": params, "batch_size": 16, "steps": STEPS, "embeddings": {"min_rows": 1}, **settings}
+    given = TrainerSettings(run="drive", run_dir=str(scratch), scratch_dir=str(scratch), train=Train.model_validate(train))
+    return job(given)
+
+
+def report(tf_config: str, scratch: Path) -> dict[str, Any]:
+    from trainer.task import importing_silently
+
+    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401, ICN001
+
+    from trainer.engine.parameter_server.worker_pool import connect
+    from trainer.tf_config import parse
+
+    connection = connect(parse(tf_config))
+    found: dict[str, Any] = {"cases": {}}
+    for name, given in CASES.items():
+        params = {"model": name, **given}
+        found["cases"][name] = compared(job_of(scratch, params), connection)
+    found["files"] = files(scratch, connection)
+    found["outside"] = outside(job_of(scratch, {"model": "outside"}), connection)
+    found["start"] = start(scratch, connection)
+    return found
+
+
+def session(job: Any, connection: Any) -> Any:
+    from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+    from trainer.workloads.loading import load_workload
+
+    made = AsynchronousSession(load_workload(job.train), job, connection, lambda: False)
+    alive.append(made)
+    return made
+
+
+def trained(one: Any) -> Any:
+    one.push(0)
+    while one.step < STEPS:
+        one.run(STEPS // 2)
+    one.pull()
+    one.close()
+    return one
+
+
+def rows_of(tables: Any) -> dict[str, Any]:
+    """Return all rows by layer and slot."""
+    import numpy as np
+
+    rows: dict[str, Any] = {}
+    for part in tables.parts():
+        rows.setdefault(f"{part.table.name} {part.slot}".strip(), []).append(tables.read(part).numpy())
+    return {name: np.concatenate(parts) for name, parts in rows.items()}
+
+
+def compared(job: Any, connection: Any) -> dict[str, Any]:
+    """Train spread and whole; return the largest difference of any weight, and which layers are spread."""
+    import numpy as np
+    import tensorflow as tf
+
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.replicated import LocalSession
+    from trainer.workloads.loading import load_workload
+
+    one = LocalSession(load_workload(job.train), job, AllReduce())
+    apply = one.optimizer.apply
+    # Of a row that a batch has twice Keras gets two gradients, and its optimizers square, and clip, each by itself.
+    object.__setattr__(one.optimizer, "apply", lambda gradients, variables: apply([tf.convert_to_tensor(g) for g in gradients], variables))
+    whole, spread = trained(one), trained(session(job, connection))
+    rows = rows_of(spread.tables)
+    layers = {layer.name: layer for layer in whole.model._flatten_layers()}
+    moved = [layer for name, layer in layers.items() if name in rows]
+    differences = [np.max(np.abs(layer.get_weights()[0] - rows[layer.name])) for layer in moved]
+    dense = [v for v in whole.model.trainable_variables if not any(v is w for layer in moved for w in layer.weights)]
+    differences += [np.max(np.abs(np.asarray(v) - np.asarray(w))) for v, w in zip(dense, spread.model.trainable_variables, strict=True)]
+    from tests.trainer.engine import embedding_models
+
+    begun = [np.max(np.abs(embedding_models.start(*value.shape).value - value)) for name, value in rows.items() if name in layers]
+    return {
+        "difference": float(max(differences)),
+        "moved": [float(one) for one in begun],
+        "tables": sorted(table.name for table in spread.tables.all),
+    }
+
+
+def files(scratch: Path, connection: Any) -> dict[str, Any]:
+    """Save two servers' rows; return what reading them as one variable, in one process, and on one server gives."""
+    import numpy as np
+    import tensorflow as tf
+
+    from trainer.engine.checkpoints import Checkpoints
+    from trainer.engine.embeddings import layers, server_rows, table_files
+    from trainer.engine.embeddings.spread_tables import Tables
+    from trainer.engine.model_ops import build
+    from trainer.workloads.loading import load_workload
+
+    server_rows._BLOCK = 5 * 16
+    table_files._FILE = 200
+    job = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
+    one = trained(session(job, connection))
+    path = Checkpoints(scratch / "checkpoints", one.model, one.optimizer, 3, table_files.TableFiles(one.tables)).save(STEPS)
+    rows, reader = rows_of(one.tables), tf.train.load_checkpoint(path)
+    saved = [reader.get_tensor(key) for key in reader.get_variable_to_shape_map() if key.endswith("VARIABLE_VALUE")]
+    same = [any(np.array_equal(value, one) for one in saved) for value in rows.values()]
+    whole = load_workload(job.train).model()
+    tf.train.Checkpoint(model=whole).restore(path).expect_partial()
+    of_layers = {layer.name: layer.get_weights()[0] for layer in whole.layers if isinstance(getattr(layer, "input_dim", None), int)}
+    with layers.taken_out(job.train.embeddings):
+        built = build(load_workload(job.train), job)
+    fewer = Tables(layers.tables(built.model), built.optimizer, job, 1)
+    fewer.create()
+    alive.append(fewer)
+    restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, table_files.TableFiles(fewer)).restore(print)
+    after = rows_of(fewer)
+    return {
+        "files": len(list((scratch / "checkpoints").iterdir())),
+        "read as variables": all(same),
+        "whole in one process": all(np.array_equal(value, rows[name]) for name, value in of_layers.items()) and len(of_layers),
+        "on one server": all(np.array_equal(after[name], value) for name, value in rows.items()) and len(rows),
+        "step": restored.step if restored else None,
+    }
+
+
+def outside(job: Any, connection: Any) -> str:
+    from trainer.engine.embeddings.bad_ids import outside_told
+    from trainer.workloads.errors import WorkloadError
+
+    try:
+        with outside_told(job):
+            trained(session(job, connection))
+    except WorkloadError as error:
+        return str(error)
+    return ""
+
+
+def start(scratch: Path, connection: Any) -> dict[str, Any]:
+    """Return, of tables as they are drawn, how their spread compares with Keras's, and whether a second draw of the same seed is the same."""
+    import keras
+    import numpy as np
+
+    drawn = {}
+    for name in ("uniform", "glorot_normal", "he_uniform", "truncated_normal", "ones"):
+        rows = []
+        for _ in range(2):
+            one = session(job_of(scratch, {"model": "drawn", "initializer": name}), connection)
+            one.push(0)
+            rows.append(rows_of(one.tables)["drawn"])
+        dense = np.asarray(keras.initializers.get(name)(rows[0].shape))
+        drawn[name] = {
+            "spread": float(np.abs(rows[0]).mean() / np.abs(dense).mean()),
+            "again": bool(np.array_equal(*rows)),
+            "distinct": len(np.unique(rows[0])) / rows[0].size,
+        }
+    return drawn
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

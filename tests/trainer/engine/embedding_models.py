@@ -1,0 +1,150 @@
+"""Keras models with embedding layers, as users write them, and data for each: what `train.workload` names in the tests of tables."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+ROWS, DIMENSION, EXAMPLES = 23, 4, 160
+_WORDS = [f"word-{number}" for number in range(20)]
+
+
+def start(rows: int = ROWS, dimension: int = DIMENSION, seed: int = 5) -> keras.initializers.Constant:
+    """Return rows that two models share."""
+    return keras.initializers.Constant(np.random.default_rng(seed).normal(size=(rows, dimension)).astype(np.float32))
+
+
+def table(name: str, rows: int = ROWS, dimension: int = DIMENSION, **options: Any) -> keras.layers.Embedding:
+    """Return a layer with such rows; its name is what the tests ask to be spread."""
+    return keras.layers.Embedding(rows, dimension, embeddings_initializer=start(rows, dimension), name=name, **options)
+
+
+def functional(params: dict[str, Any]) -> keras.Model:
+    """Two inputs of one table, two other tables, one of another dimension."""
+    user, items = keras.Input([], dtype="int64", name="user"), keras.Input([3], dtype="int64", name="items")
+    shared = table("shared")
+    parts = [shared(user), keras.layers.GlobalAveragePooling1D()(shared(items)), table("wide", dimension=1)(user)]
+    parts.append(keras.layers.Flatten()(table("other", rows=31)(items)))
+    return _compiled(keras.Model({"user": user, "items": items}, _head(keras.layers.Concatenate()(parts))), params)
+
+
+def sequential(params: dict[str, Any]) -> keras.Model:
+    """Padded words, whose padding counts for nothing."""
+    pooled = keras.layers.GlobalAveragePooling1D()
+    return _compiled(
+        keras.Sequential([keras.Input([3], dtype="int32"), table("words", mask_zero=True), pooled, _dense(4), _dense(1)]), params
+    )
+
+
+class Pooled(keras.Model):
+    """The largest of some items' rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.head = table("items"), _dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.head(keras.ops.max(self.items(inputs), axis=1))
+
+
+def subclassed(params: dict[str, Any]) -> keras.Model:
+    """A class of one's own, which is built by its first call."""
+    return _compiled(Pooled(), params)
+
+
+def preprocessed(params: dict[str, Any]) -> keras.Model:
+    """Words and numbers that layers make ids of."""
+    word, number = keras.Input([], dtype="string", name="word"), keras.Input([], dtype="int64", name="number")
+    ids = [
+        keras.layers.StringLookup(vocabulary=_WORDS)(word),
+        keras.layers.IntegerLookup(vocabulary=list(range(20)))(number),
+        keras.layers.Hashing(ROWS)(word),
+        keras.layers.HashedCrossing(ROWS)((word, number)),
+    ]
+    rows = [table(f"t{place}")(one) for place, one in enumerate(ids)]
+    return _compiled(keras.Model({"word": word, "number": number}, _head(keras.layers.Concatenate()(rows))), params)
+
+
+def ragged(params: dict[str, Any]) -> keras.Model:
+    """Lists of different lengths, made in the model, and a Lambda that pools them."""
+    items = keras.Input([3], dtype="int64")
+
+    def pool(rows: Any) -> Any:
+        ragged_rows = tf.RaggedTensor.from_tensor(rows, padding=tf.zeros([rows.shape[-1]]))
+        return tf.reduce_sum(ragged_rows, axis=1)
+
+    pooled = keras.layers.Lambda(pool, output_shape=(DIMENSION,))(table("items")(items))
+    return _compiled(keras.Model(items, _head(pooled)), params)
+
+
+def alone(params: dict[str, Any]) -> keras.Model:
+    """Nothing but tables: the dot product of a user and an item."""
+    user, item = keras.Input([], dtype="int64", name="user"), keras.Input([], dtype="int64", name="item")
+    product = keras.layers.Dot(axes=1)([table("users")(user), table("all_items")(item)])
+    return _compiled(keras.Model({"user": user, "item": item}, product), params)
+
+
+def drawn(params: dict[str, Any]) -> keras.Model:
+    """A table that an initializer draws, larger than what is drawn at once."""
+    user = keras.Input([], dtype="int64")
+    initializer = keras.initializers.get(params["initializer"])
+    return _compiled(keras.Model(user, _head(keras.layers.Embedding(5001, 4, initializer, name="drawn")(user))), params)
+
+
+def few(params: dict[str, Any]) -> keras.Model:
+    """A table of which each batch has every row."""
+    items = keras.Input([3], dtype="int64")
+    return _compiled(keras.Model(items, _head(keras.layers.Flatten()(table("few", rows=6)(items % 6)))), params)
+
+
+def frozen(params: dict[str, Any]) -> keras.Model:
+    """A table that is not trained beside one that is."""
+    user = keras.Input([], dtype="int64")
+    rows = keras.layers.Concatenate()([table("fixed", trainable=False)(user), table("learned")(user)])
+    return _compiled(keras.Model(user, _head(rows)), params)
+
+
+def outside(params: dict[str, Any]) -> keras.Model:
+    """A table that is too small for its ids."""
+    user = keras.Input([], dtype="int64")
+    return _compiled(keras.Model(user, _head(table("small", rows=10)(user))), params)
+
+
+def train_data(params: dict[str, Any]) -> Any:
+    """Return the inputs of the model that `params` name, and targets."""
+    generator = np.random.default_rng(1)
+    user, items = generator.integers(0, ROWS, EXAMPLES), generator.integers(0, ROWS, (EXAMPLES, 3))
+    word = np.array(_WORDS)[generator.integers(0, len(_WORDS), EXAMPLES)]
+    inputs: dict[str, Callable[[], Any]] = {
+        "functional": lambda: {"user": user, "items": items},
+        "preprocessed": lambda: {"word": word, "number": user},
+        "alone": lambda: {"user": user, "item": items[:, 0]},
+        "sequential": lambda: items.astype(np.int32),
+        "subclassed": lambda: items,
+        "ragged": lambda: items,
+        "few": lambda: items,
+        "drawn": lambda: user,
+        "frozen": lambda: user,
+        "outside": lambda: user,
+    }
+    targets = generator.normal(size=(EXAMPLES, 1)).astype(np.float32)
+    return inputs[params["model"]](), targets
+
+
+eval_data = train_data
+
+
+def _dense(units: int) -> keras.layers.Dense:
+    return keras.layers.Dense(units, kernel_initializer=keras.initializers.RandomUniform(seed=3))
+
+
+def _head(rows: Any) -> Any:
+    return _dense(1)(keras.layers.Dense(5, activation="tanh", kernel_initializer=keras.initializers.RandomUniform(seed=4))(rows))
+
+
+def _compiled(model: keras.Model, params: dict[str, Any]) -> keras.Model:
+    kind, arguments = params.get("optimizer", "SGD"), params.get("arguments", {})
+    model.compile(optimizer=getattr(keras.optimizers, kind)(learning_rate=0.1, **arguments), loss="mse")
+    return model

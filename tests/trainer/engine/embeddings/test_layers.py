@@ -1,0 +1,152 @@
+"""Which layers of a model give their tables away, and what a model may do with them."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.engine.embeddings import layers
+from trainer.settings import Embeddings
+from trainer.workloads.errors import WorkloadError
+
+
+def two(**options: Any) -> keras.Model:
+    ids = keras.Input([2], dtype="int64")
+    rows = [keras.layers.Embedding(50, 3, name="small")(ids), keras.layers.Embedding(5000, 3, name="large", **options)(ids)]
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Concatenate()(rows))))
+
+
+def names(model: keras.Model) -> list[str]:
+    return [table.name for table in layers.tables(model)]
+
+
+@pytest.mark.parametrize(
+    "settings, taken",
+    [
+        ({}, []),
+        ({"min_rows": 5000}, ["large"]),
+        ({"min_rows": 5001}, []),
+        ({"min_rows": 1}, ["small", "large"]),
+        ({"sharded": ["small"]}, ["small"]),
+        ({"min_rows": 1, "whole": ["small"]}, ["large"]),
+    ],
+)
+def test_large_layers_and_those_that_are_named_give_their_tables_away(settings: dict[str, Any], taken: list[str]) -> None:
+    with layers.taken_out(Embeddings.model_validate(settings)):
+        model = two()
+    assert names(model) == taken
+    assert {f"{name}/embeddings" for name in ("small", "large") if name not in taken} == {
+        variable.path for variable in model.trainable_variables if "embeddings" in variable.path
+    }
+
+
+def test_layers_of_many_mebibytes_are_large() -> None:
+    with layers.taken_out(Embeddings()):
+        ids = keras.Input([], dtype="int64")
+        model = keras.Model(ids, keras.layers.Embedding(20_000, 1024, name="deep")(ids))
+    assert names(model) == ["deep"]
+
+
+def test_a_model_that_is_built_later_keeps_its_tables() -> None:
+    with layers.taken_out(Embeddings(min_rows=1)):
+        two()
+    assert names(two()) == []
+    weights = keras.layers.Embedding(4, 2, weights=np.ones((4, 2), np.float32)).get_weights()
+    assert len(weights) == 1
+
+
+def test_a_name_that_no_layer_has_is_refused_with_those_that_there_are() -> None:
+    with (
+        pytest.raises(WorkloadError, match=r"train\.embeddings names user, and the model has no such Embedding layer; it has large, small"),
+        layers.taken_out(Embeddings(sharded=["user"])),
+    ):
+        two()
+
+
+class Own(keras.layers.Embedding):
+    """A layer that does something else with its matrix."""
+
+    def call(self, inputs: Any) -> Any:
+        return super().call(inputs) * 2
+
+
+@pytest.mark.parametrize(
+    "layer, reason",
+    [
+        (lambda: keras.layers.Embedding(5000, 3, embeddings_regularizer="l2", name="it"), "embeddings_regularizer"),
+        (lambda: keras.layers.Embedding(5000, 3, embeddings_constraint="non_neg", name="it"), "embeddings_constraint"),
+        (lambda: keras.layers.Embedding(5000, 3, lora_rank=2, name="it"), "lora_rank"),
+        (lambda: Own(5000, 3, name="it"), "Own has a `call` of its own"),
+    ],
+)
+def test_what_needs_the_whole_matrix_is_refused_with_the_way_out(layer: Any, reason: str) -> None:
+    with pytest.raises(WorkloadError) as raised, layers.taken_out(Embeddings(min_rows=1000)):
+        layer()(keras.Input([], dtype="int64"))
+    assert reason in str(raised.value)
+    assert "train.embeddings.whole: [it]" in str(raised.value)
+
+
+def test_the_matrix_cannot_be_used_or_saved_without_a_word() -> None:
+    with layers.taken_out(Embeddings(min_rows=1000)):
+        model = two()
+    with pytest.raises(WorkloadError, match="uses the whole matrix of its layer 'large'"):
+        tf.matmul(tf.ones([1, 3]), model.get_layer("large").embeddings, transpose_b=True)
+    with pytest.raises(WorkloadError, match="the layer 'large' cannot be written to a file of its model"):
+        model.save_weights("unused.weights.h5")
+
+
+@pytest.mark.parametrize("ids", [np.array([[1, 2]]), np.array([[1.0, 2.0]], np.float32)])
+def test_rows_have_the_form_and_the_type_that_keras_gives_them(ids: Any) -> None:
+    with layers.taken_out(Embeddings(min_rows=1)):
+        layer = keras.layers.Embedding(9, 3, dtype="mixed_bfloat16")
+        layer.build()
+    whole = keras.layers.Embedding(9, 3, dtype="mixed_bfloat16")
+    assert (layer(ids).shape, layer(ids).dtype) == (whole(ids).shape, whole(ids).dtype)
+
+
+def test_ragged_ids_have_ragged_rows() -> None:
+    with layers.taken_out(Embeddings(min_rows=1)):
+        layer = keras.layers.Embedding(9, 3)
+        layer.build()
+    rows = layer.call(tf.ragged.constant([[1, 2], [3]]))
+    assert rows.shape.as_list() == [2, None, 3]
+    assert layer.call(tf.sparse.from_dense([[1, 0], [0, 3]])).shape == [2, 2, 3]
+
+
+def test_calls_are_noted_in_their_order_and_get_rows_in_it() -> None:
+    with layers.taken_out(Embeddings(min_rows=1)):
+        one, other = (keras.layers.Embedding(9, 3, name=name) for name in ("one", "other"))
+        for layer in (one, other):
+            layer.build()
+
+    @tf.function(autograph=False)
+    def step(ids: tf.Tensor) -> tf.Tensor:
+        def run() -> tf.Tensor:
+            return tf.concat([one.call(ids), other.call(ids + 1), one.call(ids + 2)], 1)
+
+        calls = layers.calls_of(run)
+        assert [call.table.name for call in calls] == ["one", "other", "one"]
+        with layers.looking_up(layers.replay(calls, [tf.ones([2, 3]) * number for number in (1.0, 2.0, 3.0)])):
+            return run()
+
+    np.testing.assert_array_equal(step(tf.constant([1, 2]))[0], [1, 1, 1, 2, 2, 2, 3, 3, 3])
+
+
+def test_ids_that_depend_on_rows_or_come_from_a_loop_are_refused() -> None:
+    with layers.taken_out(Embeddings(min_rows=1)):
+        layer = keras.layers.Embedding(9, 3, name="again")
+        layer.build()
+
+    def dependent(ids: tf.Tensor) -> None:
+        layers.calls_of(lambda: layer.call(tf.cast(tf.argmax(layer.call(ids), -1), tf.int32)))
+
+    def looped(ids: tf.Tensor) -> None:
+        layers.calls_of(lambda: tf.map_fn(layer.call, ids, fn_output_signature=tf.float32))
+
+    spec = tf.TensorSpec([4], tf.int32)
+    with pytest.raises(WorkloadError, match="computed from rows of another large layer"):
+        tf.function(dependent, autograph=False).get_concrete_function(spec)
+    with pytest.raises(WorkloadError, match="in a loop or a branch"):
+        tf.function(looped, autograph=False).get_concrete_function(spec)

@@ -1,0 +1,105 @@
+"""Rows are updated by the formulas of Keras's optimizers: where every row has a gradient, to the very same numbers."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.engine.embeddings import row_updates
+from trainer.workloads.errors import WorkloadError
+
+ROWS, DIMENSION, STEPS = 6, 3, 5
+
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "sgd, weight decay": ("SGD", {"weight_decay": 0.1}),
+    "adagrad": ("Adagrad", {}),
+    "adagrad from nothing": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": 1e-3}),
+    "ftrl": (
+        "Ftrl",
+        {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.02, "l2_shrinkage_regularization_strength": 0.03, "beta": 0.1},
+    ),
+    "rmsprop": ("RMSprop", {}),
+    "rmsprop, centered": ("RMSprop", {"momentum": 0.5, "centered": True}),
+    "adam": ("Adam", {}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
+    "adamw": ("AdamW", {"weight_decay": 0.1}),
+}
+
+
+def made(name: str, **more: Any) -> Any:
+    kind, arguments = OPTIMIZERS[name]
+    return getattr(keras.optimizers, kind)(learning_rate=0.1, **arguments, **more)
+
+
+def start() -> Any:
+    return np.random.default_rng(0).normal(size=(ROWS, DIMENSION)).astype(np.float32)
+
+
+def gradients(step: int) -> Any:
+    return np.random.default_rng(step + 1).normal(size=(ROWS, DIMENSION)).astype(np.float32)
+
+
+class Rows:
+    """A variable and its slots, of which some rows are updated."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer, self._rule = optimizer, row_updates.rule_of(optimizer, ["table"])
+        self.variable = tf.Variable(start())
+        self.slots = {name: tf.Variable(tf.fill([ROWS, DIMENSION], value)) for name, value in self._rule.slots(optimizer).items()}
+
+    def update(self, at: list[int], step: int) -> None:
+        rows = row_updates.UsedRows(self.variable, self.slots, tf.constant(at))
+        rate = tf.constant(self._optimizer.learning_rate.numpy())
+        if row_updates.decays(self._optimizer):
+            row_updates.decay(self._optimizer, rows, rate)
+        self._rule.apply(self._optimizer, rows, tf.constant(gradients(step)[at]), rate, tf.constant(step + 1.0))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_rows_that_are_all_used_are_what_keras_makes_of_them(name: str) -> None:
+    rows, whole, optimizer = Rows(made(name)), keras.Variable(start()), made(name)
+    for step in range(STEPS):
+        rows.update(list(range(ROWS)), step)
+        optimizer.apply([tf.constant(gradients(step))], [whole])
+    np.testing.assert_allclose(rows.variable.numpy(), whole.numpy(), rtol=1e-5, atol=1e-5)
+    kept = {tuple(np.asarray(v).ravel().round(4)) for v in optimizer.variables}
+    assert all(tuple(slot.numpy().ravel().round(4)) in kept for slot in rows.slots.values())
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_rows_that_are_not_used_stay_as_they_are_with_their_slots(name: str) -> None:
+    rows = Rows(made(name))
+    before = [value.numpy() for value in (rows.variable, *rows.slots.values())]
+    for step in range(STEPS):
+        rows.update([1, 4], step)
+    for old, value in zip(before, (rows.variable, *rows.slots.values()), strict=True):
+        np.testing.assert_array_equal(np.delete(value.numpy(), [1, 4], 0), np.delete(old, [1, 4], 0))
+        assert (value.numpy()[[1, 4]] != old[[1, 4]]).any()
+
+
+@pytest.mark.parametrize(
+    "optimizer, named",
+    [
+        (keras.optimizers.Nadam(), "not Nadam"),
+        (keras.optimizers.Adam(use_ema=True), "use_ema"),
+        (keras.optimizers.Adam(clipnorm=1.0), "clipnorm"),
+        (keras.optimizers.SGD(gradient_accumulation_steps=2), "gradient_accumulation_steps"),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "not LossScaleOptimizer"),
+    ],
+)
+def test_what_cannot_update_rows_is_refused_with_what_can(optimizer: Any, named: str) -> None:
+    with pytest.raises(WorkloadError, match=r"large embedding layers on parameter servers \(users\).*train\.embeddings\.whole") as raised:
+        row_updates.rule_of(optimizer, ["users"])
+    assert named in str(raised.value)
+
+
+def test_layers_that_decay_leaves_out_by_name_do_not_decay() -> None:
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1)
+    assert row_updates.decays(optimizer)
+    optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+    assert not row_updates.decays(optimizer)

@@ -1,0 +1,56 @@
+"""Embedding layers that are spread over two ps learn what they learn whole, and their checkpoints are ordinary ones."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forked
+from tests.trainer.engine.drive_embeddings import CASES, STEPS
+
+DRIVER = Path(__file__).with_name("drive_embeddings.py")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the driver starts three processes, and traces some thirty models
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    scratch = tmp_path_factory.mktemp("embeddings")
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=550, engine=forked.TENSORFLOW)
+    assert done.stdout, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(result, dict)
+    return result
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_one_worker_with_spread_tables_learns_what_one_process_learns(report: dict[str, Any], case: str) -> None:
+    found = report["cases"][case]
+    assert found["tables"]
+    assert found["difference"] < 2e-5
+    assert max(found["moved"]) > 1e-4
+
+
+def test_a_table_that_is_not_trained_stays_as_it_is(report: dict[str, Any]) -> None:
+    assert min(report["cases"]["frozen"]["moved"]) == 0
+
+
+def test_a_checkpoint_reads_as_whole_variables_anywhere_bit_for_bit(report: dict[str, Any]) -> None:
+    found = report["files"]
+    assert found["files"] > 10  # rows were streamed in many pieces
+    assert found["read as variables"]
+    assert found["whole in one process"] == 3
+    assert found["on one server"] == 9  # rows and two slots of three layers
+    assert found["step"] == STEPS
+
+
+def test_an_id_outside_of_its_table_is_told_with_layer_rows_and_id(report: dict[str, Any]) -> None:
+    assert "the layer small has 10 rows, and was given the id" in report["outside"]
+
+
+def test_rows_are_drawn_as_the_initializer_draws_them_from_the_seed(report: dict[str, Any]) -> None:
+    for name, found in report["start"].items():
+        assert found["spread"] == pytest.approx(1, abs=0.05), name
+        assert found["again"], name
+        assert found["distinct"] > 0.99 or name == "ones"

@@ -1,0 +1,1 @@
+"""Embedding tables whose rows are spread over parameter servers, whatever their size."""

@@ -1,0 +1,26 @@
+"""Errors of training steps that were given ids outside of a table."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from trainer.engine.embeddings.server_rows import OUTSIDE
+from trainer.engine.job import Job
+from trainer.workloads.errors import WorkloadError
+
+
+@contextmanager
+def outside_told(job: Job) -> Iterator[None]:
+    """Turn TensorFlow's error about an id outside of a table into a WorkloadError that names layer, rows and id."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(re.escape(OUTSIDE) + r"(the layer .*?)\] \[(-?\d+)\]", str(error.message), re.DOTALL)
+        if not found:
+            raise
+        raise WorkloadError(
+            f"train.workload {job.train.workload}: {found[1]} {found[2]}; ids are from 0 to the rows less one. Hash them into that range, "
+            "or make the layer larger"
+        ) from error

@@ -1,0 +1,265 @@
+"""Finds the large `keras.layers.Embedding` layers of a model as it is built, and takes their tables out of it.
+
+A layer that is taken has a `Table` where Keras keeps the matrix. It has no variable: no process but a parameter server ever holds rows
+that it does not use. Calls of the layer ask `lookup` for rows.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.settings import Embeddings
+from trainer.workloads.errors import WorkloadError
+
+# Rows of a table for a tensor of ids of any shape.
+Rows = Callable[["Table", tf.Tensor], tf.Tensor]
+
+# What Keras's layer may do with its matrix, and rows that live elsewhere cannot.
+_WHOLE_ONLY = {
+    "embeddings_regularizer": "a regularizer reads every row in every step",
+    "embeddings_constraint": "a constraint changes every row in every step",
+    "lora_rank": "LoRA multiplies the whole matrix",
+    "quantization_mode": "quantization reads the whole matrix",
+}
+
+
+class RowsElsewhere(tf.__internal__.tracking.Trackable):
+    """Rows of `dimension` numbers that are not here, in a checkpoint of what is.
+
+    TensorFlow writes the first row alone, as it was at the last `mark`; the others are streamed.
+    """
+
+    def __init__(self, rows: int, dimension: int, dtype: tf.DType) -> None:
+        self.rows, self.dimension, self.dtype = rows, dimension, dtype
+        self._first_row: tf.Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Return their size."""
+        return self.rows * self.dimension * int(self.dtype.size)
+
+    def mark(self, first_row: tf.Tensor) -> None:
+        """Take the first row, [1, dimension], for a checkpoint."""
+        self._first_row = first_row
+
+    def _serialize_to_tensors(self) -> dict[str, dict[str, tf.Tensor]]:
+        row = tf.zeros([1, self.dimension], self.dtype) if self._first_row is None else self._first_row
+        return {"VARIABLE_VALUE": {part_of(self.rows, self.dimension, 0, 1): row}}
+
+    def _restore_from_tensors(self, _: Any) -> None:
+        """Do nothing: rows are streamed."""
+
+
+class Table(RowsElsewhere):
+    """A layer's table. In a checkpoint it has the place and the name of the layer's own variable.
+
+    `look_up` has the rows that the layer gets outside of training steps: zeros while the model is being built.
+    """
+
+    def __init__(self, layer: keras.layers.Embedding) -> None:
+        super().__init__(int(layer.input_dim), int(layer.output_dim), tf.as_dtype(layer.variable_dtype))
+        self.layer, self.name = layer, layer.name
+        self.look_up: Rows = _zeros
+
+    def __tf_tensor__(self, *_: Any, **__: Any) -> tf.Tensor:
+        raise WorkloadError(
+            f"the model uses the whole matrix of its layer {self.name!r}, whose {self.rows:,} rows are spread over the parameter servers; "
+            f"call the layer, or keep it whole with train.embeddings.whole: [{self.name}]"
+        )
+
+
+def part_of(rows: int, dimension: int, first: int, count: int) -> str:
+    """Return how a checkpoint calls `count` rows of a table from `first` on: its shape, then start and length of each axis."""
+    return f"{rows} {dimension} {first},{count}:0,{dimension}"
+
+
+def tables(model: keras.Model) -> list[Table]:
+    """Return the tables of a model, each once, in its layers' order."""
+    layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public way to all of them
+    found = {id(table): table for layer in layers if isinstance(table := getattr(layer, "_embeddings", None), Table)}
+    return list(found.values())
+
+
+@contextmanager
+def taken_out(settings: Embeddings) -> Iterator[None]:
+    """Take the tables of large layers out of models that are built meanwhile.
+
+    Raises:
+        WorkloadError: a layer is large, or was asked for by name, and does what only a whole matrix can; or no layer has a name that
+            the settings give.
+    """
+    build, init = keras.layers.Embedding.build, keras.layers.Embedding.__init__
+    seen: set[str] = set()
+
+    def build_or_take(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
+        seen.add(layer.name)
+        if layer.built:
+            return
+        if not _is_wanted(layer, settings):
+            build(layer, input_shape)
+            return
+        _check(layer)
+        layer._embeddings = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
+        layer.built = True
+        # Past Keras, which would track them.
+        object.__setattr__(layer, "call", _Call(layer))
+        for name in ("save_own_variables", "load_own_variables"):
+            object.__setattr__(layer, name, _refuse_files(layer))
+
+    def init_with_rows(layer: keras.layers.Embedding, *arguments: Any, weights: Any = None, **options: Any) -> None:
+        init(layer, *arguments, **options)
+        if weights is not None:  # Keras would build the layer at once
+            rows = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
+            layer.embeddings_initializer = keras.initializers.Constant(rows)
+
+    keras.layers.Embedding.build, keras.layers.Embedding.__init__ = build_or_take, init_with_rows
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build, keras.layers.Embedding.__init__ = build, init
+    unknown = sorted({*settings.sharded, *settings.whole} - seen)
+    if unknown:
+        raise WorkloadError(
+            f"train.embeddings names {', '.join(unknown)}, and the model has no such Embedding layer; it has {', '.join(sorted(seen)) or 'none'}"
+        )
+
+
+def _is_wanted(layer: keras.layers.Embedding, settings: Embeddings) -> bool:
+    if layer.name in settings.whole:
+        return False
+    size = layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size
+    return layer.name in settings.sharded or layer.input_dim >= settings.min_rows or size >= settings.min_mebibytes * 2**20
+
+
+def _check(layer: keras.layers.Embedding) -> None:
+    reasons = [f"{name}: {why}" for name, why in _WHOLE_ONLY.items() if getattr(layer, name, None)]
+    if type(layer).call is not keras.layers.Embedding.call:
+        reasons.append(f"{type(layer).__name__} has a `call` of its own")
+    if reasons:
+        raise WorkloadError(
+            f"the layer {layer.name!r} has {layer.input_dim:,} rows, which parameter_server spreads over its ps, and that cannot be: "
+            f"{'; '.join(reasons)}. Leave that out, or keep the layer whole with train.embeddings.whole: [{layer.name}]"
+        )
+
+
+def _refuse_files(layer: keras.layers.Embedding) -> Callable[..., None]:
+    def refuse(*_: Any) -> None:
+        raise WorkloadError(
+            f"the layer {layer.name!r} cannot be written to a file of its model, or read from one: its {layer.input_dim:,} rows are spread over "
+            "the parameter servers; the run's checkpoints have them"
+        )
+
+    return refuse
+
+
+class _Call:
+    """Stands in for Keras's `call` in a layer whose table was taken out."""
+
+    def __init__(self, layer: keras.layers.Embedding) -> None:
+        self._layer = layer
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the rows of `inputs`, ids of any shape: [..., dimension]. Ragged ids have ragged rows; what is sparse counts as 0."""
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self(inputs.flat_values))
+        if isinstance(inputs, tf.SparseTensor):
+            inputs = tf.sparse.to_dense(inputs)
+        if inputs.dtype not in (tf.int32, tf.int64):
+            inputs = tf.cast(inputs, tf.int32)
+        table = self._layer._embeddings  # noqa: SLF001
+        return tf.cast((_here.rows or table.look_up)(table, inputs), self._layer.compute_dtype)
+
+
+def _zeros(table: Table, ids: tf.Tensor) -> tf.Tensor:
+    """Return the rows of a table that is nowhere yet: a model is being built."""
+    zeros = tf.zeros(tf.concat([tf.shape(ids), [table.dimension]], 0), table.dtype)
+    zeros.set_shape([*ids.shape, table.dimension])
+    return zeros
+
+
+class _Here(threading.local):
+    rows: Rows | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def looking_up(rows: Rows) -> Iterator[None]:
+    """Let the layers that this thread calls get their rows by `rows`."""
+    _here.rows = rows
+    try:
+        yield
+    finally:
+        _here.rows = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer: its table, the ids that it was given, and what it got for them."""
+
+    table: Table
+    ids: tf.Tensor
+    rows: tf.Tensor
+
+
+def calls_of(run: Callable[[], object]) -> list[Call]:
+    """Return the calls of tables that `run` makes, which gets zeros for rows; TensorFlow drops what else it computes from the graph.
+
+    Raises:
+        WorkloadError: ids depend on rows, or a table is looked up in a loop or a branch.
+    """
+    calls: list[Call] = []
+    graph = tf.compat.v1.get_default_graph()
+
+    def note(table: Table, ids: tf.Tensor) -> tf.Tensor:
+        if tf.compat.v1.get_default_graph() is not graph:
+            raise WorkloadError(
+                f"the model looks up its layer {table.name!r} in a loop or a branch (a recurrent layer's step, tf.cond, a tf.function), where rows "
+                f"on parameter servers cannot be had; look all of them up before it, or keep it whole with train.embeddings.whole: [{table.name}]"
+            )
+        rows = _zeros(table, ids)
+        calls.append(Call(table, ids, rows))
+        return rows
+
+    with looking_up(note):
+        run()
+    if dependent := _dependent(calls):
+        raise WorkloadError(
+            f"the ids of the layer {dependent.name!r} are computed from rows of another large layer, which parameter_server looks up at once; "
+            f"keep one of them whole with train.embeddings.whole: [{dependent.name}]"
+        )
+    return calls
+
+
+def _dependent(calls: Sequence[Call]) -> Table | None:
+    """Return a table whose ids depend on the rows of a call."""
+    rows = {call.rows.op for call in calls}
+    seen: set[Any] = set()
+    for call in calls:
+        waiting = [call.ids.op]
+        while waiting:
+            operation = waiting.pop()
+            if operation in rows:
+                return call.table
+            if operation not in seen:
+                seen.add(operation)
+                waiting += [tensor.op for tensor in operation.inputs]
+    return None
+
+
+def replay(calls: Sequence[Call], rows: Sequence[tf.Tensor]) -> Rows:
+    """Return what gives the same calls, in their order, these rows, each like those of its call."""
+    left = iter(zip(calls, rows, strict=True))
+
+    def take(table: Table, _: tf.Tensor) -> tf.Tensor:
+        call, given = next(left)
+        assert call.table is table  # noqa: S101 - the same code ran on the same tensors
+        return given
+
+    return take

@@ -1,0 +1,67 @@
+"""The memory that parameter servers have for tables, before these are made."""
+
+import tensorflow as tf
+
+from trainer.engine.checkpoints import shown
+from trainer.engine.parameter_server.state import device
+from trainer.workloads.errors import WorkloadError
+
+_SPARE = 0.9  # the part of what is free that tables may take: steps, messages and TensorFlow need some
+# Files of a Linux machine or container: its limit, what it uses of it, by cgroup 2 and 1, and all of the machine.
+_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+_MACHINE, _NAME = "/proc/meminfo", "/proc/sys/kernel/random/boot_id"
+
+
+def check(wanted: int, servers: int) -> None:
+    """Raise WorkloadError where `wanted` bytes of tables on each of `servers` are more than it has; with how many servers would do."""
+    machines: dict[str, list[int]] = {}
+    free_of = [_free(server) for server in range(servers)]
+    for server, (_, machine) in enumerate(free_of):
+        machines.setdefault(machine, []).append(server)
+    for server, (free, machine) in enumerate(free_of):
+        own = int(free * _SPARE / len(machines[machine]))  # those on one machine share it
+        if wanted > own:
+            enough = -(-wanted * servers // max(1, own))
+            where = f", which {len(machines[machine])} ps share" if len(machines[machine]) > 1 else ""
+            remedy = (
+                f"{enough} ps of this size would do, each on a machine of its own"
+                if len(machines[machine]) > 1
+                else f"{enough} ps of this size would do"
+            )
+            raise WorkloadError(
+                f"the embedding layers take {shown(wanted)} on each of {servers} ps, and ps-{server} has {shown(free)} free{where}; {remedy}, "
+                "or give each more memory"
+            )
+
+
+def _free(server: int) -> tuple[int, str]:
+    """Return the free bytes of a server, and the name of what they are shared with: its machine, or its container alone."""
+    found: list[int] = []
+    for limit, used in _LIMITS:
+        lines = [_first_line(server, name) for name in (limit, used)]
+        if all(line.isdigit() for line in lines):
+            found.append(int(lines[0]) - int(lines[1]))
+    machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _lines(server, _MACHINE) if line.endswith("kB")}
+    total = machine.get("MemAvailable", 2**62)
+    if found and min(found) < total:
+        return max(0, min(found)), f"ps-{server}"
+    return total, _first_line(server, _NAME)
+
+
+def _first_line(server: int, path: str) -> str:
+    return next(iter(_lines(server, path)), "")
+
+
+def _lines(server: int, path: str) -> list[str]:
+    """Return the lines of a file of a server, none where there is no such file. Files of /proc have no size, so that `read_file` is of no use."""
+
+    def read() -> tf.Tensor:
+        found = tf.data.TextLineDataset(tf.io.matching_files(path))
+        return found.reduce(tf.constant(""), lambda before, line: tf.strings.join([before, line], "\n"))
+
+    with tf.device(device(server)):
+        text: str = tf.function(read, autograph=False).get_concrete_function()().numpy().decode()
+    return text.strip().splitlines()

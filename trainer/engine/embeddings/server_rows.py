@@ -1,0 +1,221 @@
+"""The rows of tables on parameter servers: row `id` of a table is on server `id % servers`.
+
+Tables of one dimension are one variable on each server, one below the other, so that a step has one look-up and one update a server, whatever
+the number of tables. An id within all of them, a key, is the id within its table and the table's `base`, a multiple of the servers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from trainer.engine.embeddings import start_rows
+from trainer.engine.embeddings.layers import Call, Table
+from trainer.engine.embeddings.row_updates import UsedRows
+from trainer.engine.parameter_server.state import device
+
+_BLOCK = 32 * 2**20  # bytes of rows that are made, read or written at once
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a table, or of one of its slots: `count` of them from `first` on."""
+
+    table: Table
+    slot: str
+    first: int
+    count: int
+
+
+class ServerRows:
+    """Tables of one dimension and type, with the slots of their optimizer; `trained` or left as they are."""
+
+    def __init__(self, tables: Sequence[Table], servers: int, slots: Mapping[str, float], *, trained: bool) -> None:
+        self.tables, self.servers, self.trained = tables, servers, trained
+        self.dimension, self.dtype = tables[0].dimension, tables[0].dtype
+        self._start = dict(slots) if trained else {}
+        self._bases: dict[Table, int] = {}
+        keys = 0
+        for table in tables:
+            self._bases[table] = keys
+            keys += -(-table.rows // servers) * servers
+        self._local = keys // servers  # rows of each server
+        self._key = tf.int32 if keys <= tf.int32.max else tf.int64
+        self._variables: dict[str, list[tf.Variable]] = {}
+        self._readers: dict[str, Any] = {}
+        self._writers: dict[str, Any] = {}
+        self._draws = [(table, start_rows.draw_of(table), start_rows.given_rows(table)) for table in tables]
+
+    @property
+    def slots(self) -> Sequence[str]:
+        """Return the names of what is kept for each row: "" for the row itself, then the optimizer's."""
+        return ["", *self._start]
+
+    @property
+    def bytes_of_server(self) -> int:
+        """Return what each server holds."""
+        return self._local * self.dimension * int(self.dtype.size) * len(self.slots)
+
+    def create(self) -> None:
+        """Make room for all rows on the servers that hold them; slots have their first values."""
+        for slot in self.slots:
+            self._variables[slot] = [self._filled(server, self._start.get(slot, 0.0)) for server in range(self.servers)]
+
+    def draw(self, seed: int) -> None:
+        """Let all rows be as they are before training, on the servers that hold them."""
+        for index, (table, draw, given) in enumerate(self._draws):
+            if given is not None:
+                for part in self.parts(table, ""):
+                    self.write(part, tf.constant(given[part.first : part.first + part.count], self.dtype))
+            else:
+                self._draw(table, draw, np.random.SeedSequence([seed, index]).generate_state(1)[0])
+        self._draws = []  # given rows may be many
+
+    def _filled(self, server: int, value: float) -> tf.Variable:
+        shape = [self._local, self.dimension]
+        with tf.device(device(server)):
+            variable = UninitializedVariable(shape=shape, dtype=self.dtype, trainable=False)
+            # In a function the variable takes the tensor over; else there would be two of them for a moment.
+            _function(lambda: variable.assign(tf.fill(shape, tf.cast(value, self.dtype))))()
+        return variable
+
+    def _draw(self, table: Table, draw: start_rows.Draw, seed: int) -> None:
+        count, block = -(-table.rows // self.servers), max(1, _BLOCK // (self.dimension * self.dtype.size))
+        first = self._bases[table] // self.servers
+
+        def fill(variable: tf.Variable, server: int) -> None:
+            def body(done: tf.Tensor) -> tf.Tensor:
+                size = tf.minimum(block, count - done)
+                rows = draw([size, self.dimension], tf.stack([int(seed) % 2**31 + server, done]))
+                UsedRows(variable, {}, tf.range(first + done, first + done + size)).put("", rows)
+                return done + size
+
+            tf.while_loop(lambda done: done < count, body, (tf.constant(0),), parallel_iterations=1)
+
+        for server, variable in enumerate(self._variables[""]):
+            with tf.device(device(server)):
+                _function(partial(fill, variable, server))()
+
+    # Slices, for checkpoints
+
+    def parts(self, table: Table, slot: str) -> Iterator[Part]:
+        """Yield the parts of a table or slot, in order; each is read and written at once."""
+        block = max(1, _BLOCK // (self.dimension * self.dtype.size * self.servers)) * self.servers
+        for first in range(0, table.rows, block):
+            yield Part(table, slot, first, min(block, table.rows - first))
+
+    def read(self, part: Part) -> tf.Tensor:
+        """Return the rows of a part, [count, dimension], as they are on their way through the servers."""
+        first, count = self._range(part)
+        if part.slot not in self._readers:
+            self._readers[part.slot] = self._reader(part.slot)
+        return self._readers[part.slot](tf.constant(first), tf.constant(count))[: part.count]
+
+    def write(self, part: Part, rows: tf.Tensor) -> None:
+        """Replace the rows of a part."""
+        first, count = self._range(part)
+        padded = tf.pad(rows, [[0, count * self.servers - part.count], [0, 0]])
+        if part.slot not in self._writers:
+            self._writers[part.slot] = self._writer(part.slot)
+        self._writers[part.slot](tf.constant(first), tf.constant(count), padded)
+
+    def _range(self, part: Part) -> tuple[int, int]:
+        return (self._bases[part.table] + part.first) // self.servers, -(-part.count // self.servers)
+
+    def _reader(self, slot: str) -> Any:
+        variables = self._variables[slot]
+
+        def read(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+            rows = []
+            for server, variable in enumerate(variables):
+                with tf.device(device(server)):
+                    rows.append(UsedRows(variable, {}, tf.range(first, first + count)).get())
+            return tf.reshape(tf.stack(rows, 1), [-1, self.dimension])
+
+        return _function(read, _NUMBER, _NUMBER)
+
+    def _writer(self, slot: str) -> Any:
+        variables = self._variables[slot]
+
+        def write(first: tf.Tensor, count: tf.Tensor, rows: tf.Tensor) -> None:
+            each = tf.unstack(tf.reshape(rows, [count, self.servers, self.dimension]), self.servers, 1)
+            for server, variable in enumerate(variables):
+                with tf.device(device(server)):
+                    UsedRows(variable, {}, tf.range(first, first + count)).put("", each[server])
+
+        return _function(write, _NUMBER, _NUMBER, tf.TensorSpec([None, self.dimension], self.dtype))
+
+    # Steps
+
+    def look_up(self, calls: Sequence[Call]) -> "Lookup":
+        """Return the rows of all `calls` of these tables; on the caller's device."""
+        keys = tf.concat([tf.reshape(self._keys(call), [-1]) for call in calls], 0)
+        unique, place = tf.unique(keys, tf.int32)
+        if self.servers == 1:
+            local, positions = [unique], [tf.range(tf.size(unique))]
+        else:
+            owner = tf.cast(unique % self.servers, tf.int32)
+            local = tf.dynamic_partition(unique // self.servers, owner, self.servers)
+            positions = tf.dynamic_partition(tf.range(tf.size(unique)), owner, self.servers)
+        found = []
+        for server, at in enumerate(local):
+            with tf.device(device(server)):
+                found.append(UsedRows(self._variables[""][server], {}, at).get())
+        rows = found[0] if self.servers == 1 else tf.dynamic_stitch(positions, found)
+        rows = tf.reshape(rows, [-1, self.dimension])
+        return Lookup(self, rows, place, local, positions, [call.ids for call in calls])
+
+    def _keys(self, call: Call) -> tf.Tensor:
+        """Return keys for a call's ids.
+
+        Raises:
+            tf.errors.InvalidArgumentError: an id is outside of the table, when it runs.
+        """
+        table = call.table
+        low, high = tf.reduce_min(call.ids), tf.reduce_max(call.ids)
+        wrong = tf.where(low < 0, low, high)
+        valid = tf.logical_or(tf.equal(tf.size(call.ids), 0), tf.logical_and(low >= 0, tf.cast(high, tf.int64) < table.rows))
+        message = f"{OUTSIDE}the layer {table.name} has {table.rows:,} rows, and was given the id"
+        with tf.control_dependencies([tf.debugging.Assert(valid, [message, wrong])]):
+            return tf.cast(call.ids, self._key) + tf.constant(self._bases[table], self._key)
+
+    def used(self, server: int, at: tf.Tensor) -> UsedRows:
+        """Return the rows at places `at` of a server, to be updated there."""
+        return UsedRows(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._start}, at)
+
+
+_NUMBER = tf.TensorSpec([], tf.int32)
+
+
+def _function(python: Callable[..., Any], *arguments: tf.TensorSpec) -> Any:
+    """Return a TensorFlow function that is traced now."""
+    return tf.function(python, autograph=False).get_concrete_function(*arguments)
+
+
+OUTSIDE = "embedding id outside of its table: "  # begins what a step raises for one
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The rows that a step uses, each once: [unique, dimension]; where they are, and which of them each call gets."""
+
+    group: ServerRows
+    rows: tf.Tensor
+    place: tf.Tensor
+    local: Sequence[tf.Tensor]
+    positions: Sequence[tf.Tensor]
+    ids: Sequence[tf.Tensor]
+
+    def each(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Return the rows of each call, shaped like its ids, out of `rows`, which stand for the unique ones."""
+        sizes = tf.stack([tf.size(ids) for ids in self.ids])
+        found = []
+        for ids, place in zip(self.ids, tf.split(self.place, sizes, num=len(self.ids)), strict=True):
+            taken = tf.gather(rows, tf.reshape(place, tf.shape(ids)))
+            taken.set_shape([*ids.shape, self.group.dimension])
+            found.append(taken)
+        return found

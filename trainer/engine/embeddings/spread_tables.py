@@ -1,0 +1,203 @@
+"""The tables of one model on parameter servers: their place, their part in a step, and their rows for checkpoints."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.engine.checkpoints import shown
+from trainer.engine.embeddings import layers, row_updates, server_memory
+from trainer.engine.embeddings.layers import Call, Table
+from trainer.engine.embeddings.server_rows import Lookup, Part, ServerRows
+from trainer.engine.job import Job
+from trainer.engine.parameter_server.state import Group, device
+from trainer.engine.parameter_server.worker_pool import watching
+from trainer.workloads.errors import WorkloadError
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """Gradients of the rows of a look-up, [unique, dimension]."""
+
+    lookup: Lookup
+    values: tf.Tensor
+
+
+class Lookups:
+    """All rows that a batch uses. `rows` are what gradients are taken of."""
+
+    def __init__(self, calls: Sequence[Call], lookups: Sequence[tuple[Lookup, Sequence[int]]]) -> None:
+        self._calls, self._lookups = calls, lookups
+        self.rows = [lookup.rows for lookup, _ in lookups]
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Let the layers get their rows, in the calls that were looked up, in the same order."""
+        rows: list[Any] = [None] * len(self._calls)
+        for lookup, places in self._lookups:
+            for place, each in zip(places, lookup.each(lookup.rows), strict=True):
+                rows[place] = each
+        with layers.looking_up(layers.replay(self._calls, rows)):
+            yield
+
+    def gradients(self, values: Sequence[Any]) -> list[RowGradients]:
+        """Return the gradients of `rows` as those of look-ups."""
+        return [RowGradients(lookup, tf.convert_to_tensor(one)) for (lookup, _), one in zip(self._lookups, values, strict=True)]
+
+
+NO_LOOKUPS = Lookups([], [])
+
+
+class Tables:
+    """The tables of a model, on `servers` parameter servers."""
+
+    def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int) -> None:
+        """Look whether they can be trained; nothing is made yet.
+
+        Raises:
+            WorkloadError: the optimizer, or a setting, cannot be had with tables.
+        """
+        names = [table.name for table in found]
+        self.all = list(found)
+        self._seed, self._written = job.seed, False
+        self._rule = row_updates.rule_of(optimizer, names)
+        asked = {"gradients.accumulate": job.train.gradients.accumulate > 1, "jit_compile": job.train.jit_compile}
+        for setting in (name for name, wanted in asked.items() if wanted):
+            raise WorkloadError(
+                f"train.{setting} is not possible beside embedding layers on parameter servers ({', '.join(names)}); leave it out, or keep the "
+                "layers whole with train.embeddings.whole"
+            )
+
+        def kind(table: Table) -> tuple[int, str, bool]:
+            return table.dimension, table.dtype.name, bool(table.layer.trainable)
+
+        slots = self._rule.slots(optimizer)
+        self._groups = [
+            ServerRows(list(members), servers, slots, trained=trained)
+            for (*_, trained), members in groupby(sorted(found, key=kind), key=kind)
+        ]
+        self._group_of = {table: group for group in self._groups for table in group.tables}
+
+    def create(self) -> None:
+        """Make room for the rows, on the servers.
+
+        Raises:
+            WorkloadError: they have not enough memory.
+        """
+        server_memory.check(sum(group.bytes_of_server for group in self._groups), self._groups[0].servers)
+        for group in self._groups:
+            group.create()
+        for table in self.all:
+            table.look_up = self._rows_of
+
+    def start(self) -> None:
+        """Draw the rows as they are before training, unless a checkpoint's were written."""
+        if not self._written:
+            for group in self._groups:
+                group.draw(self._seed)
+
+    def described(self) -> str:
+        """Return what to tell of the tables."""
+        servers = self._groups[0].servers
+        lines = [f"{t.name} ({t.rows:,} x {t.dimension}, {shown(t.bytes)})" for t in self.all]
+        total = sum(group.bytes_of_server for group in self._groups) * servers
+        return f"embedding layers on {servers} ps: {', '.join(lines)}; {shown(total)} with the optimizer's slots"
+
+    # Steps
+
+    def look_up(self, run: Callable[[], object]) -> Lookups:
+        """Return the rows that the model needs in `run`, which calls it."""
+        calls = layers.calls_of(run)
+        lookups = []
+        for group in self._groups:
+            places = [place for place, call in enumerate(calls) if self._group_of[call.table] is group]
+            if places:
+                lookups.append((group.look_up([calls[place] for place in places]), places))
+        return Lookups(calls, lookups)
+
+    def _rows_of(self, table: Table, ids: tf.Tensor) -> tf.Tensor:
+        """Return rows at once, where a model is called to be evaluated."""
+        lookup = self._group_of[table].look_up([Call(table, ids, ids)])
+        return lookup.each(lookup.rows)[0]
+
+    def apply(self, gradients: Sequence[Any], dense: Group, sent: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:
+        """Update the rows that a step used, by the RowGradients among `gradients`; return the others.
+
+        `dense` are the other variables on the servers, whose optimizer knows the learning rate and counts steps; `sent` lets a tensor travel
+        to a server.
+        """
+        optimizer = dense.optimizer
+        others, of_rows = clipped(
+            optimizer,
+            [one for one in gradients if not isinstance(one, RowGradients)],
+            [one for one in gradients if isinstance(one, RowGradients)],
+        )
+        with tf.device(device(dense.home)):
+            rate = tf.convert_to_tensor(optimizer.learning_rate)
+            count = tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
+        decays = row_updates.decays(optimizer)
+        for one in of_rows:
+            group = one.lookup.group
+            if not group.trained:
+                continue
+
+            def change(rows: row_updates.UsedRows, gradient: tf.Tensor, dtype: tf.DType = group.dtype) -> None:
+                if decays:
+                    row_updates.decay(optimizer, rows, tf.cast(rate, dtype))
+                self._rule.apply(optimizer, rows, gradient, tf.cast(rate, dtype), tf.cast(count, dtype))
+
+            for server, (at, positions) in enumerate(zip(one.lookup.local, one.lookup.positions, strict=True)):
+                values = one.values if group.servers == 1 else tf.gather(one.values, positions)
+                values = sent(values, server)
+                with tf.device(device(server)):
+                    change(group.used(server, at), values)
+        return others
+
+    # Checkpoints
+
+    def slots(self, table: Table) -> Sequence[str]:
+        """Return what is kept for each row of a table: see ServerRows.slots."""
+        return self._group_of[table].slots
+
+    def parts(self) -> Iterator[Part]:
+        """Yield all rows of all tables and slots, in pieces that fit into memory."""
+        for table in self.all:
+            for slot in self.slots(table):
+                yield from self._group_of[table].parts(table, slot)
+
+    def read(self, part: Part) -> tf.Tensor:
+        """Return the rows of a part, [count, dimension]."""
+        with watching():
+            return self._group_of[part.table].read(part)
+
+    def write(self, part: Part, rows: tf.Tensor) -> None:
+        """Replace the rows of a part."""
+        self._written = True
+        with watching():
+            self._group_of[part.table].write(part, rows)
+
+    @property
+    def bytes(self) -> int:
+        """Return what a checkpoint of them takes."""
+        return sum(table.bytes * len(self.slots(table)) for table in self.all)
+
+
+def clipped(
+    optimizer: keras.optimizers.Optimizer, dense: Sequence[tf.Tensor], rows: Sequence[RowGradients]
+) -> tuple[list[tf.Tensor], list[RowGradients]]:
+    """Return the gradients of a step clipped as the optimizer is to: by value, or by the norm of all together.
+
+    The servers' optimizer clips what is dense once more: by value to the same, by norm not at all, as it is below the limit by then.
+    """
+    limit = optimizer.clipvalue
+    if limit:
+        return list(dense), [RowGradients(one.lookup, tf.clip_by_value(one.values, -limit, limit)) for one in rows]
+    if not optimizer.global_clipnorm:
+        return list(dense), list(rows)
+    norm = tf.linalg.global_norm([*dense, *(one.values for one in rows if one.lookup.group.trained)])
+    scale = optimizer.global_clipnorm / tf.maximum(norm, optimizer.global_clipnorm)
+    return [g * tf.cast(scale, g.dtype) for g in dense], [RowGradients(r.lookup, r.values * tf.cast(scale, r.values.dtype)) for r in rows]

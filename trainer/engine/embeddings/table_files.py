@@ -1,0 +1,167 @@
+"""The rows of tables in a checkpoint: streamed from the servers to the disk, and back, in pieces that fit into memory.
+
+The checkpoint is an ordinary one: what is not a table is written by `tf.train.Checkpoint`, with the first row of each table, and each further
+piece by SaveV2 as a slice of its tensor, a file of its own. MergeV2Checkpoints makes one index of theirs. It looks at no data, so the pieces are on the
+disk by then and their files in memory empty.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from trainer.engine.checkpoints import Captured
+from trainer.engine.embeddings.layers import RowsElsewhere, part_of
+from trainer.engine.embeddings.server_rows import Part
+from trainer.engine.embeddings.spread_tables import Tables
+
+_FILE = 64 * 2**20  # bytes of rows in a file, about
+_ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
+
+
+class TableFiles:
+    """Writes and reads the rows of `tables` as parts of checkpoints; `parts` are what stands for their slots in these."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._places: dict[tuple[int, str], RowsElsewhere] = {}
+        layers: dict[str, tf.train.Checkpoint] = {}
+        for index, table in enumerate(tables.all):
+            self._places[index, ""] = table
+            slots = {slot: RowsElsewhere(table.rows, table.dimension, table.dtype) for slot in tables.slots(table) if slot}
+            self._places |= {(index, slot): place for slot, place in slots.items()}
+            layers[str(index)] = tf.train.Checkpoint(**slots)
+        self.parts = {"tables": tf.train.Checkpoint(**layers)}
+
+    @property
+    def bytes(self) -> int:
+        """Return what the rows take on a disk."""
+        return self._tables.bytes
+
+    def mark(self) -> None:
+        """Take the first row of each table and slot, for the part of a checkpoint that is written now."""
+        for (index, slot), place in self._places.items():
+            place.mark(self._tables.read(Part(self._tables.all[index], slot, 0, 1)))
+
+    def streamed(self, captured: Captured, saved: tf.train.Checkpoint) -> "Streamed":
+        """Return a checkpoint whose other parts are `captured`, of `saved`, with the rows."""
+        files: list[list[Part]] = []
+        size = _FILE
+        for part in self._tables.parts():
+            rows = part.count * part.table.dimension * part.table.dtype.size
+            if size + rows > _FILE:
+                files.append([])
+                size = 0
+            files[-1].append(part)
+            size += rows
+        paths = _paths(saved)
+        keys = {(self._tables.all[index], slot): _name(paths[place]) for (index, slot), place in self._places.items()}
+        return Streamed.of(captured, self._tables, files, keys)
+
+    def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
+        """Read all rows from a checkpoint of `saved`, one whose other parts fit."""
+        paths, graph = _paths(saved), _object_graph(path)
+        keys = {(self._tables.all[index], slot): _key(graph, paths[place]) for (index, slot), place in self._places.items()}
+        for part in self._tables.parts():
+            table = part.table
+            name = part_of(table.rows, table.dimension, part.first, part.count)
+            (rows,) = tf.raw_ops.RestoreV2(
+                prefix=path, tensor_names=[keys[table, part.slot]], shape_and_slices=[name], dtypes=[table.dtype]
+            )
+            self._tables.write(part, rows)
+
+
+def _paths(saved: tf.train.Checkpoint) -> Any:
+    """Return the way to each object of a checkpoint: the names of its attributes."""
+    _, paths = tf.__internal__.tracking.ObjectGraphView(saved).breadth_first_traversal()
+    return paths
+
+
+def _name(path: Sequence[Any]) -> str:
+    """Return what TensorFlow calls the tensor of the object at `path`, in a checkpoint that it writes."""
+    return "/".join([*(step.name.replace(".", "..").replace("/", ".S") for step in path), _ATTRIBUTE])
+
+
+def _object_graph(path: str) -> Any:
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    return graph
+
+
+def _key(graph: Any, path: Sequence[Any]) -> str:
+    """Return what a checkpoint calls the tensor of the object at `path`: the first way to an object that its writer found names it."""
+    node = graph.nodes[0]
+    for step in path:
+        node = graph.nodes[next(child.node_id for child in node.children if child.local_name == step.name)]
+    return str(node.attributes[0].checkpoint_key)
+
+
+@dataclass(frozen=True)
+class Streamed(Captured):
+    """A checkpoint of which all but the rows is in memory; these come from the servers while it is written, file by file."""
+
+    skeleton: str = ""
+    tables: Tables | None = None
+    contents: Sequence[Sequence[Part]] = field(default=())
+    keys: dict[Any, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, captured: Captured, tables: Tables, contents: Sequence[Sequence[Part]], keys: dict[Any, str]) -> "Streamed":
+        """Return `captured` with rows: `contents` are the parts of each file, `keys` the names of tensors by table and slot."""
+        (data, size), (index, index_size) = captured.files
+        name, count = index.removesuffix(".index"), len(contents) + 1
+        rows = [sum(p.count * p.table.dimension * p.table.dtype.size for p in parts) for parts in contents]
+        files = [(f"{name}.data-{place:05d}-of-{count:05d}", bytes_) for place, bytes_ in enumerate([size, *rows])]
+        return cls(captured.step, captured.place, [*files, (index, index_size)], data, tables, contents, keys)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the content of a file; the index's when the others' were asked for."""
+        names = [one for one, _ in self.files]
+        place = names.index(name)
+        if place == 0:
+            yield from super().chunks(self.skeleton)
+        elif place < len(names) - 1:
+            yield from self._rows(place)
+        else:
+            yield from self._index()
+
+    def discard(self) -> None:
+        """Free the memory."""
+        tf.io.gfile.rmtree(self.place)
+
+    def _rows(self, place: int) -> Iterator[bytes]:
+        assert self.tables is not None  # noqa: S101 - see `of`
+        names, slices, tensors = [], [], []
+        for part in self.contents[place - 1]:
+            known = 1 if part.first == 0 else 0  # the skeleton has it
+            if part.count == known:
+                continue
+            names.append(self.keys[part.table, part.slot])
+            slices.append(part_of(part.table.rows, part.table.dimension, part.first + known, part.count - known))
+            tensors.append(self.tables.read(part)[known:])
+        prefix = f"{self.place}/{place}"
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=slices, tensors=tensors)
+        del tensors
+        data = f"{place}.data-00000-of-00001"
+        yield from super().chunks(data)
+        _empty(f"{self.place}/{data}")
+
+    def _index(self) -> Iterator[bytes]:
+        index, _ = self.files[-1]
+        # Merging takes the files of what it merges away, and this may be asked for again.
+        tf.io.gfile.copy(f"{self.place}/{index}", f"{self.place}/0.index", overwrite=True)
+        for place in range(len(self.contents) + 1):
+            _empty(f"{self.place}/{place}.data-00000-of-00001")
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=[f"{self.place}/{place}" for place in range(len(self.contents) + 1)],
+            destination_prefix=f"{self.place}/merged",
+            delete_old_dirs=False,
+        )
+        yield from super().chunks("merged.index")
+
+
+def _empty(path: str) -> None:
+    with tf.io.gfile.GFile(path, "wb") as file:
+        file.write(b"")
