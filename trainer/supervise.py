@@ -122,6 +122,10 @@ class _Supervisor:
         self._stall = ""
         self._stalls.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
+        if self._job.built_in:
+            from trainer.engine.unreaped import Unreaped
+
+            Unreaped(self._child, self._reactor, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
         self._peers_missing = bool(self._job.awaited)
         self._together = None
         if self._job.policy.recovers_after < math.inf:
@@ -297,8 +301,7 @@ class _Supervisor:
 
         def leave(news: News) -> None:
             if news.state == FAILED and self._exit_code == ExitCode.DONE:  # a worker that it needs
-                self._report("failed", exit_code=int(ExitCode.FAILURE), cause=news.reason, detail="")
-                self._exit_code = int(ExitCode.FAILURE)
+                self._lose(news.reason, "", ExitCode.FAILURE)
             self._reactor.stop()
 
         if self._exit_code != ExitCode.DONE:
@@ -341,10 +344,10 @@ class _Supervisor:
         else:
             self._end_task(cause, f"{part.address}: {reason}", self._job.patience.ending)
 
-    def _lose(self, cause: str, detail: str) -> None:
+    def _lose(self, cause: str, detail: str, code: int = ExitCode.PEER_LOST) -> None:
         """Fail where the program is done, and the run is not."""
-        self._report("failed", exit_code=int(ExitCode.PEER_LOST), cause=cause, detail=detail)
-        self._exit_code = int(ExitCode.PEER_LOST)
+        self._report("failed", exit_code=int(code), cause=cause, detail=detail)
+        self._exit_code = int(code)
         self._reactor.stop()
 
     def _dismiss(self) -> None:

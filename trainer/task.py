@@ -104,7 +104,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     with importing_silently():
         from trainer import roles
         from trainer.engine.job import job
-        from trainer.engine.session import DivergedError, PeerLostError, SaveError
+        from trainer.engine.session import DivergedError, PeerLostError, SaveError, StopError
         from trainer.workloads.errors import WorkloadError
 
         roles.import_for(settings.strategy, task.role)
@@ -119,6 +119,9 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     except (DivergedError, SaveError) as error:
         _show_error(str(error), f"{error_file.FOR_GOOD}{error.reason}")
         return ExitCode.WRONG_CONFIGURATION  # the code alone is final: there may be no file for the parent
+    except StopError as error:
+        _show_error(str(error))
+        return ExitCode.FAILURE
     except WorkloadError as error:
         if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
             print(user_errors.shown(error.__cause__, frames, task.name), file=sys.stderr)

@@ -1,0 +1,67 @@
+"""Training processes that have ended but for a thread in a write to a frozen disk: their task ends, or goes on when the disk answers."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.volumes import Volume, volume
+
+# Writes in a thread of its own, and ends by the code that it is given, at once or when it is asked to stop; its next attempt is done.
+WRITES = """
+import os, signal, sys, threading
+file, code, at_once = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "at once"
+if os.environ["TRAINER_ATTEMPT"] != "1":
+    sys.exit(0)
+with open(os.environ["TRAINER_ERROR_FILE"], "w") as error:
+    error.write("it could not be saved\\n")
+def write():
+    with open(file, "w") as out:
+        out.write("text")
+        out.flush()
+        os.fsync(out.fileno())
+signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+threading.Thread(target=write, daemon=True).start()
+print("it writes", flush=True)
+threading.Event().wait(0.5 if at_once else None)
+os._exit(code)
+"""
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Volume]:
+    with volume(tmp_path / "disk", tmp_path / "image") as disk:
+        disk.freeze()
+        yield disk
+
+
+def start(trainers: Any, frozen: Volume, code: int, when: str) -> Any:
+    run = trainers.supervise(sys.executable, "-c", WRITES, str(frozen.place / "file"), str(code), when)
+    run.line("it writes")
+    return run
+
+
+def test_an_end_for_good_ends_the_task_while_the_disk_is_frozen(trainers: Any, frozen: Volume) -> None:
+    run = start(trainers, frozen, 2, "at once")
+    assert run.code() == 2
+    assert (run.event("failed")["exit_code"], run.event("failed")["detail"]) == (2, "it could not be saved")
+    assert "write to a volume that does not answer" in run.event("notice")["message"]
+
+
+def test_a_stop_ends_the_task_while_the_disk_is_frozen_and_says_why(trainers: Any, frozen: Volume) -> None:
+    run = start(trainers, frozen, 1, "asked")
+    run.send(signal.SIGTERM)
+    assert run.code() == 1
+    assert run.event("failed")["detail"] == "it could not be saved"
+
+
+def test_another_attempt_begins_when_the_disk_answers(trainers: Any, frozen: Volume) -> None:
+    run = start(trainers, frozen, 75, "at once")
+    run.event("notice")
+    assert len(run.events("started")) == 1
+    frozen.thaw()
+    assert run.code() == 0
+    assert len(run.events("started")) == 2

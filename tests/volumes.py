@@ -1,0 +1,79 @@
+"""A small disk of a test's own, which can be full, read-only, or frozen: a process that writes to it then hangs, deaf to signals."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_TOOLS = ("mkfs.ext4", "fsfreeze", "losetup")
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An ext4 file system in a file, mounted at `place`."""
+
+    place: Path
+
+    def fill(self) -> None:
+        """Leave no byte."""
+        with (self.place / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+            file.write(b"0")
+
+    def free(self) -> None:
+        """Make room again."""
+        (self.place / "filler").unlink()
+
+    def remount(self, how: str) -> None:
+        """Make it read-only (`ro`) once nobody writes, or writable (`rw`)."""
+        end = time.monotonic() + 30
+        while subprocess.run(
+            ["mount", "-o", f"remount,{how}", self.place], check=time.monotonic() > end, stderr=subprocess.DEVNULL
+        ).returncode:
+            time.sleep(0.02)  # a file is being written just now
+
+    def freeze(self) -> None:
+        """Have who writes wait."""
+        subprocess.run(["fsfreeze", "--freeze", self.place], check=True)
+
+    def thaw(self) -> None:
+        """Have them go on."""
+        subprocess.run(["fsfreeze", "--unfreeze", self.place], check=True)
+
+
+@contextmanager
+def volume(place: Path, image: Path, size: int = 8_000_000, owner: int = 0) -> Iterator[Volume]:
+    """Mount a disk of so many bytes, kept in the file `image`; skip the test where that cannot be done."""
+    with device(image, size, owner) as disk:
+        place.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", disk, place], check=True)
+        try:
+            yield Volume(place)
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", place], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run(["umount", "-l", place], check=True)
+
+
+@contextmanager
+def device(image: Path, size: int, owner: int = 0) -> Iterator[str]:
+    """Return the path of a block device of so many bytes, kept in the file `image`, with an ext4 of a user's; skip where that cannot be done."""
+    with image.open("wb") as file:
+        file.truncate(size)
+    missing = next((tool for tool in _TOOLS if shutil.which(tool) is None), "")
+    if os.geteuid() or missing:
+        pytest.skip(f"only root can make a disk of the test's own{', with ' if missing else ''}{missing}")
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-E", f"root_owner={owner}:{owner}", image], check=True)
+    made = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"there is no loop device for a disk of the test's own: {made.stderr.strip()}")
+    try:
+        yield made.stdout.strip()
+    finally:
+        subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)  # once nobody mounts it

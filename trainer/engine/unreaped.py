@@ -1,0 +1,64 @@
+"""Notices a training process that has ended but for a thread that writes to a volume that does not answer: no signal ends it, and nobody can reap it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.child import Child
+from trainer.exit_codes import ExitCode
+from trainer.reactor import Reactor
+
+_LOOK_EVERY = 1.0  # seconds
+_LOOKS = 2  # in a row: threads end one after the other
+_MOST = 600  # looks before a process is given up that another was to follow: the volume may answer again
+_FINAL = frozenset({ExitCode.DONE, ExitCode.WRONG_CONFIGURATION})
+
+
+@dataclass(frozen=True)
+class Unreaped:
+    """Reports such a process, and calls `ended(code)` where no attempt follows; else, after ten minutes, `abandon(pid)`.
+
+    A next attempt would wait for the same volume, and a server's port stays with the process.
+    """
+
+    child: Child
+    reactor: Reactor
+    report: Callable[..., None]
+    ended: Callable[[int], None]
+    abandon: Callable[[int], None]
+
+    def watch(self, stopping: Callable[[], bool]) -> None:
+        """Watch the process that `child` has now until it is reaped. `stopping` says whether the task is asked to stop."""
+        if self.child.pid is not None:
+            self._look_later(self.child.pid, 0, stopping)
+
+    def _look_later(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
+        self.reactor.call_later(_LOOK_EVERY, lambda: self._look(pid, seen, stopping))
+
+    def _look(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
+        if self.child.pid != pid:
+            return
+        code = _code_of_dead_leader(pid)
+        if code is None or seen + 1 < _LOOKS:
+            self._look_later(pid, 0 if code is None else seen + 1, stopping)
+            return
+        if seen + 1 == _LOOKS:
+            self.report("notice", message=f"process {pid} has ended, but for a write to a volume that does not answer: no signal ends that")
+        if stopping() or code in _FINAL:
+            self.child.pid = None
+            self.ended(code)
+        elif seen < _MOST:
+            self._look_later(pid, seen + 1, stopping)
+        else:
+            self.abandon(pid)
+
+
+def _code_of_dead_leader(pid: int) -> int | None:
+    """Return how a process has ended, a signal as a negative number, of which other threads are left; None for any other process."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, threads, status = told[0], int(told[17]), int(told[49])  # proc_pid_stat(5)
+    return os.waitstatus_to_exitcode(status) if state == "Z" and threads > 1 else None
