@@ -37,6 +37,8 @@ _PART = ".part"  # ends the name of a file that is not whole yet
 _CHUNK = 16 * 2**20  # bytes that are on the disk before more are written: progress shows on a slow one
 _captures = itertools.count()
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_UNWRITABLE = _NO_ROOM | {errno.EROFS}
+_CHOOSE = "or choose another volume"
 _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
 
@@ -138,7 +140,7 @@ class Checkpoints:
         self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
         self._directory, self._keep = directory, keep
         self._notices = [notice for notice in (_remove_torn(directory), _recover(directory)) if notice]
-        self._paths = list_checkpoints(directory)
+        self._paths = list_checkpoints(directory) or _found(directory)
         self.written = 0  # bytes, of all that were ever written: who looks sees whether a save moves on
 
     @property
@@ -227,11 +229,20 @@ class Checkpoints:
         """Return what to tell where the volume lacks the room for `keep` checkpoints of this size; nothing where it has it, or does not say.
 
         Raises:
-            NoRoomError: there is none yet, and not even one fits.
+            NoRoomError: there is none yet, and not even one fits, or the volume is read-only.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            raise NoRoomError(f"{self._directory} cannot be made: {error.strerror}; make room there, {_CHOOSE}") from error
         size = sum(v.value.shape.num_elements() * v.value.dtype.size for v in (*self._model.variables, *self._optimizer.variables))
         disk = os.statvfs(self._directory)
+        if disk.f_flag & os.ST_RDONLY:
+            if not self._paths:
+                raise NoRoomError(f"{self._directory} is read-only, and not one checkpoint can be saved; make it writable, {_CHOOSE}")
+            return f"{self._directory} is read-only: no checkpoint can be saved until that changes"
         if not disk.f_blocks:
             return ""
         size += self._rows.bytes if self._rows else 0
@@ -241,7 +252,7 @@ class Checkpoints:
         fitting = (free + taken) // max(1, size)
         there = f"{self._directory} has {shown(free)} free, and a checkpoint of this model takes {shown(size)}"
         if not fitting and not self._paths:
-            raise NoRoomError(f"{there}: not one can be saved; make room there, or choose another volume")
+            raise NoRoomError(f"{there}: not one can be saved; make room there, {_CHOOSE}")
         if fitting >= self._keep:
             return ""
         also = "" if fitting > 1 else "; a new one is written before the one before is removed, so that no second one can be saved"
@@ -379,12 +390,23 @@ def _recover(directory: Path) -> str:
             return ""
     except ValueError:  # there, and empty
         pass
+    found = _found(directory)
+    with suppress(OSError):  # a volume that is full or read-only: the next save writes it
+        if not found:
+            (directory / "checkpoint").unlink(missing_ok=True)
+            return ""
+        _write_names(directory, found)
+    return (
+        f"{directory / 'checkpoint'} was missing or damaged; the {len(found)} checkpoints beside it are taken by their steps"
+        if found
+        else ""
+    )
+
+
+def _found(directory: Path) -> list[str]:
+    """Return the paths of all complete checkpoints, named or not, by their steps."""
     found = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index"))
-    if not found:
-        (directory / "checkpoint").unlink(missing_ok=True)
-        return ""
-    _write_names(directory, [str(path.with_suffix("")) for _, path in found])
-    return f"{directory / 'checkpoint'} was missing or damaged; the {len(found)} checkpoints beside it are taken by their steps"
+    return [str(path.with_suffix("")) for _, path in found]
 
 
 def _write_names(directory: Path, paths: Sequence[str]) -> None:

@@ -12,12 +12,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from trainer.events import Reporter, finite
 from trainer.settings import Export, direction
@@ -78,7 +79,7 @@ class BestModel:
         self._waiting: _Candidate | None = None
         self._not_before = 0.0
         self._best: float | None = None
-        self._told = False
+        self._told = self._failed = False
         if self._goal:
             self._best = self._files.value(*self._goal)
         self._files.clear(BEST)
@@ -89,16 +90,20 @@ class BestModel:
         return self._best is not None
 
     def offer(self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable]) -> None:
-        """Take over `weights`, all of the model's, if the model with these metrics is the best so far; write it if it is time."""
+        """Take over `weights`, all of the model's, if the model with these metrics is the best so far; write it if it is time.
+
+        What could not be written before is tried again, whatever the metrics.
+        """
         if self._goal is None:
             self._goal = _goal(self._export, tuple(metrics))
             self._best = self._files.value(*self._goal)
         metric, mode = self._goal
         value = metrics[metric]
-        if not math.isfinite(value) or (self._best is not None and not _BETTER[mode](value, self._best)):
+        if math.isfinite(value) and (self._best is None or _BETTER[mode](value, self._best)):
+            self._best = value
+            self._waiting = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
+        elif not self._failed:
             return
-        self._best = value
-        self._waiting = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
         if time.monotonic() >= self._not_before:
             self.flush()
 
@@ -107,14 +112,14 @@ class BestModel:
         candidate, self._waiting = self._waiting, None
         if candidate is None or self._goal is None:
             return
-        began = time.monotonic()
+        began, self._failed = time.monotonic(), False
         metric, mode = self._goal
         facts = {"step": candidate.step, "metric": metric, "mode": mode, "value": candidate.value, "metrics": candidate.metrics}
         try:
             self._told = self._files.write(BEST, facts, candidate.weights) or self._told
             self._files.remove(LAST)
         except OSError as error:
-            self._waiting = candidate  # the disk may have room again
+            self._waiting, self._failed = candidate, True  # the disk may have room again
             self._files.tell(f"the best model, of step {candidate.step}, could not be exported to {self._files.root}: {error}")
         ended = time.monotonic()
         self._not_before = ended + (ended - began) * (1 / self._share - 1)
@@ -179,9 +184,9 @@ class _Files:
         file, save = _FORMATS[name]
         try:
             left_out = save(self._model, place / file)
-        except OSError:
-            shutil.rmtree(place)
-            raise
+        except (OSError, tf.errors.OpError) as error:  # TensorFlow writes a SavedModel, and has errors of its own
+            shutil.rmtree(place, ignore_errors=True)
+            raise error if isinstance(error, OSError) else OSError(_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises when it is to be saved
             why = f"{type(error).__name__}: {_line(error)}"
             self.tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
@@ -226,7 +231,8 @@ class _Files:
             if path not in keep:
                 shutil.rmtree(path, ignore_errors=True)
         for path in self.root.glob(f".{called}-*"):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def remove(self, called: str) -> None:
         """Remove an exported model and its link."""

@@ -244,10 +244,10 @@ class _Chief:
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
-        if self._best:
+        self.saver.complete(stopped, stopping=not finished)
+        if self._best:  # not before: a disk that was full has room now
             self._best.finish()
         self._export_last(step, finished=finished)
-        self.saver.complete(stopped, stopping=not finished)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)

@@ -1,7 +1,6 @@
 """Saves on volumes that are full, read-only or do not answer: training goes on, it is said at once, and nothing is lost."""
 
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -15,12 +14,15 @@ import tensorflow as tf
 
 from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import Output, settings, train
+from tests.volumes import Volume, volume
 from trainer.engine import evaluations, loop, saving
 from trainer.engine.checkpoints import NoRoomError, list_checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.export import BestModel
 from trainer.engine.replicated import LocalSession
 from trainer.engine.session import SaveError, StopError
 from trainer.events import Reporter, render
+from trainer.settings import Export
 
 
 @pytest.fixture
@@ -36,19 +38,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def frozen(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MB that can be frozen: a process that writes to it then hangs, deaf to signals."""
-    place, image = tmp_path / "disk", tmp_path / "image"
-    place.mkdir()
-    with image.open("wb") as file:
-        file.truncate(8_000_000)
-    made = ["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(place)]
-    missing = next((tool for tool in ("mkfs.ext4", "fsfreeze") if shutil.which(tool) is None), None)
-    if os.geteuid() or missing or any(subprocess.run(command, check=False).returncode for command in made):
-        pytest.skip(f"only root can mount a disk of the test's own, with {missing or 'a loop device'}")
-    yield place
-    subprocess.run(["fsfreeze", "--unfreeze", place], check=False, stderr=subprocess.DEVNULL)
-    subprocess.run(["umount", "-l", place], check=True)
+def frozen(tmp_path: Path) -> Iterator[Volume]:
+    with volume(tmp_path / "disk", tmp_path / "image") as disk:
+        yield disk
 
 
 def fill(disk: Path) -> None:
@@ -56,6 +48,10 @@ def fill(disk: Path) -> None:
     with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
+
+
+def remount(disk: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
 
 
 class Watched(LocalSession):
@@ -119,12 +115,9 @@ def test_a_full_disk_stops_no_training_and_is_told_with_path_and_free_bytes(disk
 
 @pytest.mark.usefixtures("hurried")
 def test_a_read_only_volume_keeps_the_last_checkpoint_and_the_last_state_is_saved_when_it_is_back(disk: Path) -> None:
-    def remount(how: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
-
     def later() -> None:
-        remount("ro")
-        threading.Timer(1.5, remount, ["rw"]).start()
+        remount(disk, "ro")
+        threading.Timer(1.5, remount, [disk, "rw"]).start()
 
     _, outcome, output = train(disk, 30, kind=watched(s29=later), steps_per_execution=1)
     assert outcome.step == 30
@@ -134,7 +127,7 @@ def test_a_read_only_volume_keeps_the_last_checkpoint_and_the_last_state_is_save
 
 
 def test_a_volume_that_does_not_answer_holds_up_no_step(
-    frozen: Path, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    frozen: Volume, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual, output = saving.Patience, Output()
     monkeypatch.setattr(loop, "Patience", lambda timeout, grace: usual(timeout, grace, silent=2.0))
@@ -142,20 +135,17 @@ def test_a_volume_that_does_not_answer_holds_up_no_step(
     def told() -> list[dict[str, Any]]:
         return [event for event in output.events("save_failed") if event["step"] == 20]
 
-    def freeze() -> None:
-        subprocess.run(["fsfreeze", "--freeze", frozen], check=True)
-
     def thaw() -> None:  # training has come so far meanwhile
         eventually("the volume to be told of", told, told=output.getvalue)
-        subprocess.run(["fsfreeze", "--unfreeze", frozen], check=True)
+        frozen.thaw()
 
-    outcome = run(frozen, watched(s12=freeze, s45=thaw), steps=60, output=output)
+    outcome = run(frozen.place, watched(s12=frozen.freeze, s45=thaw), steps=60, output=output)
     assert outcome.step == 60
     failed = told()[0]
     assert (failed["saved"], failed["free"]) == (10, None)
     assert failed["cause"].startswith("it has not answered since ")
-    assert saved(frozen)[-1] == 60
-    assert [one.step for one in evaluations.read(frozen)] == [20, 40, 60]
+    assert saved(frozen.place)[-1] == 60
+    assert [one.step for one in evaluations.read(frozen.place)] == [20, 40, 60]
 
 
 @pytest.mark.usefixtures("hurried")
@@ -212,3 +202,40 @@ def test_room_for_fewer_checkpoints_than_are_to_be_kept_is_told(disk: Path) -> N
     assert outcome.step == 20
     assert any("that train.checkpoint.keep asks for" in event["message"] for event in output.events("notice"))
     assert saved(disk) == [10, 20]
+
+
+def test_nothing_is_trained_where_no_checkpoint_can_be_written(disk: Path) -> None:
+    (disk / "checkpoints").mkdir()
+    remount(disk, "ro")
+    for run_dir, told in (
+        (disk, "is read-only, and not one checkpoint can be saved"),
+        (disk / "run", "cannot be made: Read-only file system"),
+    ):
+        with pytest.raises(NoRoomError, match=told):
+            train(run_dir, 20)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_run_goes_on_from_its_checkpoints_while_nothing_can_be_written(disk: Path) -> None:
+    train(disk, 20)
+    (disk / "checkpoints" / "checkpoint").unlink()
+    remount(disk, "ro")
+    _, outcome, output = train(disk, 40, kind=watched(s35=lambda: remount(disk, "rw")), steps_per_execution=1)
+    assert outcome.step == 40
+    assert [event["step"] for event in output.events("restored")] == [20]
+    assert any("is read-only: no checkpoint can be saved until" in event["message"] for event in output.events("notice"))
+    assert saved(disk)[-1] == 40
+
+
+def test_the_best_model_is_exported_when_there_is_room_again_in_every_format(disk: Path) -> None:
+    output, model = Output(), Small({}).model()
+    best = BestModel(Export(formats=["keras", "saved_model"]), disk, ("loss",), model, Reporter("chief", output), share=1)
+    fill(disk)
+    best.offer(10, {"loss": 1.0}, model.weights)
+    (notice,) = output.events("notice")
+    assert f"the best model, of step 10, could not be exported to {disk / 'export'}: " in notice["message"]
+    (disk / "filler").unlink()
+    best.offer(20, {"loss": 2.0}, model.weights)
+    assert [event["step"] for event in output.events("exported")] == [10]
+    assert sorted(path.name for path in (disk / "export" / "best").iterdir()) == ["metrics.json", "model.keras", "saved_model"]
+    assert len(list((disk / "export").glob("best-*"))) == 1
