@@ -74,9 +74,12 @@ lock: env ## write the locks in requirements/ again from pyproject.toml
 	echo 'tf-keras==2.21.*' | $(COMPILE) --no-deps - -o requirements/keras2.txt
 	$(COMPILE) --group bench -o requirements/bench.txt
 
-golden: env ## write the generated files again: the JSON Schema, docs/spec.md, the examples in compose/ and k8s/
+golden: env ## write the generated files again: the JSON Schema, docs/spec.md, compose/ and k8s/, the messages that tests compare
 	$(BIN)/python -m launcher.spec.schema --write
 	$(BIN)/python -m launcher.render.golden --write
+	$(BIN)/python -m tests.launcher.spec.test_invalid --write
+	$(BIN)/python -m tests.launcher.tfjob.test_cases --write
+	$(BIN)/python -m tests.golden_messages --write
 
 bench: env $(BENCH_VENV)/.made ## measure speed and time to the first step against other ways to do the same
 	$(BIN)/python -m benchmarks.run $(BENCH)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.costs import Costs
+from tests.golden_messages import GoldenMessages
 
 # Where this is set, each of thousands of processes compiles every module again, and pytest rewrites each test file.
 sys.dont_write_bytecode = False
@@ -42,14 +43,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `--costs=FILE` tell what each test costs."""
+    """Let `--costs=FILE` tell what each test costs, and `--write-messages` write the messages that tests compare."""
     parser.addoption(
         "--costs", metavar="FILE", type=Path, help="write each test's seconds to FILE, and print the dearest modules and tests"
     )
+    parser.addoption("--write-messages", action="store_true", help="write tests/*/messages.txt again, as `make golden` does")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
+    config.pluginmanager.register(GoldenMessages(write=config.getoption("write_messages")))
     if config.getoption("costs"):
         config.pluginmanager.register(Costs())
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.golden_messages import Golden
 from trainer.command_settings import CommandSettings, ConfigurationError, document_in, document_of, settings_of
 from trainer.settings import TrainerSettings
 
@@ -30,35 +31,30 @@ def test_what_is_right_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "values, problem",
+    "values",
     [
-        ({"run": 5}, "TRAINER_SETTINGS.run is 5; expected a text; correct it"),
-        ({"strategy": "ps"}, "TRAINER_SETTINGS.strategy is 'ps'; expected one of single, mirrored, "),
-        ({"strategy": []}, "TRAINER_SETTINGS.strategy is []; expected one of single, mirrored, "),
-        ({"max_restarts": -1}, "TRAINER_SETTINGS.max_restarts is -1; expected an integer, 0 or more; correct it"),
-        ({"max_restarts": True}, "TRAINER_SETTINGS.max_restarts is True; expected an integer, 0 or more; correct it"),
-        ({"local_replicas": 0}, "TRAINER_SETTINGS.local_replicas is 0; expected an integer, 1 or more; correct it"),
-        ({"has_evaluator": 1}, "TRAINER_SETTINGS.has_evaluator is 1; expected true or false; correct it"),
-        ({"start_timeout": 0}, "TRAINER_SETTINGS.start_timeout is 0; expected a number of seconds above 0; correct it"),
-        ({"orphan_timeout": float("nan")}, "TRAINER_SETTINGS.orphan_timeout is nan; expected a number of seconds above 0; correct it"),
-        ({"ending": {"prot": 1}}, "TRAINER_SETTINGS.ending is {'prot': 1}; expected a mapping of port, success, "),
-        (
-            {"restarts": {"ps": {"restart": "never"}}},
-            "TRAINER_SETTINGS.restarts is {'ps': {'restart': 'never'}}; expected a mapping of roles to restart ",
-        ),
-        (
-            {"restarts": {"ps": {"max_restarts": -1}}},
-            "TRAINER_SETTINGS.restarts is {'ps': {'max_restarts': -1}}; expected a mapping of roles to ",
-        ),
-        ({"restarts": {"ps": 3}}, "TRAINER_SETTINGS.restarts is {'ps': 3}; expected a mapping of roles to "),
-        ({"restarts": "always"}, "TRAINER_SETTINGS.restarts is 'always'; expected a mapping of roles to "),
-        ({"unsupervised": "ps"}, "TRAINER_SETTINGS.unsupervised is 'ps'; expected a list of roles, or nothing; correct it"),
-        ({"max_restart": 1}, "TRAINER_SETTINGS.max_restart is an unknown key; expected one of run, "),
+        {"run": 5},
+        {"strategy": "ps"},
+        {"strategy": []},
+        {"max_restarts": -1},
+        {"max_restarts": True},
+        {"local_replicas": 0},
+        {"has_evaluator": 1},
+        {"start_timeout": 0},
+        {"orphan_timeout": float("nan")},
+        {"ending": {"prot": 1}},
+        {"restarts": {"ps": {"restart": "never"}}},
+        {"restarts": {"ps": {"max_restarts": -1}}},
+        {"restarts": {"ps": 3}},
+        {"restarts": "always"},
+        {"unsupervised": "ps"},
+        {"max_restart": 1},
     ],
+    ids=str,
 )
-def test_one_mistake_is_one_problem_that_says_all(values: dict[str, Any], problem: str) -> None:
+def test_one_mistake_is_one_problem_that_says_all(values: dict[str, Any], golden: Golden) -> None:
     (found,) = problems(**values)
-    assert found.startswith(problem)
+    golden(found)
 
 
 def test_every_problem_comes_at_once() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.golden_messages import Golden
 from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
 
 
@@ -91,10 +92,10 @@ class TestEnds:
         assert run.code() == 0
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
 
-    def test_killed_by_hand_it_is_started_again_in_place(self, trainers: Any) -> None:
+    def test_killed_by_hand_it_is_started_again_in_place(self, trainers: Any, golden: Golden) -> None:
         run = trainers.supervise(*GRACEFUL)
         os.kill(int(run.line("ready")), signal.SIGKILL)
-        assert run.event("restarting")["cause"] == "killed by SIGKILL (out of memory?)"
+        golden(run.event("restarting")["cause"])
         assert run.event("started", 2)["attempt"] == 2
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -106,14 +107,14 @@ class TestEnds:
         assert run.event("restarting")["detail"] == "it broke"
         assert "it broke" not in run.event("failed")["detail"]
 
-    def test_what_fails_the_same_way_twice_is_not_tried_again(self, trainers: Any) -> None:
+    def test_what_fails_the_same_way_twice_is_not_tried_again(self, trainers: Any, golden: Golden) -> None:
         script = 'echo "KeyError: x" > "$TRAINER_ERROR_FILE"; echo "from step 0: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
         run = trainers.supervise(*shell(script))
         assert run.code() == 2
         assert len(run.events("started")) == 2
         failed = run.event("failed")
         assert (failed["exit_code"], failed["detail"]) == (2, "KeyError: x")
-        assert failed["cause"] == "it failed the same way twice in a row, with no step forward between, and is not started again"
+        golden(failed["cause"])
 
     def test_what_fails_another_way_each_time_is_tried_again(self, trainers: Any) -> None:
         script = 'echo "from step $TRAINER_ATTEMPT: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
@@ -204,12 +205,12 @@ class TestStops:
         assert run.code() == 143
         assert len(run.events("started")) == 2
 
-    def test_a_failure_while_stopping_is_told_and_not_tried_again(self, trainers: Any) -> None:
+    def test_a_failure_while_stopping_is_told_and_not_tried_again(self, trainers: Any, golden: Golden) -> None:
         run = trainers.supervise(*shell('trap "exit 9" TERM; echo ready; while :; do sleep 0.05; done'))
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 9
-        assert run.event("failed")["cause"] == "failed with exit code 9 while it was stopping"
+        golden(run.event("failed")["cause"])
         assert len(run.events("started")) == 1
 
     def test_it_stops_soon_while_peers_are_missing(self, trainers: Any, ports: Any) -> None:

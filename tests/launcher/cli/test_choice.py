@@ -16,6 +16,7 @@ from launcher.cli.backends import _choose, open_run
 from launcher.cli.run_lookup import find_run, home, homes, run_names
 from launcher.errors import LauncherError, UsageError
 from launcher.runs.status import RunStatus, State
+from tests.golden_messages import Golden
 from tests.launcher.backend.local.running import FOREVER, Runs
 
 
@@ -49,13 +50,13 @@ def test_a_live_run_goes_before_one_that_has_ended_and_then_the_newest(
     assert choose(places, one=True) == "docker"
 
 
-def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(places: dict[str, Runs]) -> None:
+def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(places: dict[str, Runs], golden: Golden) -> None:
     for on in ("docker", "local"):
         places[on].start({"chief": FOREVER})
     assert choose(places) == "local"
     with pytest.raises(UsageError, match="run runs on local and on docker") as refused:
         choose(places, one=True)
-    assert refused.value.remedy == "say which one is meant: --on local or --on docker"
+    golden(refused.value.remedy)
 
 
 class Unreachable(LocalBackend):
@@ -109,14 +110,14 @@ def test_processes_of_an_interrupted_run_go_before_a_newer_run_that_has_ended(pl
     assert choose(places, one=True) == "docker"
 
 
-def test_without_a_name_every_run_is_counted_wherever_it_is(places: dict[str, Runs], tmp_path: Path) -> None:
+def test_without_a_name_every_run_is_counted_wherever_it_is(places: dict[str, Runs], tmp_path: Path, golden: Golden) -> None:
     places["docker"].start({"chief": "print('done')"}, name="other")
     places["docker"].wait("other")
     places["local"].start({"chief": "print('done')"})
     places["local"].wait()
     with pytest.raises(UsageError, match="there are 2 runs") as refused:
         open_run(None, None, tmp_path, Where())
-    assert refused.value.remedy == "say which one: other, run"
+    golden(refused.value.remedy)
     backend, name = open_run("run", None, tmp_path, Where())
     assert (name, backend.status(name).state) == ("run", State.SUCCEEDED)
 

@@ -13,6 +13,7 @@ from launcher.backend.model import Backend
 from launcher.cli import follow
 from launcher.cli.interrupts import Interrupts
 from launcher.runs.status import LogLine, RunStatus, State
+from tests.golden_messages import Golden
 
 ENDED = RunStatus("digits", "local", State.SUCCEEDED)
 
@@ -51,7 +52,7 @@ def test_every_line_of_a_run_that_ended_is_shown_however_long_that_takes(monkeyp
     assert shown.said == []
 
 
-def test_a_reader_that_brings_nothing_more_is_left_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_brings_nothing_more_is_left_and_that_is_said(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     hangs = threading.Event()
 
     def one_line() -> Iterator[LogLine]:
@@ -61,4 +62,4 @@ def test_a_reader_that_brings_nothing_more_is_left_and_that_is_said(monkeypatch:
     shown = followed(one_line(), monkeypatch)
     hangs.set()
     assert shown.lines == ["one"]
-    assert shown.said == ["lines may be missing here: none came for 60 s after the run's end; `launcher logs digits` reads them"]
+    golden(*shown.said)

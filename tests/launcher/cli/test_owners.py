@@ -10,6 +10,7 @@ from launcher.cli import owners
 from launcher.cli.down import _is_finished
 from launcher.errors import UsageError
 from launcher.runs.status import RunStatus, State
+from tests.golden_messages import Golden
 
 MINE = RunStatus("digits", "kubernetes", State.STOPPED, user="ada")
 ANOTHERS = replace(MINE, mine=False)
@@ -20,7 +21,7 @@ def test_ones_own_run_is_not_asked_about_nor_is_what_was_said_already() -> None:
     owners.confirm(ANOTHERS, "stop", yes=True, may_prompt=False)
 
 
-def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     with pytest.raises(UsageError, match="digits was started by ada") as refused:
         owners.confirm(ANOTHERS, "stop", yes=False, may_prompt=False)
     assert "--yes to stop it all the same" in refused.value.remedy
@@ -33,7 +34,7 @@ def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(typer, "confirm", confirm)
     with pytest.raises(typer.Abort):
         owners.confirm(ANOTHERS, "go on with", yes=False, may_prompt=True)
-    assert asked == ["digits was started by ada: go on with it all the same?"]
+    golden(*asked)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from launcher.runs import locks
 from launcher.runs.status import Loss, RunStatus, State
 from launcher.spec.loader import dump
 from launcher.spec.models import ClusterSpec
+from tests.golden_messages import Golden
 
 RUNS = Path("runs")
 NOTHING_ASKED = ResumeFlags(fresh=False, resume=False, may_prompt=False)
@@ -198,18 +199,18 @@ def test_a_volume_that_leaves_out_read_only_is_what_an_older_version_took_it_for
     assert [path for path, _, _ in changed(backend, spec, made, tmp_path) or ()] == found
 
 
-def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path) -> None:
+def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path, golden: Golden) -> None:
     old = replace(run(State.STOPPED), run_dir=str(tmp_path))
-    assert from_where(old, "/runs") == "from the start, as there is no checkpoint yet"
+    golden(from_where(old, "/runs"))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "ckpt-1500.index").touch()
-    assert from_where(old, "/runs") == "from the checkpoint of step 1,500"
-    assert from_where(replace(old, checkpoint_step=1600), "/runs") == "from the checkpoint of step 1,600"
+    golden(from_where(old, "/runs"))
+    golden(from_where(replace(old, checkpoint_step=1600), "/runs"))
     # A volume cannot be looked into from here: that there is no checkpoint is not known.
     on_volume = replace(old, run_dir="volume mnist_run")
     assert from_where(on_volume, "/runs").startswith("from its last checkpoint in volume mnist_run")
-    assert from_where(on_volume, "") == "from its beginning, as its spec has no `storage`; its data stays in volume mnist_run"
-    assert from_where(replace(old, run_dir=""), "") == "from its beginning, as its spec has no `storage`"
+    golden(from_where(on_volume, ""))
+    golden(from_where(replace(old, run_dir=""), ""))
 
 
 def test_what_a_newer_version_has_added_is_no_change(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import yaml
 from launcher.cli.main import run
 from launcher.cli.run_lookup import command
 from launcher.spec.schema import SCHEMA_FILE
+from tests.golden_messages import Golden
 from tests.launcher.cli.conftest import Cli, Spec
 from trainer.strategies import Strategy
 from trainer.workloads.catalog import CATALOG
@@ -133,12 +134,12 @@ def test_validate_says_where_a_run_has_no_volume(here: Path, capsys: pytest.Capt
     assert (len(first), second) == (1, [])
 
 
-def test_validate_counts_tasks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_counts_tasks(here: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     (here / "ps.yaml").write_text(
         "version: 1\nname: m\nstrategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\ntrain: {workload: mnist_mlp}\n"
     )
     assert run(["validate", "ps.yaml"]) == 0
-    assert capsys.readouterr().out == "ps.yaml: ok: 4 tasks (1 chief, 1 ps, 2 workers), parameter_server, mnist_mlp\n"
+    golden(capsys.readouterr().out.strip())
     assert run(["validate", "ps.yaml", "--set", "roles.worker.replicas=5"]) == 0
     assert "5 workers" in capsys.readouterr().out
 

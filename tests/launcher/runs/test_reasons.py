@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.reasons import LastError, Start, out_of_memory, said, said_with, short, waiting, was_killed
+from tests.golden_messages import Golden
 
 
 @pytest.mark.parametrize(
@@ -45,11 +46,11 @@ def test_who_is_missing_is_named(missing: Any, words: str) -> None:
     assert waiting({"event": "waiting", "missing": missing}) == words
 
 
-def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_even_when_it_was_ready() -> None:
+def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_even_when_it_was_ready(golden: Golden) -> None:
     start = Start()
     none: dict[str, Any] = {"event": "waiting", "missing": [], "more": 0, "seconds": 61.2}
     assert [start.waits(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
-    assert waiting(none) == "waiting for the first step: every peer was reached 61 s ago, and none was made since"
+    golden(waiting(none))
     assert waiting({**none, "doing": "input", "place": "data.py:7 in rows"}).endswith(
         "none was made since; it is in its input, data.py:7 in rows"
     )

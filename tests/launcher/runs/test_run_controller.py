@@ -1,6 +1,5 @@
 """What a supervisor decides about the tasks of a run, whatever runs them."""
 
-import dataclasses
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from launcher.runs.restart_policy import Verdict
 from launcher.runs.run_controller import ControlledTask, Ending, Outcome, RunController, Runtime
 from launcher.runs.status import State
 from launcher.runs.task_tracker import TaskTracker
+from tests.golden_messages import Golden
 from trainer.exit_codes import describe
 from trainer.strategies import Scope, Strategy
 
@@ -185,7 +185,7 @@ def test_who_asks_twice_or_at_once_has_every_task_killed(tmp_path: Path, signals
     assert made.script.outcome.reason.startswith(reason)
 
 
-def test_a_stop_after_the_work_is_done_asks_those_at_once_that_had_time_to_end_by_themselves(tmp_path: Path) -> None:
+def test_a_stop_after_the_work_is_done_asks_those_at_once_that_had_time_to_end_by_themselves(tmp_path: Path, golden: Golden) -> None:
     made = Made(tmp_path, "chief", "ps-0")
     asked: list[list[str]] = []
     found = made.keep(
@@ -196,16 +196,19 @@ def test_a_stop_after_the_work_is_done_asks_those_at_once_that_had_time_to_end_b
         made.end(ps_0=143),
     )
     assert asked == [[], ["stop within 30 s"]]
-    assert found == {"chief": (State.SUCCEEDED, ""), "ps-0": (State.SUCCEEDED, "stopped at the end of the run")}
+    assert {name: state for name, (state, _) in found.items()} == {"chief": State.SUCCEEDED, "ps-0": State.SUCCEEDED}
+    golden(found["ps-0"][1])
 
 
-def test_a_restart_that_is_pending_when_the_run_ends_is_recorded_as_stopped(tmp_path: Path) -> None:
+def test_a_restart_that_is_pending_when_the_run_ends_is_recorded_as_stopped(tmp_path: Path, golden: Golden) -> None:
     made = Made(tmp_path, "chief", "ps-0", "worker-0")
     found = made.keep(made.end(ps_0=1), made.end(chief=0), made.end(worker_0=0))
-    assert found["ps-0"] == (State.STOPPED, "the run ended before it was started again")
+    assert found["ps-0"][0] is State.STOPPED
+    golden(found["ps-0"][1])
     other = Made(tmp_path / "other", "chief", "ps-0")
     found = other.keep(other.end(ps_0=1), lambda: other.run.asked(signal.SIGTERM), other.end(chief=143))
-    assert found["ps-0"] == (State.STOPPED, "failed with exit code 1")
+    assert found["ps-0"][0] is State.STOPPED
+    golden(found["ps-0"][1])
 
 
 def test_a_task_that_fails_for_good_while_it_runs_has_a_moment_to_leave_by_itself(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_a_task_that_fails_for_good_while_it_runs_has_a_moment_to_leave_by_itsel
     assert found == {"chief": (State.FAILED, "failed with exit code 1"), "ps-0": (State.STOPPED, "")}
 
 
-def test_peers_that_were_done_start_again_with_one_that_goes_back_to_the_last_checkpoint(tmp_path: Path) -> None:
+def test_peers_that_were_done_start_again_with_one_that_goes_back_to_the_last_checkpoint(tmp_path: Path, golden: Golden) -> None:
     made = Made(tmp_path, "chief", "worker-0", strategy="multi_worker_mirrored", scope="all")
     made.script.steps = []
     made.run.start()
@@ -223,10 +226,10 @@ def test_peers_that_were_done_start_again_with_one_that_goes_back_to_the_last_ch
     assert made.tasks["worker-0"].tracker.state()[0] is State.SUCCEEDED
     made.end(chief=75)()
     assert [task.tracker.state()[0] for task in made.script.tasks] == [State.RESTARTING, State.RESTARTING]
-    assert made.tasks["worker-0"].tracker.state()[1] == "chief is started again and needs it"
+    golden(made.tasks["worker-0"].tracker.state()[1])
 
 
-def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_path: Path) -> None:
+def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_path: Path, golden: Golden) -> None:
     made = Made(tmp_path, "chief", "ps-0")
     made.run.start()
     made.tasks["chief"].tracker.told = (State.PENDING, "waiting for ps-0")
@@ -234,10 +237,10 @@ def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_p
     made.run._ready_by = 0.0
     made.run._meet_deadlines()
     assert made.run._ending is not None
-    assert made.run._ending.reason.endswith(": chief is waiting for ps-0; ps-0 is restarting: failed with exit code 1")
+    golden(made.run._ending.reason)
 
 
-def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_path: Path) -> None:
+def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_path: Path, golden: Golden) -> None:
     made = Made(tmp_path, "chief")
 
     def fail() -> None:
@@ -250,4 +253,5 @@ def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_pa
     assert made.tasks["chief"].done_to == ["kill"]
     snapshot = state_file.read(made.layout.state)
     assert snapshot is not None
-    assert dataclasses.astuple(snapshot.status)[2:4] == (State.FAILED, "starting the tasks failed: no more processes")
+    assert snapshot.status.state is State.FAILED
+    golden(snapshot.status.reason)

@@ -7,6 +7,7 @@ import pytest
 from launcher.errors import SpecError
 from launcher.spec.code_rules import parse
 from launcher.spec.loader import load, run_name
+from tests.golden_messages import Golden
 
 DATA = "def train_data(): ...\ndef eval_data(): ...\n"
 
@@ -86,14 +87,14 @@ def test_a_program_placed_by_hand_needs_no_data_nor_does_an_installed_package(tm
     assert check(tmp_path / "other", None, workload="json.decoder:JSONDecoder") == []
 
 
-def test_a_module_beside_the_spec_is_no_code_until_the_spec_says_so(tmp_path: Path) -> None:
+def test_a_module_beside_the_spec_is_no_code_until_the_spec_says_so(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "beside_it.py").write_text(f"{DATA}def model(): ...")
     file = tmp_path / "cluster.yaml"
     file.write_text("version: 1\nname: mine\ntrain: {workload: 'beside_it:model'}\n")
     with pytest.raises(SpecError) as caught:
         load(file)
     [problem] = caught.value.problems
-    assert problem.message == "beside_it.py is beside the spec, and not on the tasks' path"
+    golden(problem.message)
     assert problem.remedy == "add `code: .`"
     file.write_text(f"{file.read_text()}code: .\n")
     assert load(file).code == str(tmp_path)

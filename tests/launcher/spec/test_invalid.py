@@ -1,6 +1,6 @@
 """Wrong specs, one a file in tests/invalid, each with the exact problems it must give.
 
-`python tests/launcher/spec/test_invalid.py --write` writes the expectations again: read the difference before you commit it.
+`make golden` writes the expectations again: read the difference before you commit it.
 """
 
 import os

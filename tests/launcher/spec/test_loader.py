@@ -9,6 +9,7 @@ import pytest
 
 from launcher.errors import Problem, SpecError
 from launcher.spec.loader import changes, digest, dump, load
+from tests.golden_messages import Golden
 
 MINIMAL = "version: 1\nname: run\ntrain: {workload: mnist_mlp}\n"
 
@@ -110,13 +111,13 @@ def test_changes_name_what_differs(tmp_path: Path) -> None:
     assert changes({"a": 1}, {"b": 2}) == [("a", 1, None), ("b", None, 2)]
 
 
-def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path, golden: Golden) -> None:
     write(tmp_path, MINIMAL, "mnist.yaml")
     problem = only_problem(tmp_path / "mnits.yaml")
-    assert problem.message == "there is no such file"
+    golden(problem.message)
     assert problem.remedy == f"name {tmp_path / 'mnist.yaml'}"
     assert "launcher init" in only_problem(tmp_path / "quite-another.yaml").remedy
-    assert only_problem(tmp_path / "nowhere" / "spec.yaml").message == "there is no such file"
+    golden(only_problem(tmp_path / "nowhere" / "spec.yaml").message)
 
 
 def test_a_directory_is_no_spec(tmp_path: Path) -> None:

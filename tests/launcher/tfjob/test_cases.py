@@ -1,6 +1,6 @@
 """TFJobs, one a file: those in `accepted` with the spec and the report that they become, those in `refused` with the problems.
 
-`python tests/launcher/tfjob/test_cases.py --write` writes the expectations again: read the difference before you commit it.
+`make golden` writes the expectations again: read the difference before you commit it.
 """
 
 import contextlib

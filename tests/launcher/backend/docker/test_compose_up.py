@@ -7,6 +7,7 @@ from docker.models.containers import Container
 from launcher.backend.docker import compose_up
 from launcher.errors import LauncherError
 from launcher.render import labels
+from tests.golden_messages import Golden
 
 
 class Spoke(Container):
@@ -31,7 +32,7 @@ def test_a_container_that_a_task_waits_for_is_told_from_those_beside_it() -> Non
     assert compose_up._last_words([board, sidecar, task, done]) == ""
 
 
-def test_what_is_added_to_a_message_is_told_wherever_the_error_is_written() -> None:
+def test_what_is_added_to_a_message_is_told_wherever_the_error_is_written(golden: Golden) -> None:
     error = LauncherError("starting the containers failed")
     error.message += ": no such host"
-    assert str(error) == "starting the containers failed: no such host"
+    golden(str(error))

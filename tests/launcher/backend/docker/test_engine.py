@@ -12,6 +12,7 @@ from docker.errors import DockerException
 
 from launcher.backend.docker.engine import asking
 from launcher.errors import LauncherError
+from tests.golden_messages import Golden
 
 
 def by_the_client(inner: OSError) -> DockerException:
@@ -45,8 +46,8 @@ def test_who_may_not_ask_is_told_from_who_gets_no_answer(
     assert remedy in caught.value.remedy
 
 
-def test_a_disk_of_this_machine_that_is_full_is_not_taken_for_the_engine(tmp_path: Path) -> None:
+def test_a_disk_of_this_machine_that_is_full_is_not_taken_for_the_engine(tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(LauncherError) as caught, asking("starting the run"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "state.json"))
-    assert caught.value.message == f"starting the run failed: {tmp_path / 'state.json'}: No space left on device"
+    golden(caught.value.message)
     assert "free some space" in caught.value.remedy

@@ -3,6 +3,7 @@
 import pytest
 
 from launcher.backend.docker.errors import explain
+from tests.golden_messages import Golden
 
 SAID = {
     "port": "Error response from daemon: driver failed programming external connectivity on endpoint mnist-ps-tensorboard-1: "
@@ -52,7 +53,7 @@ def test_what_is_known_says_what_is_wrong_and_what_to_do(what: str) -> None:
     assert remedy in error.remedy
 
 
-def test_what_is_not_known_is_quoted() -> None:
+def test_what_is_not_known_is_quoted(golden: Golden) -> None:
     error = explain("one\nError response from daemon: the moon is full\n", "starting the containers of mnist")
-    assert error.message == "starting the containers of mnist failed: Error response from daemon: the moon is full"
+    golden(error.message)
     assert error.remedy

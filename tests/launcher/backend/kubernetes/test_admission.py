@@ -15,6 +15,7 @@ from launcher.plan import planner
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
+from tests.golden_messages import Golden
 
 HELPER = "the pod with which the launcher reads the volume"
 ROLES = {"chief": {"cpu": 1, "memory": "2Gi"}, "ps": {"cpu": 1, "memory": "2Gi"}, "worker": {"replicas": 3, "cpu": 2, "memory": "4Gi"}}
@@ -55,7 +56,7 @@ def test_every_pod_of_the_run_is_asked_about_as_its_controller_makes_it(gang: di
     assert sorted(owners) == ["Job", "Job", "Job", "ReplicaSet"]
 
 
-def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_to_wait_is_told() -> None:
+def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_to_wait_is_told(golden: Golden) -> None:
     # Tasks take 8 cores and 16Gi, TensorBoard a little more.
     fits = {"requests.cpu": "9", "memory": "17Gi", "pods": "6", "count/jobs.batch": "2"}
     assert checked(quota(fits, {"count/jobs.batch": "3"})) == []
@@ -64,10 +65,8 @@ def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_t
     ) as told:
         checked(quota({"requests.cpu": "7500m", "pods": "4"}))
     assert "have the quota raised" in told.value.remedy
-    assert checked(quota({"requests.cpu": "8"})) == ["it takes 8.1 of requests.cpu in all, and 8 are left of the quota small"]
-    assert checked(quota({"memory": "20Gi"}, {"memory": "8Gi"})) == [
-        "it takes 16.5Gi of memory in all, and 12Gi are left of the quota small"
-    ]
+    golden(*checked(quota({"requests.cpu": "8"})))
+    golden(*checked(quota({"memory": "20Gi"}, {"memory": "8Gi"})))
     assert checked(quota({"pods": "1"}, scopes=["BestEffort"])) == []
     assert checked(quota({"memory": "5Ei"})) == []
 

@@ -7,6 +7,7 @@ import pytest
 from launcher.backend.kubernetes.doctor_capacity import Node, node, take, unplaced
 from launcher.backend.kubernetes.room import amount
 from launcher.spec.models import ClusterSpec
+from tests.golden_messages import Golden
 
 
 def a_node(name: str, *, gpus: str = "0", product: str = "A100", cpu: str = "8") -> dict[str, Any]:
@@ -80,9 +81,9 @@ def test_sidecars_take_beside_their_task_and_init_containers_before_it(beside: s
     assert unplaced([node(a_node("a"))], spec(chief={"cpu": 4, beside: one}, ps={}, worker={})) == left
 
 
-def test_tasks_that_a_volume_ties_have_to_fit_on_one_node() -> None:
+def test_tasks_that_a_volume_ties_have_to_fit_on_one_node(golden: Golden) -> None:
     asked = spec(chief={"cpu": 5}, evaluator={"cpu": 5}, ps={"cpu": 1}, worker={"cpu": 2})
     apart, tied = ([node(a_node("a")), node(a_node("b"))] for _ in range(2))
     assert unplaced(apart, asked) == []
-    assert unplaced(tied, asked, ("chief", "evaluator")) == ["chief and evaluator on one node"]
+    golden(*unplaced(tied, asked, ("chief", "evaluator")))
     assert unplaced([node(a_node("a", cpu="10")), node(a_node("b"))], asked, ("chief", "evaluator")) == []

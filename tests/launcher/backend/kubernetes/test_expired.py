@@ -4,6 +4,7 @@ from typing import Any
 
 from launcher.backend.kubernetes.expired import by_events, by_run_json
 from launcher.runs.status import RunStatus, State, TaskStatus
+from tests.golden_messages import Golden
 
 UNKNOWN = RunStatus("digits", "kubernetes", State.UNKNOWN, "its Jobs finished", tasks=(TaskStatus("chief", State.UNKNOWN),))
 WRITTEN = {"state": "succeeded", "spec_digest": "abc-12", "step": 20, "steps": 20, "checkpoint": "/runs/digits/checkpoints/ckpt-20"}
@@ -46,9 +47,10 @@ def test_events_tell_it_where_each_job_has_one() -> None:
     assert by_events(UNKNOWN, {}, both) is None
 
 
-def test_one_job_that_failed_is_enough() -> None:
+def test_one_job_that_failed_is_enough(golden: Golden) -> None:
     failed = by_events(
         UNKNOWN, JOBS, [event("2", "Completed"), event("1", "BackoffLimitExceeded", "Job has reached the specified backoff limit")]
     )
     assert failed is not None
-    assert (failed.state, failed.reason) == (State.FAILED, "job/digits-chief: Job has reached the specified backoff limit")
+    assert failed.state == State.FAILED
+    golden(failed.reason)

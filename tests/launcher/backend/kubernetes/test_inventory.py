@@ -10,6 +10,7 @@ from launcher.backend.kubernetes import inventory, run_record
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.inventory import Found, ObjectRef
 from launcher.runs.status import RunStatus, State, TaskStatus
+from tests.golden_messages import Golden
 
 
 def claim(**head: Any) -> dict[str, Any]:
@@ -61,13 +62,10 @@ def test_a_run_that_still_makes_steps_runs() -> None:
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
 
 
-def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also_of_a_run_that_was_stopped() -> None:
+def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also_of_a_run_that_was_stopped(golden: Golden) -> None:
     run = told(Found(strays=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
     assert run.state is State.PENDING
-    assert run.reason == (
-        "job/digits-worker has lost its labels: kubectl label job/digits-worker app.kubernetes.io/name=tf-launcher "
-        "app.kubernetes.io/instance=digits app.kubernetes.io/component=worker --overwrite -n team-a"
-    )
+    golden(run.reason)
 
 
 def test_a_run_that_has_ended_needs_nothing_any_more() -> None:

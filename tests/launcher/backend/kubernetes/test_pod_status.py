@@ -6,10 +6,11 @@ import pytest
 
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, age, status
 from launcher.runs.status import State
+from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes.objects import COMPLETE, FAILED, NOW, ended, job, pod, running
 
 
-def test_a_run_of_a_jobset_ends_when_the_jobset_does() -> None:
+def test_a_run_of_a_jobset_ends_when_the_jobset_does(golden: Golden) -> None:
     owner = {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}
     jobs = [job("chief", 1, FAILED), job("worker", 1)]
     jobs = [{**one, "metadata": {**one["metadata"], **owner}} for one in jobs]
@@ -19,7 +20,9 @@ def test_a_run_of_a_jobset_ends_when_the_jobset_does() -> None:
         found = status(ClusterSnapshot("digits", jobs, pods, whole={"metadata": {}, "status": {"conditions": list(conditions)}}), NOW)
         return found.state, found.reason
 
-    assert told() == (State.RESTARTING, "jobset/digits starts it again, or ends it: chief, attempt 1: exit code 137, killed by SIGKILL")
+    state, reason = told()
+    assert state is State.RESTARTING
+    golden(reason)
     assert told({"type": "Failed", "status": "True"})[0] is State.FAILED
     assert told({"type": "Completed", "status": "True"}) == (State.SUCCEEDED, "")
     assert status(ClusterSnapshot("digits", jobs, pods), NOW).state is State.FAILED  # who may not read it
@@ -42,7 +45,7 @@ def test_a_run_has_succeeded_only_when_every_job_is_complete() -> None:
     assert (done.state, done.tasks[0].exit_code) == (State.SUCCEEDED, 0)
 
 
-def test_a_task_that_waits_says_how_long_and_for_what() -> None:
+def test_a_task_that_waits_says_how_long_and_for_what(golden: Golden) -> None:
     waiting = pod("worker", 3, "Pending")
     message = "0/6 nodes are available: 6 Insufficient nvidia.com/gpu. preemption: none"
     waiting["status"] = {
@@ -51,31 +54,27 @@ def test_a_task_that_waits_says_how_long_and_for_what() -> None:
     }
     pods = [running("chief"), *(running("worker", index) for index in range(3)), waiting]
     told = status(ClusterSnapshot("digits", [job("chief"), job("worker", 4)], pods), NOW)
-    assert (told.tasks[4].state, told.tasks[4].reason) == (State.PENDING, "4m: 0/6 nodes: insufficient nvidia.com/gpu")
-    assert (
-        told.reason
-        == "worker-3: 4m: 0/6 nodes: insufficient nvidia.com/gpu; free some, or add nodes; `launcher doctor FILE` says what nodes offer"
-    )
+    assert told.tasks[4].state == State.PENDING
+    golden(told.tasks[4].reason)
+    golden(told.reason)
     assert told.tasks[4].remedy.startswith("free some, or add nodes")
 
 
-def test_a_pod_that_cannot_pull_its_image_does_not_run() -> None:
+def test_a_pod_that_cannot_pull_its_image_does_not_run(golden: Golden) -> None:
     back_off = pod("chief", 0, "Pending", waiting={"reason": "ImagePullBackOff", "message": "Back-off pulling image"})
     told = status(ClusterSnapshot("digits", [job("chief")], [back_off]), NOW)
     assert told.state is told.tasks[0].state is State.PENDING
-    assert told.tasks[0].reason == "4m: ImagePullBackOff on node-1: Back-off pulling image"
+    golden(told.tasks[0].reason)
 
 
-def test_restarts_are_counted_with_their_causes() -> None:
+def test_restarts_are_counted_with_their_causes(golden: Golden) -> None:
     first = ended("worker", 137, created="2026-01-01T00:01:00Z")
     second = ended("worker", 1, created="2026-01-01T00:05:00Z", message="ValueError: no such file\n")
     told = status(ClusterSnapshot("digits", [job("worker")], [running("worker", created="2026-01-01T00:08:00Z"), first, second]), NOW)
     (task,) = told.tasks
     assert (task.state, task.address) == (State.RUNNING, "digits-worker-0.digits")
-    assert [(one.attempt, one.exit_code, one.cause) for one in task.restarts] == [
-        (1, 137, "exit code 137, killed by SIGKILL"),
-        (2, 1, "exit code 1: ValueError: no such file"),
-    ]
+    assert [(one.attempt, one.exit_code) for one in task.restarts] == [(1, 137), (2, 1)]
+    golden(*(one.cause for one in task.restarts))
     backing_off = status(ClusterSnapshot("digits", [job("worker")], [first, second]), NOW)
     assert backing_off.tasks[0].state is State.RESTARTING
     assert len(backing_off.tasks[0].restarts) == 2
@@ -94,18 +93,18 @@ def test_the_pods_that_a_job_may_still_replace_are_counted_for_each_task() -> No
     assert left == {"chief": 7, "worker-0": 10, "worker-1": 9, "ps-0": None, "ps-1": None}
 
 
-def test_a_failed_run_names_task_attempt_code_and_last_line() -> None:
+def test_a_failed_run_names_task_attempt_code_and_last_line(golden: Golden) -> None:
     attempts = [ended("worker", 1, 1, f"2026-01-01T00:0{minute}:00Z", "ValueError: no such file\n") for minute in (1, 2, 3)]
     told = status(ClusterSnapshot("digits", [job("chief"), job("worker", 2, FAILED)], [running("chief"), *attempts]), NOW)
     assert told.state is State.FAILED
-    assert told.reason == "worker-1, attempt 3: exit code 1: ValueError: no such file"
+    golden(told.reason)
 
 
 def failed(reason: str, at: str, kind: str = "Failed") -> dict[str, str]:
     return {"type": kind, "status": "True", "reason": reason, "message": f"because of {reason}", "lastTransitionTime": at}
 
 
-def test_the_task_that_failed_first_is_to_blame_and_none_that_ended_for_its_sake() -> None:
+def test_the_task_that_failed_first_is_to_blame_and_none_that_ended_for_its_sake(golden: Golden) -> None:
     orphaned = job("chief", 1, failed("PodFailurePolicy", "2026-01-01T00:08:00Z"))
     guilty = job("worker", 3, failed("BackoffLimitExceeded", "2026-01-01T00:09:30Z"), failed("x", "2026-01-01T00:09:01Z", "FailureTarget"))
     pods = [
@@ -115,10 +114,10 @@ def test_the_task_that_failed_first_is_to_blame_and_none_that_ended_for_its_sake
         ended("worker", 1, 2, at="2026-01-01T00:08:55Z", message="ValueError: first\n"),
     ]
     told = status(ClusterSnapshot("digits", [orphaned, guilty], pods), NOW)
-    assert told.reason == "worker-2, attempt 1: exit code 1: ValueError: first"
+    golden(told.reason)
     greedy = ended("worker", 137, 2, at="2026-01-01T00:08:50Z", reason="OOMKilled")
     told = status(ClusterSnapshot("digits", [orphaned, guilty], [*pods[:3], greedy]), NOW)
-    assert told.reason == "worker-2, attempt 1: OOMKilled: it took more memory than its limit; raise the role's `memory`"
+    golden(told.reason)
 
 
 @pytest.mark.parametrize("role, task", [("worker", "worker-11"), ("chief", "chief")])
@@ -131,10 +130,10 @@ def test_a_job_whose_pods_have_expired_still_names_the_task_and_its_exit_code(ro
     assert (told.state, told.reason) == (State.FAILED, f"{task}: exit code 2")
 
 
-def test_a_run_whose_deadline_has_passed_says_so_whatever_its_tasks_ended_with() -> None:
+def test_a_run_whose_deadline_has_passed_says_so_whatever_its_tasks_ended_with(golden: Golden) -> None:
     late = [job(role, 1, failed("DeadlineExceeded", "2026-01-01T00:08:00Z")) for role in ("chief", "worker")]
     told = status(ClusterSnapshot("digits", late, [ended("chief", 143), ended("worker", 1)]), NOW)
-    assert told.reason == "limits.deadline has passed; raise it; `up` goes on from the last checkpoint"
+    golden(told.reason)
 
 
 def test_a_job_that_may_not_make_pods_says_why() -> None:
@@ -145,7 +144,7 @@ def test_a_job_that_may_not_make_pods_says_why() -> None:
     assert (told.state, told.reason, told.reason_code) == (State.PENDING, words, "chief: quota")
 
 
-def test_a_claim_that_no_class_serves_is_the_run_s_reason() -> None:
+def test_a_claim_that_no_class_serves_is_the_run_s_reason(golden: Golden) -> None:
     claim = {"metadata": {"name": "digits", "uid": "c"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Pending"}}
     event = {
         "type": "Warning",
@@ -154,12 +153,13 @@ def test_a_claim_that_no_class_serves_is_the_run_s_reason() -> None:
         "involvedObject": {"uid": "c"},
     }
     told = status(ClusterSnapshot("digits", [job("chief")], [pod("chief", 0, "Pending")], [claim], [event]), NOW)
-    assert (told.reason, told.reason_code) == ("there is no storage class x; write another storage.class", "storage")
+    assert told.reason_code == "storage"
+    golden(told.reason)
 
 
-def test_a_suspended_job_waits_for_its_queue_or_was_stopped() -> None:
+def test_a_suspended_job_waits_for_its_queue_or_was_stopped(golden: Golden) -> None:
     queued = job("chief", suspend=True, labels={"kueue.x-k8s.io/queue-name": "team-a"})
-    assert status(ClusterSnapshot("digits", [queued]), NOW).reason == "chief: waits for its queue team-a"
+    golden(status(ClusterSnapshot("digits", [queued]), NOW).reason)
     assert status(ClusterSnapshot("digits", [job("chief", suspend=True)]), NOW).tasks[0].state is State.STOPPED
 
 
@@ -169,7 +169,7 @@ def test_the_jobs_of_a_jobset_wait_for_its_queue() -> None:
     assert (found.state, {task.reason for task in found.tasks}) == (State.PENDING, {"waits for its queue team"})
 
 
-def test_what_waits_for_its_queue_says_why_it_is_not_admitted() -> None:
+def test_what_waits_for_its_queue_says_why_it_is_not_admitted(golden: Golden) -> None:
     labels = {"kueue.x-k8s.io/queue-name": "team"}
     queued = {"metadata": {"labels": labels, "uid": "s"}, "spec": {"suspend": True}}
 
@@ -179,11 +179,11 @@ def test_what_waits_for_its_queue_says_why_it_is_not_admitted() -> None:
 
     workloads = [workload("x", "another's"), workload("s", "couldn't assign flavors to pod set chief: insufficient quota for cpu")]
     found = status(ClusterSnapshot("digits", [job("chief", suspend=True)], [], whole=queued, queued=workloads), NOW)
-    assert found.reason == f"chief: waits for its queue team: {workloads[1]['status']['conditions'][0]['message']}"
+    golden(found.reason)
     # Each Job by itself, where none is the whole.
     alone = job("chief", suspend=True, labels=labels)
     alone["metadata"]["uid"] = "x"
-    assert status(ClusterSnapshot("digits", [alone], [], queued=workloads), NOW).reason == "chief: waits for its queue team: another's"
+    golden(status(ClusterSnapshot("digits", [alone], [], queued=workloads), NOW).reason)
 
 
 @pytest.mark.parametrize("seconds, words", [(0.4, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (200_000, "2d"), (-5, "0s")])
@@ -205,24 +205,26 @@ def test_a_container_that_has_ended_is_not_pending_though_its_pod_runs_for_a_mom
     assert status(seen, NOW).tasks[0].state is expected
 
 
-def test_a_drained_pod_is_told_as_one_while_it_goes() -> None:
+def test_a_drained_pod_is_told_as_one_while_it_goes(golden: Golden) -> None:
     drained = running("worker", created="2026-01-01T00:05:00Z")
     target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
     drained["status"]["conditions"] = [target]
     seen = ClusterSnapshot("digits", [job("worker")], [drained, running("worker")])
-    assert [one.cause for one in status(seen, NOW).tasks[0].restarts] == ["moved away: EvictionByEvictionAPI: Eviction API: evicting"]
+    golden(*[one.cause for one in status(seen, NOW).tasks[0].restarts])
 
 
-def test_a_task_that_has_ended_names_the_sidecar_that_has_not() -> None:
+def test_a_task_that_has_ended_names_the_sidecar_that_has_not(golden: Golden) -> None:
     """One that does not heed SIGTERM lasts as long as its grace period, and so does the run."""
     one = pod("chief", 0, "Running", terminated={"exitCode": 0})
     one["status"]["initContainerStatuses"] = [{"name": "ship", "state": {"running": {}}}, {"name": "first", "state": {"terminated": {}}}]
     (task,) = status(ClusterSnapshot("digits", [job("chief")], [one]), NOW).tasks
-    assert (task.state, task.reason) == (State.SUCCEEDED, "its sidecar ship has not ended yet")
+    assert task.state == State.SUCCEEDED
+    golden(task.reason)
 
 
-def test_a_task_whose_sidecar_has_not_ended_is_to_blame_before_those_that_ended_for_its_sake() -> None:
+def test_a_task_whose_sidecar_has_not_ended_is_to_blame_before_those_that_ended_for_its_sake(golden: Golden) -> None:
     guilty = pod("chief", 0, "Running", terminated={"exitCode": 1, "finishedAt": "2026-01-01T00:08:00Z", "message": "ValueError: first\n"})
     orphan = job("worker", 1, failed("PodFailurePolicy", "2026-01-01T00:09:30Z"))
     told = status(ClusterSnapshot("digits", [job("chief"), orphan], [guilty, ended("worker", 75, message="lost the chief\n")]), NOW)
-    assert (told.state, told.reason) == (State.FAILED, "chief, attempt 1: exit code 1: ValueError: first")
+    assert told.state == State.FAILED
+    golden(told.reason)

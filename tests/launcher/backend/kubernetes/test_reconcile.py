@@ -14,6 +14,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import Reconciler, dismissed, lost, outgrown, too_late
 from launcher.runs.status import RunStatus, State, TaskStatus
+from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
@@ -113,10 +114,10 @@ def status(state: State, step: int | None = None) -> RunStatus:
     return RunStatus("digits", "kubernetes", state, "chief: 4m: 0/6 nodes: insufficient nvidia.com/gpu", step=step, tasks=tasks)
 
 
-def test_a_run_that_waits_for_a_node_beyond_the_start_timeout_is_too_late() -> None:
+def test_a_run_that_waits_for_a_node_beyond_the_start_timeout_is_too_late(golden: Golden) -> None:
     seen = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
     told = too_late(status(State.PENDING), seen, NOW, 240)
-    assert told == "not started within limits.start_timeout (240 s): chief: 4m: 0/6 nodes: insufficient nvidia.com/gpu"
+    golden(told)
     assert too_late(status(State.PENDING), seen, NOW, 241) == ""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes import diagnosis, room
+from tests.golden_messages import Golden
 
 NODES = [
     {
@@ -44,9 +45,7 @@ def test_what_no_waiting_mends_is_told_with_what_there_is(wanted: dict[str, Any]
     assert found.remedy.startswith(remedy)
 
 
-def test_only_nodes_with_the_label_count() -> None:
+def test_only_nodes_with_the_label_count(golden: Golden) -> None:
     t4 = {"nvidia.com/gpu.product": "T4"}
-    assert room.lacking({"nvidia.com/gpu": 4}, t4, NODES) == ["4 of nvidia.com/gpu is asked for, and the most a node offers is 2"]
-    assert room.lacking({}, {"nvidia.com/gpu.product": "H100"}, NODES) == [
-        "no node has the label nvidia.com/gpu.product=H100; its values are A100, T4"
-    ]
+    golden(*room.lacking({"nvidia.com/gpu": 4}, t4, NODES))
+    golden(*room.lacking({}, {"nvidia.com/gpu.product": "H100"}, NODES))

@@ -10,13 +10,14 @@ from launcher.backend.kubernetes.errors import explain
 from launcher.backend.kubernetes.in_cluster import RefusedError
 from launcher.backend.kubernetes.run_objects import dry_run, refuse_sidecars
 from launcher.errors import LauncherError, UsageError
+from tests.golden_messages import Golden
 
 
-def test_a_cluster_that_does_not_end_sidecars_with_their_task_is_refused() -> None:
+def test_a_cluster_that_does_not_end_sidecars_with_their_task_is_refused(golden: Golden) -> None:
     refuse_sidecars((1, 29), "namespace team")
     with pytest.raises(UsageError, match=r"namespace team is Kubernetes 1\.28, which does not end sidecars with their task") as refused:
         refuse_sidecars((1, 28), "namespace team")
-    assert refused.value.remedy == "use a cluster of 1.29 or newer, or remove `sidecars`"
+    golden(refused.value.remedy)
 
 
 def test_a_binding_is_not_refused_for_a_role_that_is_made_with_it() -> None:

@@ -12,15 +12,16 @@ import pytest
 
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster, as_json
+from tests.golden_messages import Golden
 
 
 def marked(**mark: Any) -> dict[str, Any]:
     return {"metadata": {"annotations": {"tf-launcher/starting": as_json(mark)}}}
 
 
-def test_a_launcher_that_starts_the_run_is_told_with_its_machine() -> None:
+def test_a_launcher_that_starts_the_run_is_told_with_its_machine(golden: Golden) -> None:
     here = marked(host=socket.gethostname(), since=time.time() - 7, **run_record._process(os.getpid()))
-    assert run_record.being_started(here, time.time()) == f"started by `launcher up` on {socket.gethostname()} since 7 s"
+    golden(run_record.being_started(here, time.time()), host=socket.gethostname())
     assert run_record.being_started(marked(host="elsewhere", since=time.time() - 7), time.time()).startswith(
         "started by `launcher up` on elsewhere"
     )

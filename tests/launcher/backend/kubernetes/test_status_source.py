@@ -9,6 +9,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost
 from launcher.errors import LauncherError
+from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
@@ -86,10 +87,10 @@ class Losing:
         raise LauncherError("no answer")
 
 
-def test_a_look_that_waited_for_a_lost_node_tells_what_the_cluster_says_after_it() -> None:
+def test_a_look_that_waited_for_a_lost_node_tells_what_the_cluster_says_after_it(golden: Golden) -> None:
     status = status_source.Watcher(cast("Cluster", Losing()), "digits").status()
     assert status is not None
-    assert [task.reason for task in status.tasks] == ["its node node-1 does not answer"]
+    golden(*[task.reason for task in status.tasks])
 
 
 def test_what_was_seen_is_told_where_it_cannot_be_looked_at_again() -> None:

@@ -13,6 +13,7 @@ from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import VOLUME_LABEL
 from launcher.runs.status import TaskStatus
+from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes.objects import COMPLETE, NOW, ended, event, job, pod, running
 
 # As the scheduler of Kubernetes 1.34 writes it, and that of 1.33.
@@ -52,9 +53,9 @@ def lost(role: str, node: str) -> dict[str, Any]:
     return mounting(pod(role, 0, "Failed"), node, reason="NodeLost")
 
 
-def test_a_volume_of_a_lost_node_is_told_with_what_becomes_of_it() -> None:
+def test_a_volume_of_a_lost_node_is_told_with_what_becomes_of_it(golden: Golden) -> None:
     task = told(lost("chief", "node-3"), waiting("chief", OTHERS))
-    assert task.reason == "1m: its volume is on the node node-3, which is lost"
+    golden(task.reason)
     assert "bring the node back" in task.remedy
     assert "launcher down --delete-data" in task.remedy
 
@@ -75,9 +76,9 @@ def test_a_disk_is_of_a_zone_and_outlives_the_node_it_was_made_for(provisioner: 
     assert "--delete-data" not in task.remedy
 
 
-def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node() -> None:
+def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node(golden: Golden) -> None:
     alone = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
-    assert told(waiting("evaluator", alone)).reason == "1m: waits for the task that leads, on whose node the run's volume is"
+    golden(told(waiting("evaluator", alone)).reason)
     task = told(mounting(running("chief"), "node-2"), waiting("evaluator", BESIDE))
     assert "ties it to the node node-2, which does not take it: 0/4 nodes: 1 insufficient cpu" in task.reason
     assert "ReadWriteMany" in task.remedy
@@ -92,16 +93,16 @@ def test_a_pod_that_holds_others_to_a_lost_node_is_named_with_the_command_that_f
     assert 'kubectl patch pod digits-tensorboard-0-00 --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\'' in task.remedy
 
 
-def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node() -> None:
+def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node(golden: Golden) -> None:
     new = waiting("chief", node="node-1")
     said = 'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be attached to another'
     warning = event("FailedAttachVolume", said, "2026-01-01T00:09:01Z", uid=new["metadata"]["uid"]) | {"type": "Warning"}
     task = told(lost("chief", "node-3"), new, events=(warning,))
-    assert task.reason == "1m: its volume is still attached to the node node-3, which is lost"
+    golden(task.reason)
     assert "kubectl taint node node-3 node.kubernetes.io/out-of-service" in task.remedy
     held = told(mounting(running("evaluator"), "node-2"), new, events=(warning,))
-    assert held.reason == "1m: its volume is in use on the node node-2"
-    assert told(new, events=(warning,)).reason == "1m: its volume is in use on another node"
+    golden(held.reason)
+    golden(told(new, events=(warning,)).reason)
 
 
 READY = {"type": "Ready", "status": "True"}
@@ -115,11 +116,13 @@ ALONE = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
         ([], "launcher down digits, and launcher up again"),
     ],
 )
-def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_way_on(boards: list[dict[str, Any]], remedy: str) -> None:
+def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_way_on(
+    boards: list[dict[str, Any]], remedy: str, golden: Golden
+) -> None:
     pods = [mounting(ended("chief", 0), "node-2"), *boards, waiting("evaluator", ALONE)]
     seen = ClusterSnapshot("digits", [job("chief", 1, COMPLETE), job("evaluator")], pods, [claim()])
     task = next(task for task in pod_status.status(seen, NOW).tasks if task.name == "evaluator")
-    assert task.reason == "1m: the task that leads has ended, and no other pod shows where the run's volume can be used"
+    golden(task.reason)
     assert remedy in task.remedy
 
 
@@ -156,7 +159,7 @@ def await_board(listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Ca
 
 
 def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_what_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     """Its Deployment has made no pod yet, then the scheduler has not looked at it yet."""
     ready = mounting(running("tensorboard"), "node-1", conditions=[READY])
@@ -168,10 +171,7 @@ def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_wh
     listed = {"Pod": lambda: [chief, reads, *times[0]], "Job": lambda: [job("chief", 1, COMPLETE)]}
     await_board(listed, lambda _, name, __: patched.append(name), board={"status": {}})
     assert patched == ["digits-tensorboard"]
-    assert [line.split(" of digits ")[1] for line in capsys.readouterr().err.splitlines()] == [
-        "to start",
-        "goes to a node where its volume can be used, and has 120 s to start there",
-    ]
+    golden(*[line.split(" of digits ")[1] for line in capsys.readouterr().err.splitlines()])
 
 
 def test_a_tensorboard_that_gets_no_pod_says_why_and_one_that_is_not_there_is_not_waited_for() -> None:
