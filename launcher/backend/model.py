@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from launcher.plan.models import Plan
-from launcher.runs.status import LogLine, RunStatus
+from launcher.runs.status import Location, LogLine, RunStatus
 from launcher.runs.stored import Part, Stored
 
 if TYPE_CHECKING:
@@ -72,8 +72,11 @@ class Backend(Protocol):
     def delete(self, name: str) -> None:
         """Delete what the run stored. Refuses while it runs."""
 
-    def set_aside(self, name: str, aside: str) -> str:
-        """Keep what the run stored under the name `aside`, out of a new run's way; return where it is now. Nothing of it runs."""
+    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
+        """Keep what the run stored under the name `aside`, out of a new run's way. Nothing of it runs.
+
+        Returns where it is now; nothing where it is gone, or the run had no volume.
+        """
 
     def fetch(self, name: str, part: Part) -> AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""

@@ -49,12 +49,6 @@ def in_namespaces(name: str | None) -> bool:
     return found is not None and found.in_namespaces
 
 
-def in_directories(name: str | None) -> bool:
-    """Return whether what runs of the backend called `name` store is in directories of this machine."""
-    found = entry(name)
-    return found is not None and found.in_directories
-
-
 def of_clusters() -> str:
     """Return the backend that --context and --namespace mean where --on is left out."""
     return next(name for name, found in BACKENDS.items() if found.in_namespaces)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.backend.model import Backend, Where
-from launcher.backend.registry import in_directories, in_namespaces, of_clusters
+from launcher.backend.registry import in_namespaces, of_clusters
 from launcher.cli import owners
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
@@ -68,7 +68,7 @@ def down(
         backend.delete(run)
         say(f"deleted {directory or f'the record of {run}, which had no volume'}")
     if as_json:
-        print(json.dumps({"name": run, **result, "run_dir": directory, "deleted": delete_data}))
+        print(json.dumps({"name": run, **result, "run_dir": str(directory or ""), "deleted": delete_data}))
 
 
 def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, *, delete_data: bool, yes: bool, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def _is_finished(one: RunStatus, *, delete_data: bool) -> bool:
     return own and one.ended is not None and one.state in (ENDED if not delete_data else {State.SUCCEEDED, State.FAILED})
 
 
-def _confirm(run: str, directory: str, *, may_prompt: bool) -> None:
+def _confirm(run: str, directory: object, *, may_prompt: bool) -> None:
     if not may_prompt:
         raise UsageError(
             f"--delete-data deletes {directory or f'the record of {run}'} for good",
@@ -146,8 +146,8 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
         how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"
         what = ", ".join(count(number, kind) for kind, number in removed.items())
         did = f"{'ended' if 'process' in removed else 'removed'} {what}" if what else "there was nothing to remove"
-        is_there = status.run_dir and (not in_directories(status.backend) or Path(status.run_dir).is_dir())
-        stays = f"; its data stays in {relative_path(status.run_dir)}" if keeps and is_there and not status.data_lost else ""
+        is_there = status.run_dir and (status.directory is None or status.directory.is_dir())
+        stays = f"; its data stays in {relative_path(str(status.run_dir))}" if keeps and is_there and not status.data_lost else ""
         say(f"{run} {how} and does not run; {did}{stays}")
         after = status
     else:

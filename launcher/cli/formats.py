@@ -1,11 +1,15 @@
-"""Times, sizes and counts as people read them."""
+"""Times, sizes and counts as people read them, and a status as programs do."""
 
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from launcher import timestamps
 from launcher.errors import UsageError
+from launcher.runs.status import RunStatus
+from trainer.events import finite
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -99,3 +103,9 @@ def seconds_of(text: str, option: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}", "write a duration with its unit, such as 90s or 10m") from None
+
+
+def document(status: RunStatus) -> dict[str, Any]:
+    """Return a status as `--json` prints it."""
+    told: dict[str, Any] = finite(asdict(status) | {"run_dir": str(status.run_dir or "")})
+    return told

@@ -2,14 +2,13 @@
 
 import json
 import sys
-from dataclasses import asdict
 
 from launcher.backend.model import Where
 from launcher.backend.registry import in_namespaces, of_clusters
+from launcher.cli import formats
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, home, place
 from launcher.runs.status import ENDED, RunStatus
-from trainer.events import finite
 
 EXAMPLES = (
     ("launcher ls", "newest first"),
@@ -34,7 +33,7 @@ def ls(
     on = of_clusters() if on is None and (context or namespace) else on
     known = known_runs(on, runs, Where(context, namespace))
     if as_json:
-        print(json.dumps(finite([asdict(status) for status in known])))
+        print(json.dumps([formats.document(status) for status in known]))
         return
     if not known:
         elsewhere = "" if in_namespaces(on) else "; --runs names another directory"
@@ -54,7 +53,7 @@ def ls(
 def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...]:
     import time
 
-    from launcher.cli import formats, measures
+    from launcher.cli import measures
     from launcher.cli.task_rows import state_cell
 
     step = measures.steps_cell(status)

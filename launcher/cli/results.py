@@ -9,15 +9,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from launcher.backend.model import Backend
-from launcher.backend.registry import in_directories
 from launcher.cli import formats, measures
 from launcher.cli.output_lines import LAUNCHER_NOTE, event_in
 from launcher.cli.run_lookup import command, relative_path
 from launcher.cli.tables import fact_lines
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
-from launcher.runs.reasons import LastError, short
-from launcher.runs.status import RunStatus, State, TaskStatus
+from launcher.runs.reasons import LastError
+from launcher.runs.status import Restart, RunStatus, State, TaskStatus
 from trainer.events import finite
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
@@ -56,7 +55,7 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
         "checkpoint": status.checkpoint,
         "checkpoint_step": status.checkpoint_step,
         "model": status.model,
-        "run_dir": status.run_dir,
+        "run_dir": str(status.run_dir or ""),
     }
     return {key: finite(value) for key, value in told.items()}
 
@@ -72,9 +71,7 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
     head = f"{status.name} {_WORDS[status.state]}{took}"
     console.print()
     console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
-    task = failed_task(status) if status.state in {State.FAILED, State.INTERRUPTED} else None
-    last = last_error_line(backend, status.name, task.name) if task else ""
-    facts = [*_failure(status, task, last, runs), *_facts(status, last), *_next(status, runs, started_by)]
+    facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, started_by)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         # What is read wraps at words; what is pasted, and all in a pipe, stays in one piece.
@@ -98,7 +95,7 @@ def _seconds(status: RunStatus) -> float | None:
     return None if status.started is None or status.ended is None else round(status.ended - status.started, 3)
 
 
-def _facts(status: RunStatus, last: str) -> list[tuple[str, str]]:
+def _facts(status: RunStatus) -> list[tuple[str, str]]:
     facts = [("stopped early", measures.early(status))] * bool(measures.early(status))
     if status.step is not None:
         facts.append(("steps", measures.steps(status)))
@@ -110,25 +107,28 @@ def _facts(status: RunStatus, last: str) -> list[tuple[str, str]]:
     facts += [("speed", ", ".join(speed))] * bool(speed)
     facts += [("training", measures.training(status))] * bool(measures.training(status))
     facts += [("evaluation", measures.evaluation(status))] * bool(measures.evaluation(status))
-    restarts = [
-        f"{task.name} {len(task.restarts)} (last: {without(task.restarts[-1].cause, last)})" for task in status.tasks if task.restarts
-    ]
+    restarts = [f"{task.name} {len(task.restarts)} (last: {_end_of(task.restarts[-1])})" for task in status.tasks if task.restarts]
     facts.append(("restarts", ", ".join(restarts) or "none"))
     return facts
 
 
+def _end_of(restart: Restart) -> str:
+    """Return how an attempt ended in a few words: its cause may have a whole line of its output."""
+    return restart.cause if restart.exit_code is None else describe(restart.exit_code)
+
+
 def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tuple[str, str]]:
-    steps = [("run", relative_path(status.run_dir))] if status.run_dir else []
+    steps = [("run", relative_path(str(status.run_dir)))] if status.run_dir else []
     if status.checkpoint is not None:
         steps.append(("checkpoint", relative_path(status.checkpoint)))
     if status.model is not None:
-        taken = "" if in_directories(status.backend) else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
+        taken = "" if status.directory else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
         steps.append(("model", relative_path(status.model) + taken))
     if status.state is not State.SUCCEEDED and started_by:
         steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:
         steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
-    elif status.run_dir and (Path(status.run_dir) / "logs").is_dir():
+    elif status.directory and (status.directory / "logs").is_dir():
         steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
     return steps
 
@@ -152,20 +152,21 @@ def failed_task(status: RunStatus) -> TaskStatus | None:
     return min(failed, key=lambda task: task.ended or 0.0, default=None)
 
 
-def _failure(status: RunStatus, task: TaskStatus | None, last: str, runs: Path) -> list[tuple[str, str]]:
-    """Return why a run failed: its reason, the task it failed by, whose last error line is `last`, and where to read more."""
+def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str, str]]:
+    """Return why a run failed: its reason, the task it failed by where that is not its own, and where to read more."""
     if status.state not in (State.FAILED, State.INTERRUPTED):
         return []
+    task = failed_task(status)
     if task is None:
         facts = [("reason", status.reason)] * bool(status.reason)
         return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
-    reason = without(status.reason, last)
-    facts = [("reason", reason)] * bool(reason)
-    how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
-    if task.name not in status.reason:
+    facts = [("reason", status.reason)] * bool(status.reason)
+    if task.name != status.reason_task:  # else the reason has all of it
+        last = last_error_line(backend, status.name, task.name)
+        how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
         facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
-    facts += [("last error", last)] * bool(last)
-    facts += [("to mend it", task.remedy)] * bool(task.remedy and task.remedy not in reason)
+        facts += [("last error", last)] * bool(last)
+        facts += [("to mend it", task.remedy)] * bool(task.remedy)
     role, _, index = task.name.partition("-")
     where = ["--role", role] + ["--index", index] * bool(index)
     return [*facts, ("log", command(runs, "logs", status.name, *where, on=status.backend))]
@@ -186,11 +187,3 @@ def last_error_line(backend: Backend, name: str, task: str) -> str:
         elif not line.startswith(LAUNCHER_NOTE):
             last.feed(line)
     return detail or last.line
-
-
-def without(reason: str, last: str) -> str:
-    """Return a reason without the last error line, which is shown separately."""
-    for quoted in (last, short(last)):  # as earlier versions have noted it
-        if quoted and reason.endswith(quoted):
-            return reason.removesuffix(quoted).rstrip(" :")
-    return reason

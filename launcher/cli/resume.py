@@ -16,7 +16,7 @@ from launcher.cli.run_lookup import beside, command, homes, relative_path, store
 from launcher.errors import UsageError
 from launcher.plan import code
 from launcher.plan.models import Plan, Target
-from launcher.runs.status import ENDED, Loss, RunStatus, State
+from launcher.runs.status import ENDED, Location, Loss, RunStatus, State
 from launcher.spec.models import ClusterSpec
 
 # One value of the spec that is not what it was: its path, the old value, the new one.
@@ -265,7 +265,7 @@ def from_where(status: RunStatus, run_dir: str) -> str:
     step = last_checkpoint(status) if status.data_lost is None else None
     if step is not None:
         return f"from the checkpoint of step {step:,}"
-    if not Path(status.run_dir).is_absolute():  # where its backend keeps it, which cannot be looked into from here
+    if status.directory is None:  # where its backend keeps it, which cannot be looked into from here
         return f"from its last checkpoint in {status.run_dir}, or from the start where there is none"
     return "from the start, as there is no checkpoint yet"
 
@@ -274,9 +274,7 @@ def last_checkpoint(status: RunStatus) -> int | None:
     """Return the step of the last checkpoint: as the run reported it, else from the names of its files."""
     if status.checkpoint_step is not None:
         return status.checkpoint_step
-    if not status.run_dir:
-        return None
-    files = Path(status.run_dir, "checkpoints").glob("ckpt-*.index")
+    files = (status.directory / "checkpoints").glob("ckpt-*.index") if status.directory else ()
     steps = [int(step) for file in files if (step := file.stem.removeprefix("ckpt-")).isdecimal()]
     return max(steps, default=None)
 
@@ -289,8 +287,8 @@ def is_there(runs: Path, name: str) -> bool:
     return os.path.lexists(place)
 
 
-def move_aside(backend: Backend, name: str, old: RunStatus | None) -> str:
-    """Move what a run stored to `<name>.<time>`, and say where it is now.
+def move_aside(backend: Backend, name: str, old: RunStatus | None) -> tuple[Location, ...]:
+    """Move what a run stored to `<name>.<time>`, and return where it is now, nothing where it is gone.
 
     Orphans of a killed supervisor are ended first: they would go on saving, into the directory of the new run.
     Raises LauncherError when some of that stays, or it cannot be moved.

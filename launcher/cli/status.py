@@ -75,7 +75,7 @@ def _watch(backend: Backend, run: str, console: Console) -> None:
 
 def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(finite(asdict(current))), flush=True)
+        print(json.dumps(formats.document(current)), flush=True)
     elif console.is_terminal:
         console.print(_rendered(current, console.width, None))
     else:
@@ -99,8 +99,8 @@ def _rendered(current: RunStatus, width: int, height: int | None) -> RenderableT
 
 
 def _told_once(current: RunStatus) -> RunStatus:
-    """Return a status without the reasons of tasks that are the run's own, which stands above them."""
-    tasks = (replace(task, reason="as above") if task.reason and current.reason.endswith(task.reason) else task for task in current.tasks)
+    """Return a status without the reason of the task whose reason is the run's, which stands above it."""
+    tasks = (replace(task, reason="as above") if task.name == current.reason_task else task for task in current.tasks)
     return replace(current, tasks=tuple(tasks))
 
 
@@ -117,7 +117,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),
         "checkpoint": _checkpoint(current),
         "model": "" if current.model is None else relative_path(current.model),
-        "run directory": relative_path(current.run_dir),
+        "run directory": relative_path(str(current.run_dir or "")),
         "data": current.data_lost.message if current.data_lost else "",
         "attendant": "" if current.attended else UNATTENDED,
     }

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,7 +46,7 @@ def tensorboard(
         return
     if not _is_installed():
         raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
-    directory = Path(backend.status(run).run_dir) / "logs"
+    directory = (backend.status(run).directory or runs / run) / "logs"
     if not directory.is_dir():
         raise UsageError(
             f"{run} has no logs for TensorBoard: {directory} is not there",

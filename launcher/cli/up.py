@@ -96,7 +96,8 @@ def up(
         if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(_reserved(backend, run))
-            say(f"{spec.name} starts from the first step; the old run is now {move_aside(backend, spec.name, old)}")
+            aside = " and ".join(map(str, move_aside(backend, spec.name, old)))
+            say(f"{spec.name} starts from the first step; the old run is now {aside or 'gone, as it has no volume'}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
         for notice in (*plan.notices, *_prepared(backend, run)):

@@ -110,6 +110,11 @@ def out_of_memory(task: str, *, limited: bool) -> str:
     return f"if memory ran out: end other programs, or lower `train.batch_size`; in containers and on Kubernetes raise `{memory}`"
 
 
+def with_remedy(reason: str, remedy: str) -> str:
+    """Return a reason with what to do about it, where that is known."""
+    return f"{reason}; {remedy}" if remedy else reason
+
+
 def meets_restriction(reason: str) -> bool:
     """Return whether a program ended over what a hardened container keeps from it."""
     return _RESTRICTED.search(reason) is not None

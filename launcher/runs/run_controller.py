@@ -22,10 +22,11 @@ from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
 from launcher.runs.progress import Progress
+from launcher.runs.reasons import with_remedy
 from launcher.runs.restart_policy import Verdict
 from launcher.runs.state_file import Snapshot
 from launcher.runs.state_writer import Record, say
-from launcher.runs.status import RunStatus, State
+from launcher.runs.status import Location, RunStatus, State
 from launcher.runs.task_tracker import TaskTracker
 from trainer.events import Event
 from trainer.exit_codes import ExitCode, RestartWhen
@@ -123,7 +124,7 @@ class Runtime(ABC):
     """A backend's part in one run: it waits for events of tasks, starts them, and cleans up after them."""
 
     backend: str
-    place = ""  # of the run's directory, for people
+    place: Location | None = None  # of the run's directory
     board = ""  # where TensorBoard answers
     stop_slack = 0.0  # seconds that a stop takes beyond the grace period
 
@@ -158,6 +159,7 @@ class Ending:
 
     state: State
     reason: str
+    task: str = ""  # whose reason it is, where it is one's
     grace: float = 0.0
     waves: list[frozenset[str]] = field(default_factory=list)
     wave: frozenset[str] = frozenset()  # asked by now; the next one is asked once these have ended
@@ -279,7 +281,8 @@ class RunController:
         why = task.tracker.why(code)
         task.settle(State.FAILED, why)
         attempt = len(task.tracker.restarts) + 1
-        self._stop_all(State.FAILED, f"{task.name} failed on attempt {attempt} (exit code {code}): {why}")
+        told = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {why}", task.tracker.remedy(State.FAILED))
+        self._stop_all(State.FAILED, told, task.name)
 
     def _follow_verdict(self, task: ControlledTask, code: int) -> None:
         match task.verdict(code):
@@ -335,7 +338,7 @@ class RunController:
             cause = f"it could not be started: {error.strerror}"
             if task.tracker.used_up:
                 task.settle(State.FAILED, cause)
-                self._stop_all(State.FAILED, f"{task.name}: {cause}")
+                self._stop_all(State.FAILED, f"{task.name}: {cause}", task.name)
             else:
                 self._restart(task, cause, counts=True)
         self._record.changed()
@@ -356,7 +359,7 @@ class RunController:
     def _finish(self) -> None:
         """Let the other tasks end by themselves, and ask those to that have not after their time."""
         say("the run's work is done")
-        self._ending = Ending(State.SUCCEEDED, "", self._plan.grace_period)
+        self._ending = Ending(State.SUCCEEDED, "", grace=self._plan.grace_period)
         for task in self._tasks.values():
             task.stop_at = time.monotonic() + stop_order.own_time(self._plan, task.task)
             if task.restart_at is not None:
@@ -376,11 +379,11 @@ class RunController:
             elif task.stop_at is not None:
                 task.stop_at = time.monotonic()
 
-    def _stop_all(self, state: State, reason: str) -> Ending:
+    def _stop_all(self, state: State, reason: str, of: str = "") -> Ending:
         say(f"stopping: {reason}")
         began = self._progress.ready or not self._trains
         grace = self._plan.grace_period if began else min(stop_order.NOTHING_TO_SAVE, self._plan.grace_period)
-        self._ending = ending = Ending(state, reason, grace, stop_order.waves(self._plan))
+        self._ending = ending = Ending(state, reason, of, grace, stop_order.waves(self._plan))
         for task in self._tasks.values():
             if task.restart_at is not None:
                 task.settle(State.STOPPED, task.tracker.state()[1])
@@ -451,6 +454,7 @@ class RunController:
             backend=self._runtime.backend,
             state=self._ending.state if self._ending and ended else underway,
             reason=self._ending.reason if self._ending else "",
+            reason_task=self._ending.task if self._ending else "",
             run_dir=self._runtime.place,
             spec_digest=self._plan.spec_digest,
             strategy=self._plan.strategy,

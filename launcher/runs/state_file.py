@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher import files
 from launcher.runs.process_identity import Identity
-from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+from launcher.runs.status import Restart, RunStatus, State, TaskStatus, location_of
 
 _VERSION = 1
 
@@ -70,10 +70,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def _snapshot(document: dict[str, Any]) -> Snapshot:
     status = document.pop("status")
-    tasks = tuple(_task(task) for task in status.pop("tasks"))
+    typed = {
+        "state": State(status["state"]),
+        "run_dir": location_of(status.get("run_dir")),
+        "tasks": tuple(map(_task, status["tasks"])),
+        "missing": tuple(status.get("missing", ())),
+    }
     supervisor = document.pop("supervisor")
     return Snapshot(
-        status=RunStatus(**{**status, "state": State(status["state"]), "tasks": tasks, "missing": tuple(status.get("missing", ()))}),
+        status=RunStatus(**{**status, **typed}),
         supervisor=Identity(**supervisor) if supervisor else None,
         processes={name: Identity(**process) for name, process in document.pop("processes").items()},
         **document,

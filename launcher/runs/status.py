@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from launcher.errors import LauncherError
 
@@ -75,6 +76,28 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Location:
+    """A place where a run keeps its files: a directory of this machine, a volume of a container engine, or a directory on a cluster's claim."""
+
+    kind: Literal["directory", "volume", "claim"]
+    name: str  # the directory's path, or what the volume or the claim is called
+    path: str = ""  # below it
+    cluster: str = ""  # of a claim: its namespace and context, as a cluster writes them
+
+    def __str__(self) -> str:
+        """Return the place for people."""
+        if self.kind == "directory":
+            return self.name
+        below = f", {self.path}" if self.path else ""
+        return f"{self.kind} {self.name}{f' in {self.cluster}' if self.cluster else ''}{below}"
+
+
+def location_of(document: Any) -> Location | None:
+    """Return a place from its fields, None where there are none, as in a state that an older launcher has written."""
+    return Location(**document) if isinstance(document, dict) else None
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """One run as `launcher status` shows it."""
 
@@ -83,7 +106,8 @@ class RunStatus:
     state: State
     reason: str = ""
     reason_code: str = ""  # of a run that does not start: the task and the code of its reason, where its backend tells
-    run_dir: str = ""
+    reason_task: str = ""  # the task whose reason, and remedy where there is one, `reason` ends with; empty where it is the run's own
+    run_dir: Location | None = None  # None where it has none
     spec_digest: str = ""
     strategy: str = ""
     started: float | None = None
@@ -109,6 +133,11 @@ class RunStatus:
     mine: bool = True  # not where that is known to be somebody else
     attended: bool = True  # not where only a launcher that watches does what its backend does not: release pods of lost nodes, say
     missing: tuple[str, ...] = ()  # objects of the run that somebody has deleted or hidden, as their backend names them
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory where it is one of this machine, else None."""
+        return Path(self.run_dir.name) if self.run_dir and self.run_dir.kind == "directory" else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
 from launcher.runs.reasons import killed
 from launcher.runs.state_file import Snapshot
-from launcher.runs.status import ENDED, LogLine, RunStatus, State
+from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
 
 # How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
 _STOP_SLACK = 20.0
@@ -52,7 +52,7 @@ class SupervisedRuns:
 
     def _lost(self, layout: RunPaths) -> RunStatus | None:
         """Tell how a run is whose directory was removed while it ran; None where nothing of it is left, nor was it this process's."""
-        status = RunStatus(layout.name, self._backend, State.FAILED, run_dir=str(layout.run_dir), ended=time.time())
+        status = RunStatus(layout.name, self._backend, State.FAILED, run_dir=Location("directory", str(layout.run_dir)), ended=time.time())
         removed = f"{layout.run_dir} was removed while the run ran"
         if layout.name in self._lifelines:
             orphans.await_none(layout, KILL_WAIT)

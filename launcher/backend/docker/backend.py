@@ -31,7 +31,7 @@ from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import OF_CONTAINERS, RunPaths
 from launcher.runs.reasons import killed
-from launcher.runs.status import ENDED, LogLine, RunStatus, State
+from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
 from launcher.runs.stored import Part, Stored, nothing
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
@@ -208,7 +208,7 @@ class DockerBackend:
             except OSError as error:
                 raise explain(error, f"deleting the data of {name}") from error
 
-    def set_aside(self, name: str, aside: str) -> str:
+    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
         from launcher.backend.docker import volumes
 
@@ -217,8 +217,8 @@ class DockerBackend:
         with asking(f"moving the run {name} aside"):
             self._engine.remove(name)
             kept = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
-        directory = str(layout.set_aside(aside)) if layout.run_dir.exists() else ""
-        return " and ".join(filter(None, [kept, directory])) or "gone"
+        directory = Location("directory", str(layout.set_aside(aside))) if layout.run_dir.exists() else None
+        return tuple(place for place in (kept, directory) if place)
 
     @contextlib.contextmanager
     def fetch(self, name: str, part: Part) -> Iterator[Stored]:
@@ -280,7 +280,7 @@ class DockerBackend:
         if status.state not in ENDED or stopped:  # its supervisor was killed, or lost sight of an engine that came back
             ended_before = before.state in ENDED and not stopped
             told = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
-            status = dataclasses.replace(before, state=told[0], reason=told[1], ended=time.time(), eta=None)
+            status = dataclasses.replace(before, state=told[0], reason=told[1], reason_task="", ended=time.time(), eta=None)
         try:
             state_file.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
         except OSError as error:

@@ -16,7 +16,8 @@ from launcher.backend.docker.engine import Engine
 from launcher.plan import role_rules
 from launcher.render import labels
 from launcher.runs.progress import Progress
-from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
+from launcher.runs.reasons import with_remedy
+from launcher.runs.status import Location, LogLine, RunStatus, State, TaskStatus
 
 # As many lines of each task tell how it is: an evaluation, a checkpoint and each worker's progress are among them.
 _LINES = 2000
@@ -73,7 +74,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
                 progress.apply(event, leads=task == next(iter(decisive), None) and told_of is trackers[task])
     told = tuple(tracker.status() for tracker in trackers.values())
     begun = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
-    state, reason = verdict(told, decisive, ready=begun)
+    state, reason, of = verdict(told, decisive, ready=begun)
     ended = state not in _UNDERWAY
     started = [seconds for container in tasks.values() if (seconds := timestamps.seconds(container.attrs.get("Created"))) is not None]
     ends = [task.ended for task in told if task.ended is not None]
@@ -83,6 +84,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         backend="docker",
         state=state,
         reason=reason,
+        reason_task=of,
         run_dir=place_of(containers, name),
         spec_digest=common.get(labels.DIGEST, ""),
         strategy=common.get(labels.STRATEGY, ""),
@@ -109,30 +111,31 @@ def _in_own_image(container: Container) -> bool:
     return bool(container.attrs["HostConfig"].get("ReadonlyRootfs")) and not images.is_ours(container.attrs["Config"]["Image"])
 
 
-def verdict(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str]:
-    """Return how a run is from how its tasks are; `ready` tells whether it trains."""
+def verdict(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str, str]:
+    """Return how a run is from how its tasks are: its state, the reason, and the task whose that is; `ready` tells whether it trains."""
     states = {task.name: task.state for task in tasks}
     if decisive and all(states.get(name) is State.SUCCEEDED for name in decisive):
-        return State.SUCCEEDED, ""
+        return State.SUCCEEDED, "", ""
     if any(state in _UNDERWAY for state in states.values()):
-        return (State.RUNNING if ready else State.PENDING), ""
+        return (State.RUNNING if ready else State.PENDING), "", ""
     failed = [task for task in tasks if task.state is State.FAILED]
     if failed:
         first = min(failed, key=lambda task: task.ended or 0.0)
-        return State.FAILED, f"{first.name} failed (exit code {first.exit_code}): {first.reason}"
-    return State.STOPPED, "its containers were stopped"
+        reason = with_remedy(f"{first.name} failed (exit code {first.exit_code}): {first.reason}", first.remedy)
+        return State.FAILED, reason, first.name
+    return State.STOPPED, "its containers were stopped", ""
 
 
-def place_of(containers: Iterable[Container], name: str) -> str:
-    """Return where the run stores what it stores, for people: a volume of the engine; empty where its containers have none."""
+def place_of(containers: Iterable[Container], name: str) -> Location | None:
+    """Return where the run stores its files: a volume of the engine; None where its containers have none."""
     known = list(containers)
     for container in known:
         for mount in container.attrs.get("Mounts") or []:
             if mount.get("Destination") == "/runs":
-                return f"volume {mount.get('Name') or mount.get('Source')}"
+                return Location("volume", str(mount.get("Name") or mount.get("Source")))
     variables = [variable for container in known for variable in container.attrs.get("Config", {}).get("Env") or ()]
     has_none = known and not any(variable.startswith("RUN_DIR=") for variable in variables)
-    return "" if has_none else f"volume {volume_of(name)}"
+    return None if has_none else Location("volume", volume_of(name))
 
 
 def volume_of(name: str) -> str:
@@ -176,7 +179,7 @@ def of_volume(volume: Any, name: str) -> RunStatus:
         backend="docker",
         state=State.STOPPED,
         reason="its containers were removed; `up` goes on from its last checkpoint",
-        run_dir=f"volume {volume.name}",
+        run_dir=Location("volume", volume.name),
         spec_digest=common.get(labels.DIGEST, ""),
         strategy=common.get(labels.STRATEGY, ""),
         started=timestamps.seconds(volume.attrs.get("CreatedAt")),

@@ -24,6 +24,7 @@ from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
 from launcher.runs.progress import whole
 from launcher.runs.run_controller import Outcome, RunController, Runtime
+from launcher.runs.status import Location
 from trainer.exit_codes import ExitCode
 
 COMPOSE_FILE = "compose.yaml"
@@ -53,7 +54,7 @@ class RunContainers(Runtime):
         self.tasks = [ContainerTask(task, layout.log(task.name), engine, plan.name) for task in plan.tasks]
         self.sidecars = Sidecars(plan.grace_period)
         self.watch: Watch | None = None
-        self.place = f"volume {container_status.volume_of(plan.name)}" if plan.run_dir else ""
+        self.place = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
         self._by_name = {task.name: task for task in self.tasks}
         self._inbox: Inbox = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # apart: a request waits behind no lines

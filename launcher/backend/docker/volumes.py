@@ -17,6 +17,7 @@ from launcher.backend.docker.errors import explain
 from launcher.errors import LauncherError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
+from launcher.runs.status import Location
 from launcher.runs.stored import PLACES, Part, Stored, nothing
 from launcher.spec.models import ClusterSpec
 
@@ -26,15 +27,15 @@ _LOOK_AGAIN = 0.2
 _PIECE = 1 << 20  # bytes
 
 
-def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -> str:
-    """Copy a run's volume to one called after `aside`, remove the old one, and say where it is; empty when there is none.
+def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -> Location | None:
+    """Copy a run's volume to one called after `aside`, remove the old one, and return the new one; None when there is none.
 
     Volumes cannot be renamed, so a container of the run's own image copies what is there. Raises one of engine.ERRORS.
     """
     # By its label: a volume of that name may be another project's, and somebody's.
     found = engine.volumes(name)
     if not found:
-        return ""
+        return None
     old = found[0]
     image = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
     if images.find(image) is None:
@@ -48,7 +49,7 @@ def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -
         raise
     engine.remove_readers(name)
     old.remove()
-    return f"volume {new}"
+    return Location("volume", new)
 
 
 @contextlib.contextmanager
@@ -71,7 +72,7 @@ def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> I
         if part not in there:
             raise nothing(name, part, there)
         with archive.read(there[part]) as chunks:
-            yield Stored(f"volume {volume.name}, {name}/{there[part]}", chunks)
+            yield Stored(str(Location("volume", volume.name, f"{name}/{there[part]}")), chunks)
     finally:
         with contextlib.suppress(NotFound):
             container.remove(force=True, v=True)  # with the volumes that its image asks for

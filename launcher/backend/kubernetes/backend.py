@@ -34,6 +34,7 @@ from launcher.backend.kubernetes.ended_status import BACKEND
 from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
+from launcher.backend.kubernetes.run_context import Differences, RunContext
 from launcher.backend.model import Board, PlannedRun, Where
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
@@ -42,7 +43,7 @@ from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
 from launcher.runs import cluster_cache, task_stacks
-from launcher.runs.status import ENDED, LogLine, RunStatus, State, TaskStatus
+from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Part, Stored
 from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_duration
@@ -120,7 +121,7 @@ class KubernetesBackend:
         start.apply(run.spec, put_back)
         known = self._look_at(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
-        place = status_source.claim_words(made.claim, cluster, name) if made.storage else ""
+        place = status_source.on_claim(made.claim, cluster, name) if made.storage else None
         # From here on it runs: a cluster that does not answer now is waited for as later.
         known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
@@ -134,11 +135,8 @@ class KubernetesBackend:
     def _status(self, known: _Known, name: str) -> RunStatus:
         with known.lock:
             try:
-                found = known.watcher.status() or self._without_jobs(known, name)
-                lacking = known.having.look() if known.having else inventory.Found()
-                compared = inventory.compared(found, lacking, known.cluster.namespace)
-                attended = compared.state in ENDED or known.watcher.is_attended()
-                known.last = dataclasses.replace(compared, attended=attended, **self._owned(known, name))
+                context = self._context(known, name)
+                known.last = known.watcher.status(context) or context.of(self._without_jobs(known, name))
             except UnreachableError as error:
                 if known.last is None:
                     raise
@@ -147,16 +145,19 @@ class KubernetesBackend:
                 away = time.monotonic() - known.answered
                 if away > PATIENCE:
                     raise out_of_sight(name, error) from error
-                return dataclasses.replace(known.last, reason=f"the cluster {error.lacking} for {away:.0f} s; the run goes on")
+                reason = f"the cluster {error.lacking} for {away:.0f} s; the run goes on"
+                return dataclasses.replace(known.last, reason=reason, reason_task="")
             known.answered = time.monotonic()
             return known.last
 
-    def _owned(self, known: _Known, name: str) -> dict[str, Any]:
-        """Return who started a run, and whether that is who asks."""
+    def _context(self, known: _Known, name: str) -> RunContext:
+        """Return who started a run, whether that is who asks, and what the run lacks of what its record names."""
+        lacking = known.having.look() if known.having else Differences()
         if known.user is None:
             seen = known.having.noted if known.having else None  # it has just been read
             known.user = run_record.user(seen or known.cluster.get("ConfigMap", run_record.name_of(name)))
-        return {"user": known.user, "mine": not known.user or known.cluster.user() in {"", known.user}}
+        mine = not known.user or known.cluster.user() in {"", known.user}
+        return RunContext(user=known.user, mine=mine, attended=False, differences=lacking)
 
     def _without_jobs(self, known: _Known, name: str) -> RunStatus:
         cluster = known.cluster
@@ -235,7 +236,7 @@ class KubernetesBackend:
         late = known.tender.late(seen, status, patience) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
         if late and known.watcher.is_as_seen():
             said.append(late)
-            failed = dataclasses.replace(status, state=State.FAILED, reason=late, ended=known.cluster.now(), eta=None)
+            failed = dataclasses.replace(status, state=State.FAILED, reason=late, reason_task="", ended=known.cluster.now(), eta=None)
             teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on
@@ -344,7 +345,7 @@ class KubernetesBackend:
         self._forget(name)
         cluster_cache.forget(self._runs, _place(cluster), name)
 
-    def set_aside(self, name: str, aside: str) -> str:
+    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Rename the run's directory on its volume, and what is kept of it here."""
         cluster, run = self._cluster(name), self._of_record(name)
         run_objects.remove(cluster, name)
@@ -364,8 +365,7 @@ class KubernetesBackend:
             self._marks[name] = run_record.empty(cluster, mark)
         cluster_cache.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
-        gone = "gone with its claim" if run.storage else "gone, as it had no volume"
-        return status_source.claim_words(run.claim, cluster, aside) if stays else gone
+        return (status_source.on_claim(run.claim, cluster, aside),) if stays else ()
 
     def fetch(self, name: str, part: Part) -> contextlib.AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""

@@ -68,7 +68,7 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
         if answer.status == http.client.NOT_FOUND:
             raise nothing(run.name, part, json.loads(answer.read()))
         place = answer.headers[archive.PLACE_HEADER]
-        where = status_source.claim_words(run.claim, cluster, run.name) + place
+        where = f"{status_source.on_claim(run.claim, cluster, run.name)}{place}"
         yield Stored(where, pieces, int(answer.headers[archive.SIZE_HEADER]))
 
 

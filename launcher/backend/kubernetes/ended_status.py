@@ -19,7 +19,7 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended
     """
     run = seen.name
     noted = cluster.get("ConfigMap", run_record.name_of(run))
-    place = status_source.claim_words(run_record.claim_name(run, noted), cluster, run)
+    place = status_source.on_claim(run_record.claim_name(run, noted), cluster, run)
     spec = run_record.spec(noted) or {}
     known = tasks(noted) or kept_tasks(kept)
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from launcher.backend.kubernetes import diagnosis, tied
 from launcher.backend.kubernetes.diagnosis import Diagnosis
+from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS
+from launcher.runs.reasons import with_remedy
 from launcher.runs.status import Restart, RunStatus, State, TaskStatus
 from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
@@ -66,9 +68,18 @@ class ClusterSnapshot:
         return [event for event in self.events if event.get("involvedObject", {}).get("uid") == uid]
 
 
+@dataclass(frozen=True)
+class Why:
+    """The reason of a run's state: its text, the task whose reason it is, where it is one's, and its code where it does not start."""
+
+    text: str = ""
+    task: str = ""
+    code: str = ""
+
+
 def status(seen: ClusterSnapshot, now: float) -> RunStatus:
     """Return how a run is at `now`, seconds since the epoch, as far as its objects tell."""
-    return run_status(seen, tasks(seen, now), RunEvents(""), "")
+    return run_status(seen, tasks(seen, now), RunEvents(""), RunContext())
 
 
 def tasks(seen: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
@@ -76,11 +87,10 @@ def tasks(seen: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
     return tuple(task for job in _by_role(seen.jobs) for task in _tasks(seen, job, now))
 
 
-def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: RunEvents, place: str) -> RunStatus:
-    """Return how a run is: from its objects, from its tasks as those tell, from what these wrote, and where its directory is."""
+def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
+    """Return how a run is: from its objects, from its tasks as those tell, from what these wrote, and from what is known beside."""
     tasks = events.onto(of_pods)
-    state, reason = _run_state(seen, of_pods, tasks, ready=events.progress.ready)
-    lacking, _ = _lacking(seen, of_pods)
+    state, why = _run_state(seen, of_pods, tasks, ready=events.progress.ready)
     started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in seen.jobs]
     made = [*_by_role(seen.jobs)[:1], *([seen.whole] if seen.whole else [])]
@@ -88,16 +98,14 @@ def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: R
     return RunStatus(
         name=seen.name,
         backend="kubernetes",
-        state=state,
-        reason=reason,
-        reason_code=lacking if state is State.PENDING else "",
-        run_dir=place,
+        reason_code=why.code if state is State.PENDING else "",
+        reason_task=why.task,
+        run_dir=context.place,
         spec_digest=annotations.get(_DIGEST, ""),
         strategy=annotations.get(_STRATEGY, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
-        tasks=tasks,
-        **events.progress.fields(ended=state not in UNDERWAY),
+        **events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, why.text, tasks),
     )
 
 
@@ -105,35 +113,39 @@ def _by_role(jobs: Sequence[Object]) -> list[Object]:
     return sorted(jobs, key=lambda job: _order(_label(job, COMPONENT)))
 
 
-def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool) -> tuple[State, str]:
+def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool) -> tuple[State, Why]:
     jobs = _by_role(seen.jobs)
     if seen.whole and condition(seen.whole, "Completed"):
-        return State.SUCCEEDED, ""
+        return State.SUCCEEDED, Why()
     since = succeeded_at(seen)
     lost = [
         job for job in jobs if condition(job, "Failed") and not (since is not None and annotation(job, FOLLOWS) and _failed_at(job) > since)
     ]
     failed = bool(lost)
     if seen.whole and failed and not condition(seen.whole, "Failed"):
-        return State.RESTARTING, f"{maker(jobs)} starts it again, or ends it: {why_failed(seen, tasks)}"
+        why = _why_failed(seen, tasks)
+        return State.RESTARTING, dataclasses.replace(why, text=f"{maker(jobs)} starts it again, or ends it: {why.text}")
     if failed or (seen.whole and condition(seen.whole, "Failed")):
-        return State.FAILED, why_failed(seen, tasks)
+        return State.FAILED, _why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
-        return State.SUCCEEDED, ""
-    _, lacking = _lacking(seen, of_pods)
-    return _underway(lacking, of_pods, tasks, ready=ready)
+        return State.SUCCEEDED, Why()
+    return _underway(_lacking(seen, of_pods), of_pods, tasks, ready=ready)
 
 
-def _lacking(seen: ClusterSnapshot, of_pods: Sequence[TaskStatus]) -> tuple[str, str]:
-    """Return what a task that has no running pod waits for, as code and text: the run's claims, else what its pod says; empty where none waits."""
+def _lacking(seen: ClusterSnapshot, of_pods: Sequence[TaskStatus]) -> Why:
+    """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
     waiting = [task for task in of_pods if task.state is State.PENDING]
     claims = (diagnosis.of_claim(claim, seen.about(claim)) for claim in seen.claims if waiting)
-    lacking = [(found.kind, _with(found.words, found.remedy)) for found in claims if found]
-    pods = ((f"{task.name}: {task.reason_code}", _with(f"{task.name}: {task.reason}", task.remedy)) for task in waiting if task.reason)
-    return next(iter(lacking), None) or next(pods, ("", ""))
+    lacking = [Why(with_remedy(found.words, found.remedy), code=found.kind) for found in claims if found]
+    pods = (
+        Why(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
+        for task in waiting
+        if task.reason
+    )
+    return next(iter(lacking), None) or next(pods, Why())
 
 
-def _underway(lacking: str, of_pods: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, str]:
+def _underway(lacking: Why, of_pods: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Why]:
     """Return the state that fits what tasks tell: a run runs when it trains, not when a pod does."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and not any(state in UNDERWAY for state in states):
@@ -143,8 +155,8 @@ def _underway(lacking: str, of_pods: Sequence[TaskStatus], tasks: Sequence[TaskS
     hindered = any(task.state is State.PENDING and task.reason for task in of_pods)
     if (ready and not hindered) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
         return State.RUNNING, lacking
-    waiting = (f"{task.name}: {task.reason}" for task in tasks if task.state is State.PENDING and task.reason)
-    return State.PENDING, lacking or next(waiting, "")
+    waiting = (Why(f"{task.name}: {task.reason}", task.name) for task in tasks if task.state is State.PENDING and task.reason)
+    return State.PENDING, lacking if lacking.text else next(waiting, lacking)
 
 
 def leads(seen: ClusterSnapshot, job: Object) -> bool:
@@ -175,23 +187,24 @@ def annotation(job: Object, key: str) -> str:
     return str((job["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> str:
+def _why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
     """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
     job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at, default=seen.whole or {"metadata": {}})
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
-        return _with("limits.deadline has passed", "raise it; `up` goes on from the last checkpoint")
+        return Why("limits.deadline has passed; raise it; `up` goes on from the last checkpoint")
     # A task that has ended is RESTARTING for as long as its Job does not know of it, which waits for its sidecars to end.
     ended = [task for task in tasks if task.state in {State.FAILED, State.RESTARTING} and task.exit_code and task.reason]
     failed = [task for task in tasks if task.state is State.FAILED and task.reason]
     failed += [task for task in ended if task not in failed and {one.exit_code for one in failed} <= _AFTER_OTHERS]
     if failed:
         task = min(failed, key=_blame)
-        return _with(f"{task.name}, attempt {len(task.restarts) + (task.state is State.FAILED)}: {task.reason}", task.remedy)
+        attempt = len(task.restarts) + (task.state is State.FAILED)
+        return Why(with_remedy(f"{task.name}, attempt {attempt}: {task.reason}", task.remedy), task.name)
     message = str(found.get("message") or found.get("reason", ""))
     if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
-        return f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}"  # type: ignore[arg-type]  # a label is one of the roles
-    return f"{role_of(job) or maker(seen.jobs)}: {message}"
+        return Why(f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}")  # type: ignore[arg-type]  # a label is one of the roles
+    return Why(f"{role_of(job) or maker(seen.jobs)}: {message}")
 
 
 def _failed_at(job: Object) -> float:
@@ -203,10 +216,6 @@ def _failed_at(job: Object) -> float:
 def _blame(task: TaskStatus) -> tuple[bool, float]:
     """Order failed tasks: those that ended for another's sake are last, the others as they ended."""
     return task.exit_code in _AFTER_OTHERS, math.inf if task.ended is None else task.ended
-
-
-def _with(words: str, remedy: str) -> str:
-    return f"{words}; {remedy}" if remedy else words
 
 
 def _tasks(seen: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from launcher import images
 from launcher.backend.kubernetes import admission, helper_pod, inventory, pod_status, run_record, status_source, storage_classes
 from launcher.backend.kubernetes.client import KINDS, Cluster, Object, status_of
-from launcher.backend.kubernetes.inventory import WORKLOADS, ObjectRef
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost
+from launcher.backend.kubernetes.run_context import WORKLOADS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run

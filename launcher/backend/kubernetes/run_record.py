@@ -17,7 +17,7 @@ from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run, checked, metadata
 from launcher.runs import process_identity
-from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+from launcher.runs.status import Restart, RunStatus, State, TaskStatus, location_of
 
 COMPONENT = "record"
 _SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "made.json", "user"
@@ -335,8 +335,8 @@ def restored(text: str) -> RunStatus | None:
     """Return the status that was dumped as a text, None where it is none of this version's."""
     try:
         document = json.loads(text)
-        tasks = tuple(_task(task) for task in document.pop("tasks"))
-        return RunStatus(**{**document, "state": State(document["state"]), "tasks": tasks})
+        tasks, place = tuple(map(_task, document["tasks"])), location_of(document.get("run_dir"))
+        return RunStatus(**{**document, "state": State(document["state"]), "tasks": tasks, "run_dir": place})
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 

@@ -12,10 +12,11 @@ from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.informer import Informer, Pauses, versions
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
+from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, VOLUME_LABEL
-from launcher.runs.status import Restart, RunStatus, State
+from launcher.runs.status import Location, Restart, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import seconds
 
@@ -32,6 +33,7 @@ _MOST_PAUSE = 30.0  # seconds after which what tells more of Jobs and pods is as
 _ONE_BY_ONE = 4  # objects whose events are asked for by a request each
 _ATTENDANT_STARTS = 120.0  # seconds that an attendant may take to start
 _UID = "involvedObject.uid"
+_NOTHING_BESIDE = RunContext()
 
 
 def labels_of(run: str) -> dict[str, str]:
@@ -209,24 +211,31 @@ class Watcher:
         now = gather(self.cluster, self.run)
         return versions([*now.jobs, *now.pods]) == versions([*self.seen.jobs, *self.seen.pods])
 
-    def status(self) -> RunStatus | None:
-        """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked."""
+    def status(self, context: RunContext = _NOTHING_BESIDE) -> RunStatus | None:
+        """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked.
+
+        Of `context` is taken what its Jobs do not tell: who started the run, and what it lacks.
+        """
         if time.monotonic() < self._next:
             return self._last
         if self._logs_ended != (ended := self.logs.ended):
             self._logs_ended = ended
             self._source.hurry()
-        self._last = self._look()
+        self._last = self._look(context)
         if self.logs.unanswered:
             # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
             with contextlib.suppress(LauncherError):
-                self._last = self._look()
+                self._last = self._look(context)
         self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
         return self._last
 
-    def _look(self) -> RunStatus | None:
+    def _look(self, context: RunContext) -> RunStatus | None:
         self.seen = self._with_nodes(self._with_gone(self._source.seen(self._pods.keys() if self._counts else None)))
-        return (self._expired() or self._attended() or self._read()) if self.seen.jobs else None
+        if not self.seen.jobs:
+            return None
+        context = dataclasses.replace(context, place=place_of(self.seen, self.cluster), attended=self.is_attended())
+        noted = self._expired() or self._attended(context.place)
+        return context.of(noted) if noted else self._read(context)
 
     def _with_gone(self, seen: ClusterSnapshot) -> ClusterSnapshot:
         """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
@@ -267,16 +276,16 @@ class Watcher:
             self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
         return run_record.final(self._record) if run_record.roles(self._record) - there else None
 
-    def _attended(self) -> RunStatus | None:
+    def _attended(self, place: Location | None) -> RunStatus | None:
         """Return how the run has ended by its attendant, which saw what pods told that are gone since; None while its Jobs are at work."""
         noted = attendant_notes.final(self._source.attendant)
         if noted is None or not all(map(pod_status.is_at_rest, self.seen.jobs)):
             return None
         if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.seen.jobs):
             return None  # somebody has let it go on since
-        return dataclasses.replace(noted, run_dir=place_of(self.seen, self.cluster))
+        return dataclasses.replace(noted, run_dir=place)
 
-    def _read(self) -> RunStatus:
+    def _read(self, context: RunContext) -> RunStatus:
         tasks = pod_status.tasks(self.seen, self.cluster.now())
         if self._story is None:
             self._story = RunEvents(tasks[0].name if tasks else "")
@@ -290,19 +299,19 @@ class Watcher:
         self._story.take(self.logs.news(read, tail=_LINES))
         if self._last is not None:  # nor for one look alone
             self.logs.stream(read)
-        return pod_status.run_status(self.seen, tasks, self._story, place_of(self.seen, self.cluster))
+        return pod_status.run_status(self.seen, tasks, self._story, context)
 
 
-def place_of(seen: ClusterSnapshot, cluster: Cluster) -> str:
-    """Return where the run stores what it stores, for people."""
+def place_of(seen: ClusterSnapshot, cluster: Cluster) -> Location | None:
+    """Return where the run stores its files, None where it has no volume."""
     claim = next((claims[RUN_VOLUME] for job in seen.jobs if RUN_VOLUME in (claims := _mounted(job))), None)
-    return claim_words(claim, cluster, seen.name) if claim else ""
+    return on_claim(claim, cluster, seen.name) if claim else None
 
 
 def _mounted(job: pod_status.Object) -> dict[str, str]:
     return claims_of(job.get("spec", {}).get("template", {}).get("spec", {}))
 
 
-def claim_words(claim: str, cluster: Cluster, run: str) -> str:
-    """Say where in the cluster a run's directory is."""
-    return f"claim {claim} in {cluster.words()}, {run}/"
+def on_claim(claim: str, cluster: Cluster, run: str) -> Location:
+    """Return the directory of a run on a claim of the cluster."""
+    return Location("claim", claim, f"{run}/", cluster.words())

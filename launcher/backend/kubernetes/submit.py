@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from launcher.backend.kubernetes import pod_status, run_objects, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.errors import UnreachableError
-from launcher.backend.kubernetes.inventory import WORKLOADS, ObjectRef
+from launcher.backend.kubernetes.run_context import WORKLOADS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
 from launcher.runs.status import ENDED, RunStatus, State

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from launcher.backend.kubernetes import diagnosis, pod_status, run_objects, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.inventory import WORKLOADS, ObjectRef
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import node_of, task_of
+from launcher.backend.kubernetes.run_context import WORKLOADS, ObjectRef
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import TENSORBOARD
@@ -114,6 +114,7 @@ def _ended(before: RunStatus, story: RunEvents, now: float, unsaved: str = "") -
         before,
         state=State.SUCCEEDED if finished else State.STOPPED,
         reason="it was done before it stopped" if finished else "asked to stop" + (f"; {unsaved}" if unsaved else ""),
+        reason_task="",
         ended=now,
         eta=None,
         tasks=tasks,

@@ -14,7 +14,7 @@ from launcher.errors import UsageError
 from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
-from launcher.runs.status import RunStatus
+from launcher.runs.status import Location, RunStatus
 from launcher.runs.stored import PLACES, Part, Stored, nothing
 from launcher.runs.supervised_runs import KILL_WAIT, SupervisedRuns
 
@@ -68,9 +68,9 @@ class LocalBackend(SupervisedRuns):
         except OSError as error:
             raise explain(error, f"deleting the data of {name}") from error
 
-    def set_aside(self, name: str, aside: str) -> str:
+    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Rename the run's directory."""
-        return str(self.layout(name).set_aside(aside))
+        return (Location("directory", str(self.layout(name).set_aside(aside))),)
 
     @contextlib.contextmanager
     def fetch(self, name: str, part: Part) -> Iterator[Stored]:
@@ -90,7 +90,7 @@ class LocalBackend(SupervisedRuns):
         """Return how a run is, with places as they are now: its directory may have been moved aside or copied since."""
         status = super()._status(layout)
         checkpoint = status.checkpoint and str(layout.run_dir / PLACES[Part.CHECKPOINTS][0] / Path(status.checkpoint).name)
-        return dataclasses.replace(status, run_dir=str(layout.run_dir), model=_model(layout), checkpoint=checkpoint)
+        return dataclasses.replace(status, run_dir=Location("directory", str(layout.run_dir)), model=_model(layout), checkpoint=checkpoint)
 
 
 def _model(layout: RunPaths) -> str | None:

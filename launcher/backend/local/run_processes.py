@@ -20,6 +20,7 @@ from launcher.runs import orphans, ports, run_json, state_file, stop_order
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
 from launcher.runs.run_controller import Outcome, RunController, Runtime
+from launcher.runs.status import Location
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # No signal is lost, but a process that is gone must be noticed even if one were.
@@ -42,7 +43,7 @@ class RunProcesses(Runtime):
 
     def __init__(self, layout: RunPaths, plan: Plan, held: ports.PortReservation, lifeline: int | None) -> None:
         self._layout, self._plan, self._ports = layout, plan, held
-        self.place = str(layout.run_dir)
+        self.place = Location("directory", str(layout.run_dir))
         lifelines = Lifelines(stop_order.waves(plan))
         self.tasks = [ProcessTask(task, layout, lifelines, self._follow) for task in plan.tasks]
         self._selector = selectors.DefaultSelector()

@@ -16,6 +16,7 @@ from launcher.backend.docker.volumes import ASIDE, set_aside
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
 from launcher.render import labels
+from launcher.runs.status import Location
 from launcher.spec.models import ClusterSpec
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import launch, unique, until
@@ -60,14 +61,14 @@ def spec(image: str) -> ClusterSpec:
 
 def test_all_of_it_is_there_with_its_owners_and_rights(client: Engine, stored: Stored, image: Built) -> None:
     new = f"{stored.aside}_run"
-    assert set_aside(client, stored.name, stored.aside, None) == f"volume {new}"
+    assert set_aside(client, stored.name, stored.aside, None) == Location("volume", new)
     assert stored.volumes == {new}
     found = docker("run", "--rm", "--user", "0", "--volume", f"{new}:/runs:ro", "--entrypoint", "sh", image.name, "-c", LOOK)
     assert found.splitlines() == ["all", "1234 4321 600", "b/file"]
     # It tells of which run it was, and is none of that run's any more.
     assert client.client.volumes.get(new).attrs["Labels"] == {ASIDE: stored.name}
     assert client.volumes(stored.name) == []
-    assert set_aside(client, stored.name, f"{stored.aside}.again", None) == ""
+    assert set_aside(client, stored.name, f"{stored.aside}.again", None) is None
 
 
 MODEL = (

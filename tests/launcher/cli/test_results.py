@@ -10,7 +10,7 @@ from rich.console import Console
 
 from launcher.backend.model import Backend
 from launcher.cli import measures
-from launcher.cli.results import show_summary, without
+from launcher.cli.results import show_summary
 from launcher.runs.status import LogLine, Restart, RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
@@ -61,17 +61,20 @@ def test_what_to_type_next_claims_to_go_on_only_where_that_does(status: RunStatu
 
 def test_an_error_is_told_once(golden: Golden) -> None:
     task = TaskStatus("chief", State.FAILED, exit_code=1, restarts=(Restart(0.0, 1, 1, f"failed with exit code 1: {ERROR}"),))
-    facts = told(run(State.FAILED, task, reason=f"chief failed on attempt 2 (exit code 1): failed with exit code 1: {ERROR}"))
-    assert facts["last error"] == ERROR
-    golden(facts["reason"])
+    reason = f"chief failed on attempt 2 (exit code 1): failed with exit code 1: {ERROR}"
+    facts = told(run(State.FAILED, task, reason=reason, reason_task="chief"))
+    assert (facts["reason"], facts.get("task"), facts.get("last error")) == (reason, None, None)
     golden(facts["restarts"])
-    assert without("the reason", "") == "the reason"
+    facts = told(run(State.FAILED, task, reason="not done within the deadline of 5 s"))
+    assert (facts["reason"], facts["last error"]) == ("not done within the deadline of 5 s", ERROR)
+    golden(facts["task"])
 
 
 def test_a_remedy_is_told_where_the_reason_does_not_have_it() -> None:
     task = TaskStatus("chief", State.FAILED, exit_code=137, remedy="raise `roles.chief.memory`")
-    assert told(run(State.FAILED, task, reason="chief failed"))["to mend it"] == "raise `roles.chief.memory`"
-    assert "to mend it" not in told(run(State.FAILED, task, reason="chief failed; raise `roles.chief.memory`"))
+    assert told(run(State.FAILED, task, reason="not done within 5 s"))["to mend it"] == "raise `roles.chief.memory`"
+    own = run(State.FAILED, task, reason="chief failed; raise `roles.chief.memory`", reason_task="chief")
+    assert "to mend it" not in told(own)
 
 
 def test_training_and_evaluation_are_told_apart() -> None:

@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from launcher.plan import planner
 from launcher.plan.models import Target
 from launcher.runs import locks
-from launcher.runs.status import Loss, RunStatus, State
+from launcher.runs.status import Location, Loss, RunStatus, State
 from launcher.spec.loader import dump
 from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
@@ -200,17 +200,17 @@ def test_a_volume_that_leaves_out_read_only_is_what_an_older_version_took_it_for
 
 
 def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path, golden: Golden) -> None:
-    old = replace(run(State.STOPPED), run_dir=str(tmp_path))
+    old = replace(run(State.STOPPED), run_dir=Location("directory", str(tmp_path)))
     golden(from_where(old, "/runs"))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "ckpt-1500.index").touch()
     golden(from_where(old, "/runs"))
     golden(from_where(replace(old, checkpoint_step=1600), "/runs"))
     # A volume cannot be looked into from here: that there is no checkpoint is not known.
-    on_volume = replace(old, run_dir="volume mnist_run")
+    on_volume = replace(old, run_dir=Location("volume", "mnist_run"))
     assert from_where(on_volume, "/runs").startswith("from its last checkpoint in volume mnist_run")
     golden(from_where(on_volume, ""))
-    golden(from_where(replace(old, run_dir=""), ""))
+    golden(from_where(replace(old, run_dir=None), ""))
 
 
 def test_what_a_newer_version_has_added_is_no_change(tmp_path: Path) -> None:
@@ -298,11 +298,11 @@ def test_the_old_run_is_moved_aside_whole(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mnist" / "checkpoints" / "mine").write_text("precious")
     backend = LocalBackend(tmp_path)
-    first = Path(move_aside(backend, "mnist", None))
+    (first,) = move_aside(backend, "mnist", None)
     assert not (tmp_path / "mnist").exists()
-    assert (first / "checkpoints" / "mine").read_text() == "precious"
+    assert Path(first.name, "checkpoints", "mine").read_text() == "precious"
     (tmp_path / "mnist").mkdir()
-    assert Path(move_aside(backend, "mnist", None)) != first
+    assert move_aside(backend, "mnist", None) != (first,)
 
 
 def test_a_run_that_was_started_elsewhere_goes_on_with_other_code_as_one_from_here_does() -> None:

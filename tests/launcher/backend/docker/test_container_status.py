@@ -8,7 +8,7 @@ from docker.models.volumes import Volume
 
 from launcher.backend.docker import container_status
 from launcher.render import labels
-from launcher.runs.status import State
+from launcher.runs.status import Location, State
 
 
 def container(task: str | None = None, **attrs: Any) -> Container:
@@ -43,17 +43,14 @@ def test_a_tensorboard_that_has_ended_answers_nowhere() -> None:
 
 def test_the_volume_is_the_one_that_is_mounted() -> None:
     mounts = [{"Destination": "/code", "Source": "/home/me/src"}, {"Destination": "/runs", "Name": "other_run"}]
-    assert container_status.place_of([container("ps-0"), container("chief", Mounts=mounts)], "toy") == "volume other_run"
-    assert (
-        container_status.place_of([container("ps-0", Config={"Env": ["RUN_DIR=/runs/toy"]})], "toy")
-        == container_status.place_of([], "toy")
-        == "volume toy_run"
-    )
-    assert container_status.place_of([container("ps-0", Config={"Env": ["HOME=/tmp"]})], "toy") == ""
+    assert container_status.place_of([container("ps-0"), container("chief", Mounts=mounts)], "toy") == Location("volume", "other_run")
+    for known in ([container("ps-0", Config={"Env": ["RUN_DIR=/runs/toy"]})], []):
+        assert container_status.place_of(known, "toy") == Location("volume", "toy_run")
+    assert container_status.place_of([container("ps-0", Config={"Env": ["HOME=/tmp"]})], "toy") is None
 
 
 @pytest.mark.parametrize("created, started", [("2026-01-31T10:00:00Z", 1769853600.0), ("some day", None), (None, None)])
 def test_a_run_of_which_the_volume_is_left_is_stopped(created: str | None, started: float | None) -> None:
     volume = Volume({"Name": "toy_run", "CreatedAt": created, "Labels": {labels.RUN: "toy"}})
     status = container_status.of_volume(volume, "toy")
-    assert (status.state, status.run_dir, status.started, status.spec_digest) == (State.STOPPED, "volume toy_run", started, "")
+    assert (status.state, status.run_dir, status.started, status.spec_digest) == (State.STOPPED, Location("volume", "toy_run"), started, "")

@@ -1,6 +1,7 @@
 """Whether a run's data is where it was, by the claim that is there."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import pytest
 
 from launcher.backend.kubernetes import inventory, run_record
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.inventory import Found, ObjectRef
+from launcher.backend.kubernetes.run_context import Differences, ObjectRef, RunContext
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
@@ -42,13 +43,14 @@ TASKS = ("chief", "worker-0", "worker-1", "evaluator")
 JOBS = {role: ObjectRef("Job", f"digits-{role}", role) for role in ("chief", "worker", "evaluator")}
 
 
-def told(found: Found, *tasks: str, state: State = State.RUNNING) -> RunStatus:
+def told(found: Differences, *tasks: str, state: State = State.RUNNING) -> RunStatus:
     there = tuple(TaskStatus(task, state) for task in tasks)
-    return inventory.compared(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=there), found, "team-a")
+    found = replace(found, reason=inventory.reason("digits", found.gone, found.strays, "team-a"))
+    return RunContext(differences=found).of(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=there))
 
 
 def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
-    run = told(Found(gone=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
+    run = told(Differences(gone=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
     assert (run.state, run.eta, run.missing) == (State.PENDING, None, ("job/digits-worker", "configmap/digits-cluster"))
     assert run.reason.startswith(
         "job/digits-worker, configmap/digits-cluster were deleted: `launcher down digits --on kubernetes` and another `up`"
@@ -58,33 +60,35 @@ def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
 
 
 def test_a_run_that_still_makes_steps_runs() -> None:
-    run = told(Found(gone=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
+    run = told(Differences(gone=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
 
 
 def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also_of_a_run_that_was_stopped(golden: Golden) -> None:
-    run = told(Found(strays=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
+    run = told(Differences(strays=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
     assert run.state is State.PENDING
     golden(run.reason)
 
 
 def test_a_run_that_has_ended_needs_nothing_any_more() -> None:
-    assert told(Found(gone=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
-    assert told(Found(tasks=TASKS), *TASKS).missing == ()
+    assert told(Differences(gone=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
+    assert told(Differences(tasks=TASKS), *TASKS).missing == ()
 
 
 def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
     """Until the start has written its own, the record has what the last one made."""
     mark = {"tf-launcher/starting": json.dumps({"id": "1", "host": "another", "since": 1000.0})}
     noted = {"metadata": {"annotations": mark}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
-    nothing = SimpleNamespace(get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [])
-    assert inventory.Watch(cast("Cluster", nothing), "digits").look() == Found()
+    nothing = SimpleNamespace(
+        get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
+    )
+    assert inventory.Watch(cast("Cluster", nothing), "digits").look() == Differences()
     nothing.now = lambda: 1_000_000.0  # anyone who started it has died over it
     assert inventory.Watch(cast("Cluster", nothing), "digits").look().gone == (ObjectRef("Job", "digits-chief", "1"),)
 
 
 def test_a_run_without_its_attendant_trains_and_is_told_to_lack_it() -> None:
-    run = told(Found(gone=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
+    run = told(Differences(gone=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("job/digits-attendant",))
 
 

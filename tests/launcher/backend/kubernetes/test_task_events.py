@@ -7,8 +7,9 @@ import pytest
 
 from launcher.backend.kubernetes.log_lines import LogSelection
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, run_status
+from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
-from launcher.runs.status import LogLine, Restart, State, TaskStatus
+from launcher.runs.status import Location, LogLine, Restart, State, TaskStatus
 
 
 def line(task: str, event: str, *, about: str | None = None, at: float = 1.0, **fields: Any) -> LogLine:
@@ -25,10 +26,11 @@ def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
         ]
     )
     tasks = (TaskStatus("chief", State.RUNNING), TaskStatus("worker-0", State.RUNNING))
-    told = run_status(ClusterSnapshot("digits", ()), tasks, story, "a claim")
+    place = Location("claim", "digits", "digits/", "namespace team-a")
+    told = run_status(ClusterSnapshot("digits", ()), tasks, story, RunContext(place))
     assert (told.step, told.steps, told.loss, told.checkpoint_step, told.eta) == (40, 100, 0.5, 30, 30.0)
     assert (told.tasks[1].local_step, told.tasks[1].examples_per_second) == (20, 50.0)
-    assert told.run_dir == "a claim"
+    assert (told.run_dir, str(told.run_dir)) == (place, "claim digits in namespace team-a, digits/")
 
 
 def test_who_waits_for_peers_does_not_run_yet() -> None:
@@ -55,7 +57,7 @@ def test_a_run_runs_when_it_trains_and_no_pod_is_lacking(of_pods: list[State], e
     story = RunEvents("chief")
     story.take([line("chief", event, missing=[{"task": "worker-1"}]) for event in events])
     told = [TaskStatus(name, of, "no room" if of is State.PENDING else "") for name, of in zip(("chief", "worker-0"), of_pods, strict=True)]
-    found = run_status(ClusterSnapshot("digits", ()), tuple(told), story, "")
+    found = run_status(ClusterSnapshot("digits", ()), tuple(told), story, RunContext())
     assert (found.state, found.reason) == (state, reason)
 
 
@@ -80,7 +82,7 @@ def test_fewer_restarts_are_left_with_each_in_the_pod_until_they_count_no_more()
 def test_what_looks_like_an_event_and_is_none_is_passed_over() -> None:
     story = RunEvents("chief")
     story.take([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
-    assert run_status(ClusterSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), story, "").step is None
+    assert run_status(ClusterSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), story, RunContext()).step is None
 
 
 def test_the_last_lines_are_those_of_each_task_over_its_attempts() -> None:
