@@ -66,7 +66,16 @@ _OPTIONAL = {
 _WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work, and who follows a run asks for its Jobs and pods again and again"
 # What is asked about where no spec is given: a run that has to reach all that any run has to.
 _ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
-_PROBE = "import socket; print('image ok', flush=True); socket.getaddrinfo('kubernetes.default.svc', 443)"
+_NO_HOST = 68  # EX_NOHOST of sysexits(3)
+_PROBE = f"""
+import socket, sys
+print("image ok", flush=True)
+try:
+    socket.getaddrinfo("kubernetes.default.svc", 443)
+except OSError as error:
+    print(f"{{type(error).__name__}}: {{error}}", file=sys.stderr)
+    sys.exit({_NO_HOST})
+"""
 # Writes where the tasks would, and says whose that is where it may not.
 _WRITE = f"""
 import os, sys, tempfile
@@ -285,7 +294,8 @@ def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
         helper_pod.probe(cluster, run, ["python", "-c", names], mounted=False)
         yield from _starts(run)
     except LauncherError as error:
-        yield of_error("DNS" if "gaierror" in error.message else "image", error)
+        without_names = isinstance(error, helper_pod.FailedPodError) and error.code == _NO_HOST
+        yield of_error("DNS" if without_names else "image", error)
 
 
 def _starts(run: Run) -> Iterator[Finding]:

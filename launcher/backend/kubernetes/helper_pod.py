@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from launcher.backend.kubernetes import diagnosis, status_source
+from launcher.backend.kubernetes import diagnosis, pod_status, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -45,10 +45,18 @@ def remove(cluster: Cluster, run: Run) -> None:
         _do(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _HOPE)
 
 
+class FailedPodError(LauncherError):
+    """A pod did not succeed; `code` is its command's exit code, None where that did not end by itself."""
+
+    def __init__(self, message: str, remedy: str, code: int | None) -> None:
+        super().__init__(message, remedy)
+        self.code = code
+
+
 def probe(cluster: Cluster, run: Run, command: list[str], *, mounted: bool) -> None:
     """Run a command in the run's image, with labels as tasks have, and with its volume where that is wanted.
 
-    Raises LauncherError with why it did not start, or did not succeed.
+    Raises LauncherError with why it did not start, FailedPodError where it did not succeed.
     """
     _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=mounted, labels={CLUSTER_LABEL: "doctor"})
 
@@ -168,7 +176,6 @@ def _await_phase(cluster: Cluster, name: str, doing: str, hope: dict[str, float]
         hopeless = found is not None and waited > (_HOPE["config"] if found.final else hope.get(found.kind, _WITHIN))
         if phase in {"Failed", "Succeeded"} or hopeless or waited > _WITHIN:
             why = found.words if found else f"it is {phase} after {_WITHIN:.0f} s"
-            raise LauncherError(
-                f"{doing}: the pod {name} did not succeed: {why}", found.remedy if found else f"see kubectl describe pod {name}"
-            )
+            remedy = found.remedy if found else f"see kubectl describe pod {name}"
+            raise FailedPodError(f"{doing}: the pod {name} did not succeed: {why}", remedy, pod_status.exit_code(pod))
         time.sleep(_LOOK_EVERY)
