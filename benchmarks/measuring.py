@@ -14,7 +14,7 @@ from benchmarks.contenders import PEERS_PYTHON, ROOT, Contender
 from benchmarks.memory import Peak, Watch
 from benchmarks.task import DEADLINE
 
-# The same for every program.
+# The same for each program.
 ENVIRONMENT = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "1",

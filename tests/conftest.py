@@ -1,4 +1,4 @@
-"""What holds for every test: the environment it starts from, and where real data is."""
+"""What holds for each test: the environment it starts from, and where real data is."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""The arrows between the packages, and what holds for every file of the project."""
+"""The arrows between the packages, and what holds for each file of the project."""
 
 import ast
 import functools

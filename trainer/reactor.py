@@ -1,4 +1,4 @@
-"""One thread that waits for everything at once: signals, sockets and pipes, timers, and results of other threads.
+"""One thread that waits for all of it at once: signals, sockets and pipes, timers, and results of other threads.
 
 It sleeps in one `select` until the next timer is due; nothing is polled.
 """

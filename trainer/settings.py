@@ -235,7 +235,7 @@ class TrainerSettings(Settings):
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
     )
     stall_timeout: float | None = Field(None, gt=0, description="Seconds without progress after which a task is stalled.")
-    on_stall: OnStall | None = Field(None, description="What follows then; `tell` when left out.")
+    on_stall: OnStall | None = Field(None, description="The action then; `tell` when left out.")
     save_timeout: float | None = Field(
         None, gt=0, description="Seconds that training goes on while nothing can be saved; 1800 when left out."
     )

@@ -68,7 +68,7 @@ ENVIRONMENT = {
     # TensorFlow's own default on x86; said aloud, it is not announced in every task's log.
     "TF_ENABLE_ONEDNN_OPTS": "1",
     # Once a worker has come back, TensorFlow has the next call on each worker wait until nothing at all is under way. Synchronous rounds
-    # wait for every worker, so none of the two would ever end. Nothing here needs that wait: a call takes what is on its own worker.
+    # wait for each worker, so none of the two would ever end. Nothing here needs that wait: a call takes what is on its own worker.
     "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",
 }
 

@@ -22,7 +22,7 @@ LET_THE_CHIEF_LEAVE = 3  # seconds: it still holds connections
 
 
 def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make points around one centre a class; the centres are the same for every seed."""
+    """Make points around one centre a class; the centres are the same for each seed."""
     centres = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
     random = np.random.default_rng(seed)
     labels = random.integers(CLASSES, size=count)

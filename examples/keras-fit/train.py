@@ -25,7 +25,7 @@ FEATURES, CLASSES = 20, 10
 
 
 def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make points around one centre a class; the centres are the same for every seed."""
+    """Make points around one centre a class; the centres are the same for each seed."""
     centres = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
     random = np.random.default_rng(seed)
     labels = random.integers(CLASSES, size=count)

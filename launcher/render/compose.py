@@ -240,7 +240,7 @@ def _grace(plan: Plan, task: Task) -> float:
 
 
 def _shared_environment(plan: Plan) -> dict[str, str | None]:
-    """Return the variables that are the same for every task."""
+    """Return the variables that are the same for each task."""
     first, *others = map(_variables, plan.tasks)
     shared = {name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.

@@ -73,7 +73,7 @@ def clear(layout: RunPaths, *, now: bool) -> int:
             # The state stays as it is, so that anyone who comes next tries again.
             who = ", ".join(f"{name} (pid {members[0]})" for name, members in stayed.items())
             raise LauncherError(
-                f"what is left of the run {layout.name} cannot be ended: {who}", "end these processes yourself, then try again"
+                f"processes of the run {layout.name} cannot be ended: {who}", "end these processes yourself, then try again"
             )
         state_file.write(layout.state, dataclasses.replace(snapshot, status=interrupted(layout, snapshot)))
         return sum(map(len, left.values()))

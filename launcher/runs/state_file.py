@@ -28,7 +28,7 @@ class Snapshot:
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Replace the file. Raises OSError, for a full disk say, and leaves the old file then."""
+    """Replace the file. Raises OSError, for example for a full disk, and leaves the old file then."""
     write_json(path, {"version": _VERSION, **dataclasses.asdict(snapshot)}, indent=None)
 
 

@@ -148,7 +148,7 @@ class Limits(Section):
     )
     on_stall: OnStall = Field(
         "tell",
-        description="What follows when a task is stalled: `tell` says so, `restart` kills its process and starts it again, which counts, `fail` ends the run.",
+        description="The action when a task is stalled: `tell` says so, `restart` kills its process and starts it again, which counts, `fail` ends the run.",
     )
     save_timeout: Duration = Field(
         "30m",

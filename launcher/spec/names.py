@@ -30,7 +30,7 @@ _IMAGE = re.compile(
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}\Z")
 # What is used before a task starts.
 _NO_SECRETS = frozenset({"PATH", "PYTHONPATH", "HOME"})
-# What the launcher itself sets for every task.
+# What the launcher itself sets for each task.
 _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
 _RESERVED_PREFIX = "TRAINER_"
 # Labels and annotations of the run's own objects begin so.
@@ -44,7 +44,7 @@ _RESERVED_PATHS = ("/runs", TMP, "/dev", "/proc", "/sys", "/code", "/tf-launcher
 
 
 def is_own_variable(name: str) -> bool:
-    """Return whether the launcher sets this environment variable itself, for every task."""
+    """Return whether the launcher sets this environment variable itself, for each task."""
     return name in _RESERVED_ENV or name.startswith(_RESERVED_PREFIX)
 
 
@@ -99,7 +99,7 @@ def check_env_name(name: str) -> None:
     """Raise FieldError when this cannot be an environment variable of a task."""
     check_name_of_variable(name)
     if is_own_variable(name):
-        raise FieldError(f"`{name}` is set by the launcher for every task", "another name", "leave it out, or choose another name")
+        raise FieldError(f"`{name}` is set by the launcher for each task", "another name", "leave it out, or choose another name")
 
 
 def may_be_secret(name: str) -> bool:

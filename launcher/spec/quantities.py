@@ -70,7 +70,7 @@ def parse_memory(value: object) -> int:
         raise FieldError(_unit_message(value, unit), MEMORY_EXPECTED, f"write {number}{meant or 'Gi'}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise FieldError(f"{shown(value)} has no unit", MEMORY_EXPECTED, f"write {_plain(value)}Gi, if gibibytes are meant")
-    raise FieldError(f"{shown(value)} is not a size", MEMORY_EXPECTED, "write the size, 4Gi say")
+    raise FieldError(f"{shown(value)} is not a size", MEMORY_EXPECTED, "write the size, for example 4Gi")
 
 
 def parse_duration(value: object) -> float:
@@ -87,7 +87,7 @@ def parse_duration(value: object) -> float:
         raise FieldError(_unit_message(value, unit), DURATION_EXPECTED, remedy)
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise FieldError(f"{shown(value)} has no unit", DURATION_EXPECTED, f"write {_plain(value)}s, if seconds are meant")
-    raise FieldError(f"{shown(value)} is not a duration", DURATION_EXPECTED, "write the duration, 10m say")
+    raise FieldError(f"{shown(value)} is not a duration", DURATION_EXPECTED, "write the duration, for example 10m")
 
 
 def _unit_message(value: str, unit: str) -> str:

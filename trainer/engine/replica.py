@@ -20,7 +20,7 @@ def _here(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 class Replica:
-    """Computes gradients of a workload's loss; the same for every strategy.
+    """Computes gradients of a workload's loss; the same for each strategy.
 
     A step takes `accumulate` batches and has one gradient, their mean. Its numbers are a float32 vector of `width`
     elements: loss, the metrics, and the seconds it waited for input.

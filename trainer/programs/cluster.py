@@ -88,7 +88,7 @@ class Cluster:
         return found or task.cpu
 
     def each(self, function: Callable[..., Result], *items: Sequence[Any]) -> list[Result]:
-        """Call `function(task, item, ...)` for every task at once, under its best device; return the results in the tasks' order.
+        """Call `function(task, item, ...)` for each task at once, under its best device; return the results in the tasks' order.
 
         `items` are sequences with one item a task.
         """

@@ -47,7 +47,7 @@ class Strips:
                 self._next.append(tf.function(_generation, autograph=False).get_concrete_function(edge, strip, edge, own))
 
     def state(self) -> State:
-        """Return what is known of the present generation; waits for every task."""
+        """Return what is known of the present generation; waits for each task."""
         counts = [count.numpy() for count in self._counts]
         return State(int(sum(alive for alive, _ in counts)), sum(int(number) for _, number in counts) % 2**64)
 

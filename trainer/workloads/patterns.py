@@ -1,7 +1,7 @@
 """Synthetic pictures: 32x32 colour images of ten kinds of pattern, drawn from a seed in about a second.
 
 The kinds differ in texture: stripes that lie, stand or lean, fine or coarse, a chequered board, rings, spots and
-rays. Colours, contrast, place, angle and scale are drawn again for every image, so no pixel's value says anything about the
+rays. Colours, contrast, place, angle and scale are drawn again for each image, so no pixel's value says anything about the
 kind, and a linear classifier is of little use; cropping, mirroring, brightness and contrast leave the kind as it is.
 """
 

@@ -97,7 +97,7 @@ class Watch:
             thread.start()
 
     def renew(self) -> None:
-        """Ask for everything again: the engine was away."""
+        """Ask for all of it again: the engine was away."""
         self._answers.close(silent_for=0.0)
 
     def close(self, within: float) -> None:

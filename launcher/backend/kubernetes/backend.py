@@ -49,7 +49,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
 
-# Seconds for which a cluster that has answered may be away: its API server is replaced, say. The run goes on meanwhile.
+# Seconds for which a cluster that has answered may be away, for example while its API server is replaced. The run goes on meanwhile.
 PATIENCE = 600.0
 
 

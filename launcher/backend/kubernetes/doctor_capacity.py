@@ -53,7 +53,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
     try:
         listed = cluster.nodes()
     except LauncherError:
-        yield warning("nodes", "you may not list nodes: what they offer is not known", _CLUSTER_ROLE)
+        yield warning("nodes", "you may not list nodes: their resources are not known", _CLUSTER_ROLE)
         return
     resource = "nvidia.com/gpu" if spec is None else spec.kubernetes.gpu_resource
     nodes = [node(one) for one in listed if _takes_pods(one)]
@@ -66,7 +66,9 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
     try:
         others = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
     except LauncherError:
-        yield warning("capacity", "you may not list pods of all namespaces: what follows is as if nobody else was there", _CLUSTER_ROLE)
+        yield warning(
+            "capacity", "you may not list pods of all namespaces: the findings below are as if nobody else was there", _CLUSTER_ROLE
+        )
         others = []
     take(nodes, others)
     left = unplaced(nodes, spec, tied)

@@ -60,7 +60,7 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
     if run.storage is None:
         raise UsageError(
             f"{name} has no volume of its run, as its spec has no `storage`",
-            "write `storage: {}`, and have the program write to $RUN_DIR; what it has written to volumes of its own is read from there",
+            "write `storage: {}`, and have the program write to $RUN_DIR; files on volumes of its own are read from there",
         )
     if cluster.get("PersistentVolumeClaim", run.claim) is None:
         raise nothing(name, part, ())

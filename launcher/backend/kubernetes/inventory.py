@@ -55,16 +55,16 @@ class Watch:
 def loss(name: str, uid: str, there: Object | None) -> Loss | None:
     """Return why the data on the claim of that uid is lost, by what is `there` under its name. Pure."""
     if there is None:
-        return Loss("deleted", f"the claim {name} was deleted, and what the run had stored there with it")
+        return Loss("deleted", f"the claim {name} was deleted, and the files of the run with it")
     head = there["metadata"]
     if head["uid"] != uid:
         made = f" (made {head['creationTimestamp']})" if head.get("creationTimestamp") else ""
         return Loss(
             "replaced",
-            f"the claim {name} was deleted and made again{made}: what the run had stored is not on it, unless somebody has restored it",
+            f"the claim {name} was deleted and made again{made}: the files of the run are not on it, unless somebody has restored them",
         )
     if head.get("deletionTimestamp"):
-        return Loss("deleting", f"the claim {name} is being deleted: with the last pod that uses it goes all that the run has stored")
+        return Loss("deleting", f"the claim {name} is being deleted: with the last pod that uses it go all files of the run")
     return None
 
 

@@ -25,7 +25,7 @@ _AT_ONCE = 8  # logs read at the same time
 _ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait forever
 _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
 _TO_THE_END = 32  # logs followed at the same time
-_QUIET = 60.0  # seconds in which one that is followed may say nothing, while it saves say, and is not asked for again
+_QUIET = 60.0  # seconds in which one that is followed may say nothing, for example while it saves, and is not asked for again
 _AGAIN = 0.5  # seconds until one that could not be followed is followed again
 _STREAM_EVERY = 10.0  # seconds between two streams of one pod, at the least; meanwhile its log is asked for again and again
 # A stream brings no more bytes than these: its node may discard a file of the log (10 MiB) between two that it sends, which only the next request tells.
@@ -53,7 +53,7 @@ class Onward(Protocol):
 class PodLogs:
     """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None.
 
-    All that it reads it passes on to another reader, `onward`, in another thread say, which need not ask for it then.
+    All that it reads it passes on to another reader, `onward`, such as one in another thread, which need not ask for it then.
     """
 
     def __init__(self, cluster: Cluster, kept: Path | None = None, onward: Onward | None = None) -> None:

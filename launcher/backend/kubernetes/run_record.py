@@ -28,7 +28,7 @@ _STARTS_WITHIN = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
 # Of a status what depends on who asks, and when.
 _ASKED = frozenset({"data_lost", "missing", "user", "mine", "attended"})
-# So often a change is tried again that somebody else's has overtaken, a note of how the run has ended say.
+# So often a change is tried again that somebody else's has overtaken, such as a note of how the run has ended.
 _TRIES = 10
 
 
@@ -158,7 +158,7 @@ def free(cluster: Cluster, run: str) -> None:
 def undo(cluster: Cluster, mark: StartLease) -> None:
     """Put the record back as it was before a start that failed; nothing happens where the mark is lost.
 
-    How the run before has ended stays where that was noted meanwhile, as it was stopped to be moved say.
+    How the run before has ended stays where that was noted meanwhile, for example as it was stopped to be moved.
     """
     before = mark.before
     with contextlib.suppress(LeaseLostError):

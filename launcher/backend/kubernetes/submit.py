@@ -86,7 +86,7 @@ class Start:
         except BaseException as error:
             left = self._undo(undone)
             if left and isinstance(error, LauncherError):
-                error.remedy += f"; what was made could not all be removed again ({left}): launcher down {self._run.name} --on kubernetes"
+                error.remedy += f"; some objects could not be removed again ({left}): launcher down {self._run.name} --on kubernetes"
             raise
 
     def settle(self) -> None:

@@ -83,7 +83,7 @@ def _refuse_made_by_others(cluster: Cluster, run: str, there: Iterable[ObjectRef
 def unsaved(lost: Iterable[pod_status.Object]) -> str:
     """Return what may not have been saved, for these pods that did not end by themselves; empty for none. Pure."""
     where = ", ".join(f"{task_of(pod)} on {node_of(pod)}" for pod in lost)
-    return f"what came after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
+    return f"steps after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
 
 
 class _Silent:

@@ -15,7 +15,7 @@ from trainer.strategies import SERVED
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 # Exit codes of a whole container that do not say that its trainer failed for good: peers that were not there, a container that could not
-# be started or whose end nobody saw (128 and 255 of containerd), one that was killed, out of memory say, and one asked to stop.
+# be started or whose end nobody saw (128 and 255 of containerd), one that was killed, such as one out of memory, and one asked to stop.
 _NOT_THE_TRAINERS = (int(ExitCode.PEER_LOST), 128, 137, int(ExitCode.STOPPED), 255)
 
 # A longer time to live than this would overflow what Kubernetes keeps it in.

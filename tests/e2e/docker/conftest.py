@@ -1,4 +1,4 @@
-"""A real Docker engine, and the trainer's image in it, for every test here; skipped where no engine answers."""
+"""A real Docker engine, and the trainer's image in it, for each test here; skipped where no engine answers."""
 
 import json
 import os

@@ -44,9 +44,9 @@ def test_memory(written: str, size: int) -> None:
         ("512m", "write 512Mi"),
         ("20 Gi", "write 20Gi"),
         ("0Gi", "give a size above zero"),
-        ("big", "write the size, 4Gi say"),
-        (True, "write the size, 4Gi say"),
-        ("4Gi\n", "write the size, 4Gi say"),
+        ("big", "write the size, for example 4Gi"),
+        (True, "write the size, for example 4Gi"),
+        ("4Gi\n", "write the size, for example 4Gi"),
     ],
 )
 def test_memory_that_is_none(written: object, remedy: str) -> None:
@@ -82,10 +82,10 @@ def test_duration(written: str, seconds: float) -> None:
         ("5M", "write 5m"),
         ("0s", "write a duration in that range"),
         ("400d", "write a duration in that range"),
-        ("soon", "write the duration, 10m say"),
-        ("-5m", "write the duration, 10m say"),
-        ("10m\n", "write the duration, 10m say"),
-        (None, "write the duration, 10m say"),
+        ("soon", "write the duration, for example 10m"),
+        ("-5m", "write the duration, for example 10m"),
+        ("10m\n", "write the duration, for example 10m"),
+        (None, "write the duration, for example 10m"),
     ],
 )
 def test_duration_that_is_none(written: object, remedy: str) -> None:

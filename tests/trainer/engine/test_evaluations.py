@@ -1,4 +1,4 @@
-"""The list of evaluations: in order, whole for every reader, right again after training went back."""
+"""The list of evaluations: in order, whole for each reader, right again after training went back."""
 
 import json
 import math
