@@ -66,6 +66,11 @@ class Child:
         raised = tracebacks.last(self._output.tail)
         return (raised.line, raised.fingerprint) if raised else ("", "")
 
+    def warn(self) -> None:
+        """Tell a server that it is to stop when its chief has saved."""
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGURG)
+
     def terminate(self) -> None:
         """Ask it to stop."""
         if self.pid is None:

@@ -1,7 +1,7 @@
 """Whether a task's peers are there yet: each address is asked for a TCP connection until it gave one.
 
-Nobody waits for this: the training process starts beside it, waits for whom it needs first (engine/arrival.py), and connects by itself.
-The purpose is to name missing peers, and to end a start that will never succeed.
+Nobody waits for this: the training process waits for whom it needs first (engine/peer_wait.py), and connects by itself.
+It names missing peers, and ends a start that will never succeed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CONNECT_TIMEOUT = 1.0
 _AT_A_TIME = 200  # open connections; a process may often have no more than 1,024 files
 _RESOLVERS = 8  # getaddrinfo blocks, so threads call it
 _RETRY = 1.0
-# Before the first look-up of a name. A pod starts a moment before its peers have names, and a cluster's DNS goes on for 5 s saying
-# that there is none once it was asked; nobody needs one before TensorFlow is imported, which takes longer than this.
+# Before the first look-up of a name. A pod starts a moment before its peers have names, and a cluster's DNS that is asked too early
+# says for 5 s that there is none. To import TensorFlow takes longer than this.
 _NO_NAMES_YET = 1.5
 LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
 _REASONS = {

@@ -7,7 +7,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from trainer.engine import peer_wait
 from trainer.engine.job import Job
@@ -21,6 +22,10 @@ from trainer.socket_filter import closed_to_others
 from trainer.strategies import STRATEGIES
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Agent, Workload
+
+if TYPE_CHECKING:
+    from trainer.engine.parameter_server.server_watch import ServerWatch
+    from trainer.engine.parameter_server.worker_pool import Connection
 
 
 @dataclass(frozen=True)
@@ -62,17 +67,22 @@ def _workload(context: Context) -> Workload | Agent:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Devices and tasks that are ready to train: `replicas` batches make a step, `make` returns the session of a job whose steps are known."""
+    """Devices and tasks that are ready to train: `replicas` batches make a step, `make` returns the session of a job whose steps are known.
+
+    `stopped` tells whether this task, or a ps that it needs, was asked to stop; `watch` is over its ps.
+    """
 
     replicas: int
     make: Callable[[Job], Session]
+    stopped: Callable[[], bool]
+    watch: "ServerWatch | None" = None
 
 
-def _single(_: Context, workload: Workload) -> Prepared:
+def _single(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession
 
-    return Prepared(1, lambda job: LocalSession(workload, job, AllReduce()))
+    return Prepared(1, lambda job: LocalSession(workload, job, AllReduce()), context.stopped)
 
 
 @contextmanager
@@ -96,40 +106,49 @@ def _multi_worker(context: Context, workload: Workload) -> Prepared:
         ring = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
     if message := ring.meet(names, list(addresses.values())):
         context.report("notice", message=message)
-    return Prepared(ring.size, lambda job: LocalSession(workload, job, ring))
+    return Prepared(ring.size, lambda job: LocalSession(workload, job, ring), context.stopped)
 
 
 def _mirrored(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.mirrored import MirroredSession, devices
 
     names = devices(context.job.local_replicas)
-    return Prepared(len(names), lambda job: MirroredSession(workload, job, names))
+    return Prepared(len(names), lambda job: MirroredSession(workload, job, names), context.stopped)
 
 
 def _parameter_server(context: Context, workload: Workload) -> Prepared:
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
+
+    connection, stopped = _connected(context)
+    sync = context.job.train.sync
+    if sync is None:
+        return Prepared(1, lambda job: AsynchronousSession(workload, job, connection, stopped), stopped, connection.watch)
+    needed = sync.replicas_to_aggregate
+    return Prepared(needed, lambda job: SynchronousSession(workload, job, connection, stopped), stopped, connection.watch)
+
+
+def _connected(context: Context) -> "tuple[Connection, Callable[[], bool]]":
+    """Connect the chief to its servers, and watch them; returns also what tells whether the chief, or a ps, was asked to stop."""
+    from trainer.engine.parameter_server.server_watch import watch
     from trainer.engine.parameter_server.worker_pool import connect
 
     connection = connect(context.task)
-    sync = context.job.train.sync
-    if sync is None:
-        return Prepared(1, lambda job: AsynchronousSession(workload, job, connection, context.stopped))
-    return Prepared(sync.replicas_to_aggregate, lambda job: SynchronousSession(workload, job, connection, context.stopped))
+    watching = watch(context.task.peers(), context.job.scratch_dir, context.report)
+    return replace(connection, watch=watching), lambda: context.stopped() or bool(watching.leaving)
 
 
 def _single_agent(context: Context, agent: Agent) -> Prepared:
     from trainer.engine.agents import LocalAgentSession
 
-    return Prepared(1, lambda job: LocalAgentSession(agent, job, context.stopped))
+    return Prepared(1, lambda job: LocalAgentSession(agent, job, context.stopped), context.stopped)
 
 
 def _served_agent(context: Context, agent: Agent) -> Prepared:
-    from trainer.engine.parameter_server.worker_pool import connect
     from trainer.engine.served_agents import ServedAgentSession
 
-    connection = connect(context.task)
-    return Prepared(1, lambda job: ServedAgentSession(agent, job, connection, context.stopped))
+    connection, stopped = _connected(context)
+    return Prepared(1, lambda job: ServedAgentSession(agent, job, connection, stopped), stopped, connection.watch)
 
 
 _SESSIONS: dict[str, Callable[[Context, Workload], Prepared]] = {
@@ -160,8 +179,12 @@ def _train(context: Context) -> ExitCode:
     session = ready.make(job)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)
-    outcome = loop.run(session, workload, job, context.report, context.stopped)
+    outcome = loop.run(session, workload, job, context.report, ready.stopped)
+    if ready.watch is not None:
+        ready.watch.stop()
     if not outcome.finished:
+        if ready.watch is not None:
+            servers.let_go(ready.watch.leaving, context.job.scratch_dir)
         if STRATEGIES[strategy].in_step:
             # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.
             with suppress(PeerLostError):

@@ -43,7 +43,7 @@ def supervise(job: ParentJob, report: Report, output: Output) -> int:
     """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
     Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
-    process and whatever that left in its process group are gone, and what it wrote is written.
+    process and its process group are gone, and what it wrote is written.
     """
     with scratch.directory() as own, Reactor() as reactor:
         try:
@@ -357,7 +357,7 @@ class _Supervisor:
             self._reactor.call_later(self._job.patience.dismissed, lambda: self._child.kill("the run has succeeded"))
 
     def _hurry(self) -> None:
-        """Stay no longer than others need to hear of the end: this task is asked to stop when it has ended."""
+        """Stay no longer than others need to hear of the end: it is asked to stop when it has ended."""
         unfinished = self._part.waits if self._leading is None else not self._leading.complete
         if self._exit_code == ExitCode.DONE and unfinished and not self._over:
             self._stop_leaving()
@@ -414,7 +414,8 @@ class _Supervisor:
             self._reactor.call_later(self._job.patience.ending, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
-        """Stop a server once its chief is gone: all tasks of a run are asked at once, and the chief saves the servers' state."""
+        """Stop a server once its chief, which saves its state, is gone."""
+        self._child.warn()
         self._reactor.call_later(self._job.patience.serve_on, self._child.terminate)
         Watch(self._reactor, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._child.terminate())
 

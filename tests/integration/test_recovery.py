@@ -63,6 +63,15 @@ class Life:
         first = self.run.until(f"steps to flow again, {name} killed", lambda: self.after(restored["time"], "progress"), AT_MOST)[0]
         print(f"\n{self.run.name}: {name} killed, steps again after {first['time'] - self.killed[name]:.1f} s")
 
+    def drain(self, task: str) -> None:
+        """Ask a task alone to stop, after two checkpoints and a step that is not saved; wait until the chief has restored one."""
+        self.save_twice()
+        self.run.until("a step that is not saved", lambda: self.run.chief_step(self.chief) > self.checkpoints()[-1]["step"], AT_MOST)
+        asked = time.time()
+        os.kill(pid_of(self.run, task), signal.SIGTERM)
+        self.restored["asked"] = self.run.until("it to go on", lambda: self.after(asked, "restored"), AT_MOST)[0]
+        self.seen["asked"] = [e for e in self.checkpoints() if e["time"] < self.restored["asked"]["time"]][-1]["step"]
+
     def contributes(self, worker: str, attempt: int) -> None:
         """Wait until a worker of servers, started once more, has added more than was under way before."""
         begun = self.run.until(f"{worker} to start again", lambda: self.run.events(worker, "started")[attempt:], AT_MOST)[0]["time"]
@@ -98,7 +107,7 @@ def spec(name: str, strategy: str, roles: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Life:
-    """Parameter servers that lose a worker, a worker with its parent, a server and the chief, stop and go on."""
+    """Parameter servers that lose a worker, a worker with its parent, a server that is asked to stop, one more and the chief, stop and go on."""
     with started(
         spec("served", "parameter_server", {"chief": {}, "ps": {}, "worker": {"replicas": 2}}), tmp_path_factory.mktemp("served")
     ) as run:
@@ -116,6 +125,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Life:
         life.contributes("worker-1", 2)
         life.seen["with workers lost"] = {kind: run.events("chief", kind) for kind in ("started", "restored", "progress")}
         life.seen["status with workers lost"] = run.status()
+        life.drain("ps-0")
         life.lose("ps-0")
         life.lose("chief")
         life.seen["status"] = run.status()
@@ -128,13 +138,7 @@ def in_step(tmp_path_factory: pytest.TempPathFactory) -> Life:
     """Workers in step: one is asked to stop alone, each is killed, one with its parent; then all stop and go on."""
     with started(spec("in-step", "multi_worker_mirrored", {"worker": {"replicas": 2}}), tmp_path_factory.mktemp("in-step")) as run:
         life = Life(run, "worker-0")
-        life.save_twice()
-        parent = pid_of(run, "worker-1")
-        run.until("a step that is not saved", lambda: run.chief_step("worker-0") > life.checkpoints()[-1]["step"], AT_MOST)
-        asked = time.time()
-        os.kill(parent, signal.SIGTERM)
-        life.restored["asked"] = run.until("it to go on", lambda: life.after(asked, "restored"), AT_MOST)[0]
-        life.seen["asked"] = [e for e in run.events("worker-0", "checkpoint") if e["time"] < life.restored["asked"]["time"]][-1]["step"]
+        life.drain("worker-1")
         life.lose("worker-1")
         life.lose("worker-0")
         life.lose("worker-0", "worker-0 and its parent")
@@ -225,14 +229,31 @@ def test_without_one_of_those_in_step_training_resumes_from_the_last_checkpoint(
     assert 75 in of_the_other
 
 
+def assert_no_step_was_lost(life: Life) -> None:
+    restored = life.restored["asked"]
+    assert restored["step"] == life.seen["asked"]
+    told = [e["step"] for e in life.run.events(life.chief, "progress") if e["task"] == life.chief and e["time"] < restored["time"]]
+    assert max(told) <= restored["step"]
+
+
+def restarts(life: Life) -> dict[str, list[int]]:
+    return {task["name"]: [restart["exit_code"] for restart in task["restarts"]] for task in life.seen["status"]["tasks"]}
+
+
+def test_a_ps_that_is_asked_to_stop_alone_costs_no_step(served: Life) -> None:
+    assert_no_step_was_lost(served)
+    # Asked, killed; and nobody was lost the first time: the chief had heard of it, and saved.
+    assert restarts(served)["ps-0"] == [143, 137]
+    assert restarts(served)["chief"] == [143, 75, 137]
+    assert [e["message"] for e in served.run.events("chief", "notice") if "asked to stop" in e["message"]] == [
+        "ps-0 was asked to stop: this task saves, and starts again when ps-0 is back"
+    ]
+
+
 @pytest.mark.slow
 def test_a_task_in_step_that_is_asked_to_stop_alone_costs_no_step(in_step: Life) -> None:
-    restored = in_step.restored["asked"]
-    assert restored["step"] == in_step.seen["asked"]
-    told = [e["step"] for e in in_step.run.events("worker-0", "progress") if e["task"] == "worker-0" and e["time"] < restored["time"]]
-    assert max(told) <= restored["step"]
-    for task in in_step.seen["status"]["tasks"]:
-        assert task["restarts"][0]["exit_code"] == 143, task
+    assert_no_step_was_lost(in_step)
+    assert {task: codes[0] for task, codes in restarts(in_step).items()} == {"worker-0": 143, "worker-1": 143}
 
 
 @pytest.mark.slow

@@ -120,6 +120,18 @@ class TestPeers:
         ports.close(address)
         assert run.code() == 143
 
+    def test_a_server_hears_at_once_that_it_is_to_stop(self, trainers: Any, ports: Any) -> None:
+        address = ports.address()
+        ports.listen(address)
+        program = 'trap "echo warned" URG; trap "exit 143" TERM; echo ready; while :; do sleep 0.05; done'
+        run = trainers.supervise("sh", "-c", program, watched_chief=address, role="ps")
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        run.line("warned")
+        assert run.process.poll() is None
+        ports.close(address)
+        assert run.code() == 143
+
     def test_a_server_that_stops_alone_serves_on_for_a_while_only(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)

@@ -1,5 +1,6 @@
 """Runs of TensorFlow go through faults on a cluster: what TensorFlow does when a peer is killed, or is another one at another address."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def test_tensorflow_goes_on_when_a_process_was_killed(task: str, trains: Run) ->
     with going_on((trains,), "process killed", task):
         trains.kill(task)
     assert trains.pod(task)["metadata"]["uid"] == before
+
+
+def test_a_ps_that_is_drained_costs_no_step(trains: Run) -> None:
+    before, began = trains.pod("ps-0"), time.time()
+    with going_on((trains,), "pod evicted", "ps-0"):
+        trains.evict("ps-0")
+        until(lambda: trains.replaced("ps-0", before), ALIVE, "another pod of ps-0", trains.describe)
+    told = trains.events("chief")
+    restored = next(e for e in told if e["event"] == "restored" and e["time"] > began)
+    assert max(e["step"] for e in told if e["event"] == "progress" and e["time"] < restored["time"]) <= restored["step"]
+    # It had heard of the request, and lost nobody.
+    assert [e["exit_code"] for e in told if e["event"] == "restarting" and e["time"] > began] == [143]
 
 
 def test_tensorflow_goes_on_with_a_ps_and_a_worker_at_other_addresses(trains: Run) -> None:

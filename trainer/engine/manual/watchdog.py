@@ -68,7 +68,7 @@ class Watch:
     def ended(self) -> list[str]:
         """Return the servers whose processes have ended since the program began, as far as their kernels have shown."""
         with self._lock:
-            self._ended |= {name for name, connection in self._held.items() if _broken(connection)}
+            self._ended |= {name for name, connection in self._held.items() if broken(connection)}
             return [name for name in self.servers if name in self._ended]
 
     def _run(self) -> None:
@@ -96,7 +96,7 @@ class Watch:
         for name, address in self.servers.items():
             if self._done.is_set() or self.stopped():
                 return None
-            connection, reason = _connection(address, _CONNECT_TIMEOUT)
+            connection, reason = connect(address, _CONNECT_TIMEOUT)
             self._hold(name, connection)
             now = time.monotonic()
             if reason is None:
@@ -122,13 +122,13 @@ class Watch:
 
 def unreachable(address: str, timeout: float) -> str | None:
     """Return why `address` gives no connection within `timeout` seconds, None when it gives one."""
-    connection, reason = _connection(address, timeout)
+    connection, reason = connect(address, timeout)
     if connection is not None:
         connection.close()
     return reason
 
 
-def _connection(address: str, timeout: float) -> tuple[socket.socket | None, str | None]:
+def connect(address: str, timeout: float) -> tuple[socket.socket | None, str | None]:
     """Return a connection that `address` gives within `timeout` seconds, or why it gives none."""
     try:
         connection = socket.create_connection(split_address(address), timeout=timeout)
@@ -142,7 +142,7 @@ def _connection(address: str, timeout: float) -> tuple[socket.socket | None, str
     return connection, None
 
 
-def _broken(connection: socket.socket) -> bool:
+def broken(connection: socket.socket) -> bool:
     """Return whether the other end has closed a connection; what it sent before, such as gRPC's greeting, is dropped."""
     try:
         while connection.recv(1024):

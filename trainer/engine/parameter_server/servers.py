@@ -1,10 +1,12 @@
 """The ps and worker tasks of parameter_server and manual: TensorFlow servers that run what the chief sends them."""
 
 import contextlib
+import math
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trainer.engine.parameter_server.bare_server import server_class
@@ -13,6 +15,11 @@ from trainer.tf_config import TaskConfig
 
 _LOOK_EVERY = 0.1  # seconds between looks at the stop file
 _DELIVERED_WITHIN = 10.0  # seconds; who has not heard by then ends by its orphan timeout
+# What a stop file says: the run is done; or its chief has saved, and needs this server, which was asked to stop, no longer.
+_DONE, _SAVED = "done", "saved"
+# Seconds that a server serves on when it was asked to stop: a worker holds nothing of the run, but a chief that is asked at the same
+# time ends its calls first; a ps waits for its chief, as long as its parent lets it.
+_SERVES_ON = {"worker": 3.0, "ps": math.inf}
 
 
 def stop_file(scratch_dir: str, task_name: str) -> Path:
@@ -20,36 +27,65 @@ def stop_file(scratch_dir: str, task_name: str) -> Path:
     return Path(scratch_dir) / f"{task_name}.stop"
 
 
-def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bool:
-    """Serve until the chief writes the stop file, or `stopped` tells that this task was asked to stop.
+def leaving_file(scratch_dir: str, task_name: str) -> Path:
+    """Return the file whose appearance tells the chief that a server was asked to stop, and serves until the chief has saved."""
+    return Path(scratch_dir) / f"{task_name}.leaving"
 
-    Returns whether it was the chief.
+
+def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bool:
+    """Serve until the chief writes the stop file, or `stopped` tells that this task is to end.
+
+    A task that is asked to stop gets SIGURG first, by its parent: it tells its chief, and goes on. Returns whether the run is done.
     """
-    told = stop_file(scratch_dir, task.name)
+    asked = threading.Event()
+    signal.signal(signal.SIGURG, lambda _number, _frame: asked.set())
+    told, leaving = stop_file(scratch_dir, task.name), leaving_file(scratch_dir, task.name)
     told.parent.mkdir(parents=True, exist_ok=True)
+    leaving.unlink(missing_ok=True)
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
         told.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
     # The name keeps it alive: a server that nothing refers to is taken down.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     close_to_others(task.address)
-    while not told.exists():
-        if stopped():
+    until: float | None = None
+    while not (word := _word_in(told)):
+        if asked.is_set() and until is None:
+            leaving.touch()
+            until = time.monotonic() + _SERVES_ON[task.role]
+        if stopped() or (until is not None and time.monotonic() > until):
             return False
         time.sleep(_LOOK_EVERY)
     told.unlink(missing_ok=True)
-    return True
+    return word == _DONE
+
+
+def _word_in(file: Path) -> str:
+    """Return what a file says; nothing while it is not there, or not written yet."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def stop_all(task: TaskConfig, scratch_dir: str) -> list[str]:
-    """Tell each ps and worker to stop, by a write placed on the task itself; returns those that could not be told within some seconds."""
+    """Tell each ps and worker that the run is done; returns those that could not be told within some seconds."""
+    names = [f"{role}-{index}" for role in ("worker", "ps") for index in range(len(task.cluster.get(role, ())))]
+    return _tell_all(names, scratch_dir, _DONE)
+
+
+def let_go(leaving: Collection[str], scratch_dir: str) -> list[str]:
+    """Tell servers that were asked to stop that their state is saved; returns those that could not be told within some seconds."""
+    return _tell_all(leaving, scratch_dir, _SAVED)
+
+
+def _tell_all(names: Collection[str], scratch_dir: str, word: str) -> list[str]:
     disable_blocking_enqueue()
     told: set[str] = set()
-    names = {f"{role}-{index}": (role, index) for role in ("worker", "ps") for index in range(len(task.cluster.get(role, ())))}
     # Each on a thread of its own: one that hangs, or was cut off, is waited for without end.
     threads = [
-        threading.Thread(target=_tell, args=(role, index, stop_file(scratch_dir, name), lambda name=name: told.add(name)), daemon=True)
-        for name, (role, index) in names.items()
+        threading.Thread(target=_tell, args=(name, stop_file(scratch_dir, name), word, lambda name=name: told.add(name)), daemon=True)
+        for name in names
     ]
     for thread in threads:
         thread.start()
@@ -67,11 +103,13 @@ def disable_blocking_enqueue() -> None:
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"  # TensorFlow looks each time
 
 
-def _tell(role: str, index: int, file: Path, done: Callable[[], None]) -> None:
+def _tell(name: str, file: Path, word: str, done: Callable[[], None]) -> None:
+    """Write a server's stop file, by an operation that is placed on the server."""
     import tensorflow as tf
 
+    role, _, index = name.partition("-")
     # Made on the chief: on a task that hangs, no other thread would run until it has them.
-    path, content = tf.constant(os.fspath(file)), tf.constant("done")
+    path, content = tf.constant(os.fspath(file)), tf.constant(word)
     with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
         tf.identity(content).numpy()  # it is there
         tf.io.write_file(path, content)

@@ -15,6 +15,8 @@ from tensorflow.python.eager import context
 
 from trainer.engine import model_ops
 from trainer.engine.manual.watchdog import unreachable
+from trainer.engine.parameter_server import server_watch
+from trainer.engine.parameter_server.server_watch import ServerWatch
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
 from trainer.engine.session import NotFinite, PeerLostError, WorkerProgress, cause
 from trainer.socket_filter import closed_to_others
@@ -24,6 +26,8 @@ CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
 _SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone, or it was asked to stop
 _ANSWER = 1.0  # seconds for a server to take a connection
+_ENDING = 1.0  # seconds after its connections in which a worker that was killed still listens
+_ASK_EVERY = 0.5  # seconds between questions whether a worker is back
 _PATIENCE = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
 # What TensorFlow says of a call on a worker that came back and is not connected again yet, or does not have what the one before had.
@@ -57,6 +61,7 @@ class Connection:
     coordinator: Any
     servers: int
     workers: int
+    watch: ServerWatch | None = None
 
 
 def connect(task: TaskConfig) -> Connection:
@@ -71,9 +76,10 @@ def connect(task: TaskConfig) -> Connection:
     with watching(), closed_to_others(task.address):
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    servers = task.cluster["ps"]
+    servers, workers = task.cluster["ps"], task.cluster["worker"]
     _recognise_lost_workers(coordinator, servers)
-    return Connection(coordinator, len(servers), len(task.cluster["worker"]))
+    _await_lost_workers(coordinator, workers)
+    return Connection(coordinator, len(servers), len(workers))
 
 
 def constant(value: Any, dtype: Any = None) -> tf.Tensor:
@@ -92,7 +98,8 @@ def constant(value: Any, dtype: Any = None) -> tf.Tensor:
 def watching() -> Iterator[None]:
     """Turn TensorFlow's errors about lost servers into PeerLostError."""
     try:
-        yield
+        with server_watch.inside():
+            yield
     except _LOST as error:
         raise PeerLostError(cause(error)) from error
 
@@ -120,6 +127,28 @@ def _recognise_lost_workers(coordinator: Any, servers: Sequence[str]) -> None:
             by_name(error)
 
     cluster.failure_handler._validate_preemption_failure = validate  # noqa: SLF001
+
+
+def _await_lost_workers(coordinator: Any, workers: Sequence[str]) -> None:
+    """Have the coordinator connect again to lost workers when all of them are there, and not before.
+
+    Its gRPC looks a name up when it connects first, and then every 30 s only: a worker that has come back at another address would be
+    found that late.
+    """
+    handler = coordinator._cluster.failure_handler  # noqa: SLF001 - the coordinator has no public say in this
+    by_tensorflow = handler.wait_on_failure
+
+    def wait_on_failure(on_failure_fn: Callable[[Exception], None] | None = None, **others: Any) -> Any:
+        def failed(error: Exception) -> None:
+            if on_failure_fn is not None:
+                on_failure_fn(error)
+            time.sleep(_ENDING)
+            while handler._should_preemption_thread_run and any(unreachable(address, _ANSWER) for address in workers):  # noqa: SLF001
+                time.sleep(_ASK_EVERY)
+
+        return by_tensorflow(on_failure_fn=failed, **others)
+
+    handler.wait_on_failure = wait_on_failure
 
 
 class Measures(Protocol):
@@ -203,7 +232,7 @@ class Workers:
     def __init__(
         self, connection: Connection, make_iterator: MakeIterator, run: Run, measures: Measures, stopped: Callable[[], bool]
     ) -> None:
-        self._coordinator, self.count = connection.coordinator, connection.workers
+        self._coordinator, self.count, self._watch = connection.coordinator, connection.workers, connection.watch
         self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
         self._nothing_done = CallResult(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
@@ -293,6 +322,8 @@ class Workers:
 
     def look_for_errors(self) -> None:
         """Raise what went wrong for good, if anything did."""
+        if self._watch is not None:
+            self._watch.check()
         with watching():
             self._coordinator.done()
 

@@ -1,4 +1,4 @@
-"""Servers hear that the run is done, also from a chief that leaves at once."""
+"""Servers hear that the run is done, also from a chief that leaves at once; who is asked to stop tells its chief."""
 
 import os
 import subprocess
@@ -25,6 +25,22 @@ missed = servers.stop_all(parse(sys.argv[1]), sys.argv[2])
 print(*missed, flush=True)
 os._exit(len(missed))
 """
+LEAVING = """
+import json, os, signal, sys, time
+import tensorflow as tf
+from trainer.engine.parameter_server import server_watch, servers
+cluster = json.loads(sys.argv[1])["cluster"]
+tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="chief", task_index=0, protocol="grpc")
+tf.config.list_logical_devices()  # which connects
+asked = server_watch.asks_whether(servers.leaving_file(sys.argv[2], "ps-0"), "/job:ps/replica:0/task:0/device:CPU:0")
+before = asked()
+for pid in sys.argv[3:]:
+    os.kill(int(pid), signal.SIGURG)
+while not asked():
+    time.sleep(0.1)
+print(before, *servers.let_go({"ps-0"}, sys.argv[2]), flush=True)
+os._exit(0)
+"""
 
 
 pytestmark = pytest.mark.slow
@@ -38,8 +54,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers_he
         yield started
 
 
-def dismissed(here: servers_here.Servers, *hang: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CHIEF, here.tf_config, here.scratch, *map(str, hang)]
+def dismissed(here: servers_here.Servers, *pids: int, chief: str = CHIEF) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", chief, here.tf_config, here.scratch, *map(str, pids)]
     return subprocess.run(command, cwd=servers_here.ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=90, check=False)
 
 
@@ -58,3 +74,16 @@ def test_a_chief_that_leaves_at_once_has_told_every_server(here: servers_here.Se
     done = dismissed(here)
     assert done.returncode == 0, done.stderr[-2000:]
     assert {name: process.wait(timeout=15) for name, process in here.processes.items()} == dict.fromkeys(here.processes, 0)
+
+
+def test_a_ps_that_is_asked_to_stop_ends_when_its_chief_has_saved_and_a_worker_by_itself(here: servers_here.Servers) -> None:
+    asked = [here.processes.pop(name) for name in ("ps-0", "worker-0")]
+    try:
+        done = dismissed(here, *(process.pid for process in asked), chief=LEAVING)
+        assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr[-2000:]
+        assert [process.wait(timeout=15) for process in asked] == [143, 143]
+        assert {name: process.poll() for name, process in here.processes.items()} == {"worker-1": None}
+    finally:
+        for process in asked:
+            process.kill()
+            process.wait()

@@ -1,0 +1,185 @@
+"""What the chief's watch over its ps tells, and when it ends the process."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from trainer.engine.parameter_server import server_watch
+from trainer.engine.parameter_server.server_watch import ServerWatch
+from trainer.engine.session import PeerLostError
+
+WITHIN = 30.0  # seconds; a deadline, not a measure
+
+
+class Server:
+    """Takes connections and keeps them, as a server of gRPC does."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.taken: list[socket.socket] = []
+        self._taking = threading.Thread(target=self._take, daemon=True)
+        self._taking.start()
+
+    def _take(self) -> None:
+        with suppress(OSError):
+            while True:
+                self.taken.append(self._listener.accept()[0])
+                with suppress(ConnectionError):  # some only look whether it is there
+                    self.taken[-1].sendall(b"settings")
+
+    def end_connections(self) -> None:
+        for one in self.taken:
+            one.close()
+
+    def end(self) -> None:
+        with suppress(OSError):  # it was ended before
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._taking.join(WITHIN)
+        self._listener.close()
+        self.end_connections()
+
+
+@contextmanager
+def watched(server: Server, ask: Callable[[], bool] = lambda: False) -> Iterator[tuple[ServerWatch, list[str], list[str]]]:
+    notices, left = list[str](), list[str]()
+    watch = ServerWatch({"ps-0": server.address}, {"ps-0": ask}, notices.append, left.append)
+    try:
+        yield watch, notices, left
+    finally:
+        ended(watch, server)
+
+
+def ended(watch: ServerWatch, server: Server) -> None:
+    watch.stop()
+    server.end()
+    for thread in threading.enumerate():
+        if thread.name == "server watch":
+            thread.join(WITHIN)
+
+
+def lost(watch: ServerWatch) -> str:
+    """Return the reason of a loss, once there is one."""
+    deadline = time.monotonic() + WITHIN
+    while time.monotonic() < deadline:
+        try:
+            watch.check()
+        except PeerLostError as error:
+            return str(error)
+        time.sleep(0.02)
+    raise AssertionError("the watch saw no loss")
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the watch look more often."""
+    for name, seconds in {
+        "_LOOK_EVERY": 0.02,
+        "_RENEW_EVERY": 0.1,
+        "_ASK_EVERY": 0.02,
+        "_FOLLOW_EVERY": 0.05,
+        "_INSIDE": 0.2,
+        "_ENDING": 1.0,
+    }.items():
+        monkeypatch.setattr(server_watch, name, seconds)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_ps_whose_process_has_ended_is_lost(eventually: Callable[..., Any]) -> None:
+    server = Server()
+    with watched(server) as (watch, _, left):
+        eventually("a connection", lambda: server.taken, told=lambda: server.taken)
+        watch.check()
+        server.end()
+        assert lost(watch) == f"ps-0 ({server.address}) was lost: connection refused"
+    assert left == []  # nobody was inside TensorFlow
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_ps_that_closes_connections_and_gives_others_is_not_lost(eventually: Callable[..., Any]) -> None:
+    server = Server()
+    with watched(server) as (watch, _, _):
+        for _ in range(3):
+            before = len(server.taken)
+            eventually("another connection", lambda before=before: len(server.taken) > before, told=lambda: server.taken)
+            server.end_connections()
+        eventually("more connections", lambda: len(server.taken) > 6, told=lambda: server.taken)
+        watch.check()
+
+
+class Name:
+    """A name that leads where it is told to, though only on loopback."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.places = ["127.0.0.1"]
+        known = socket.getaddrinfo
+
+        def look_up(host: str, port: Any, *arguments: Any, **options: Any) -> list[Any]:
+            hosts = self.places if host == "server.test" else [host]
+            return [found for one in hosts for found in known(one, port, *arguments, **options)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_ps_at_another_address_is_lost_though_its_connection_stands(
+    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    server, name = Server(), Name(monkeypatch)
+    server.address = there = server.address.replace("127.0.0.1", "server.test")
+    with watched(server) as (watch, _, _):
+        eventually("a connection", lambda: server.taken, told=lambda: server.taken)
+        name.places = ["127.0.0.2", "127.0.0.1"]  # one more, which gives none
+        before = len(server.taken)
+        eventually("another connection", lambda: len(server.taken) > before + 1, told=lambda: server.taken)
+        watch.check()
+        name.places = ["127.0.0.2"]
+        assert lost(watch) == f"ps-0 ({there}) was lost: its address was 127.0.0.1, and is 127.0.0.2"
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_call_that_does_not_come_back_ends_the_process(eventually: Callable[..., Any]) -> None:
+    server = Server()
+    with watched(server) as (_, _, left), server_watch.inside():
+        eventually("a connection", lambda: server.taken, told=lambda: server.taken)
+        server.end()
+        eventually("the end of the process", lambda: left, told=lambda: left)
+        assert left[0] == f"ps-0 ({server.address}) was lost: connection refused"
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_ps_that_was_asked_to_stop_is_told_once(eventually: Callable[..., Any]) -> None:
+    answers = iter([False, True])
+    with watched(Server(), lambda: next(answers)) as (watch, notices, _):
+        eventually("an answer", lambda: watch.leaving, told=lambda: notices)
+        assert watch.leaving == {"ps-0"}
+    assert notices == ["ps-0 was asked to stop: this task saves, and starts again when ps-0 is back"]
+
+
+@pytest.mark.usefixtures("soon")
+def test_connections_to_a_worker_that_is_at_another_address_are_ended(
+    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    server, name, notices = Server(), Name(monkeypatch), list[str]()
+    port = int(server.address.rpartition(":")[2])
+    with (
+        socket.create_server(("127.0.0.2", port)),
+        socket.create_connection(("127.0.0.1", port), timeout=WITHIN) as mine,
+        socket.create_connection(("127.0.0.2", port), timeout=WITHIN) as elsewhere,
+    ):
+        watch = ServerWatch({"worker-0": f"server.test:{port}"}, {}, notices.append, notices.append)
+        eventually("a look", lambda: len(server.taken) > 2, told=lambda: server.taken)
+        name.places = ["127.0.0.2"]
+        eventually("a notice", lambda: notices, told=lambda: server.taken)
+        ended(watch, server)
+        assert mine.recv(100) == b"settings"
+        assert mine.recv(100) == b""
+        elsewhere.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            elsewhere.recv(100)
+    assert notices == ["worker-0 is at 127.0.0.2, no longer at 127.0.0.1; this task connects to it again"]

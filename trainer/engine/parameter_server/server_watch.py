@@ -1,0 +1,219 @@
+"""The chief's watch over its servers: a ps that was asked to stop, or whose process has ended, and whoever is at another address.
+
+TensorFlow sees a ps that is gone late, or not at all: its coordinator takes three errors of workers for passing ones, and each time gRPC
+tries for 20 s to reach an address that nobody has any more. So a thread holds a connection to each ps, which the kernel closes with the
+process at its other end, and asks for another one now and then. A worker is waited for as long by a call that was under way when its machine
+fell silent; where its name has another address, a thread ends the connections to the one before, and the call with them.
+"""
+
+import ipaddress
+import os
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from trainer import error_file
+from trainer.engine.manual import watchdog
+from trainer.engine.parameter_server.servers import leaving_file
+from trainer.engine.session import PeerLostError
+from trainer.events import Reporter
+from trainer.exit_codes import ExitCode
+from trainer.tf_config import split_address
+
+_LOOK_EVERY = 0.25  # seconds between looks at the connections that are held
+_RENEW_EVERY = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
+_ANSWER = 1.0  # seconds for a ps to take a connection
+# Seconds after the end of a connection in which a ps that gives no other has ended: one that was killed may listen for a moment more.
+_ENDING = 2.0
+_FOLLOW_EVERY = 5.0  # seconds between looks where the workers are
+_ASK_EVERY = 1.0  # seconds between questions whether a ps was asked to stop, or where one is that gives no connection
+_INSIDE = 3.0  # seconds that a call into TensorFlow may take once a ps that it may wait for is gone
+
+_calls: dict[int, float] = {}  # threads that are inside a call into TensorFlow, and since when
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """Note that this thread is inside a call into TensorFlow, which may wait for a ps without end."""
+    thread = threading.get_ident()
+    before = _calls.get(thread)
+    _calls[thread] = time.monotonic()
+    try:
+        yield
+    finally:
+        if before is None:
+            _calls.pop(thread, None)
+        else:
+            _calls[thread] = before
+
+
+def asks_whether(path: Path, device: str) -> Callable[[], bool]:
+    """Return what asks the task of a device whether it has a file. TensorFlow must be connected."""
+
+    @tf.function(autograph=False)
+    def found(path: tf.Tensor) -> tf.Tensor:
+        with tf.device(device):
+            return tf.size(tf.io.matching_files(path)) > 0
+
+    with tf.device("CPU:0"):
+        argument = tf.constant(os.fspath(path))
+    ask = found.get_concrete_function(tf.TensorSpec([], tf.string))
+    return lambda: bool(ask(argument).numpy())
+
+
+class ServerWatch:
+    """Watches `servers`, name -> address, until `stop`, from threads of its own: ps, and workers.
+
+    `asked` has what asks each ps whether it was asked to stop. Where a call into TensorFlow does not come back once a ps is gone,
+    `leave(reason)` is to end this process.
+    """
+
+    def __init__(
+        self,
+        servers: Mapping[str, str],
+        asked: Mapping[str, Callable[[], bool]],
+        notice: Callable[[str], None],
+        leave: Callable[[str], None],
+    ) -> None:
+        self._notice, self._leave = notice, leave
+        self.leaving: set[str] = set()
+        self._lost = ""
+        self._done = threading.Event()
+        for name in asked:
+            self._begin(self._hold, name, servers[name])
+        self._begin(self._follow, {name: address for name, address in servers.items() if name not in asked})
+        for name, ask in asked.items():
+            self._begin(self._ask, name, ask)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._done.set()
+
+    def check(self) -> None:
+        """Raise PeerLostError where a ps is gone."""
+        if self._lost:
+            self.stop()
+            raise PeerLostError(self._lost)
+
+    def _begin(self, watch: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=watch, args=arguments, name="server watch", daemon=True).start()
+
+    def _hold(self, name: str, address: str) -> None:
+        """Hold a connection to a ps, and say when its process has ended, or its name has another address."""
+        held: socket.socket | None = None
+        place, ask_at, doubted_until = "", 0.0, 0.0
+        while not self._done.wait(_LOOK_EVERY):
+            now = time.monotonic()
+            if held is not None and watchdog.broken(held):
+                held.close()
+                held, ask_at, doubted_until = None, now, now + _ENDING
+            if now < ask_at:
+                continue
+            another, reason = watchdog.connect(address, _ANSWER)
+            there = another.getpeername()[0] if another is not None else ""
+            if place and there != place and (now_at := _elsewhere(address, place)):
+                self._lose(f"{name} ({address}) was lost: its address was {place}, and is {now_at}")
+            elif another is None and now < doubted_until:
+                self._lose(f"{name} ({address}) was lost: {reason}")
+            ask_at = now + (_ASK_EVERY if another is None or now < doubted_until else _RENEW_EVERY)
+            if another is not None:
+                if held is not None:
+                    held.close()
+                held, place = another, there
+        if held is not None:
+            held.close()
+
+    def _follow(self, workers: Mapping[str, str]) -> None:
+        """Look where the workers are; end the connections to one that is somewhere else now."""
+        places: dict[str, str] = {}
+        while not self._done.wait(_FOLLOW_EVERY):
+            for name, address in workers.items():
+                connection, _ = watchdog.connect(address, _ANSWER)
+                if connection is None:
+                    continue
+                with connection:
+                    place, port, *_ = connection.getpeername()
+                before, places[name] = places.get(name, place), place
+                if before != place and _elsewhere(address, before) and end_connections(before, port):
+                    self._notice(f"{name} is at {place}, no longer at {before}; this task connects to it again")
+
+    def _ask(self, name: str, ask: Callable[[], bool]) -> None:
+        """Ask a ps, again and again, whether it was asked to stop."""
+        with suppress(tf.errors.OpError):  # it is gone
+            while not self._done.wait(_ASK_EVERY):
+                if ask():
+                    self.leaving.add(name)
+                    self._notice(f"{name} was asked to stop: this task saves, and starts again when {name} is back")
+                    return
+
+    def _lose(self, reason: str) -> None:
+        """Let `check` raise; end this process where it is inside TensorFlow and stays there."""
+        self._lost = self._lost or reason
+        since = time.monotonic()
+        while not self._done.wait(_LOOK_EVERY):
+            now = time.monotonic()
+            if any(now - max(since, began) > _INSIDE for began in list(_calls.values())):
+                self._leave(reason)
+
+
+def leave(report: Reporter, reason: str) -> None:
+    """End this process as one whose peer was lost: it waits inside TensorFlow, which nothing interrupts."""
+    print(reason, file=sys.stderr)
+    error_file.write(reason, "" if report.start is None else str(report.start))
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(ExitCode.PEER_LOST)
+
+
+def _elsewhere(address: str, place: str) -> str:
+    """Return where the name in `address` leads to, where that is not `place`; nothing where it leads there, or nobody knows it."""
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)}
+    except OSError:
+        return ""
+    return "" if place in found else min(found)
+
+
+def end_connections(host: str, port: int) -> int:
+    """End this process's connections to an address, whoever made them; returns how many there were. On Linux alone."""
+    ended = 0
+    with suppress(FileNotFoundError):
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the names are numbers, not paths
+            with suppress(OSError):
+                ended += _end_if_to(int(name), host, port)
+    return ended
+
+
+def _end_if_to(fd: int, host: str, port: int) -> bool:
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(fd)) as one:
+        if one.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        there = one.getpeername()
+        if there[1] != port or _plain(there[0]) != _plain(host):
+            return False
+        one.shutdown(socket.SHUT_RDWR)
+        return True
+
+
+def _plain(host: str) -> str:
+    """Return an address as IPv4 where it is one inside IPv6."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def watch(servers: Mapping[str, str], scratch_dir: str, report: Reporter) -> ServerWatch:
+    """Watch the ps and workers of the cluster, name -> address, that this process is connected to."""
+    devices = {name: f"/job:ps/replica:0/task:{name.rpartition('-')[2]}/device:CPU:0" for name in servers if name.startswith("ps-")}
+    asked = {name: asks_whether(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
+    return ServerWatch(servers, asked, lambda message: report("notice", message=message), lambda reason: leave(report, reason))
