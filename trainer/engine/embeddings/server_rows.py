@@ -18,7 +18,7 @@ from trainer.engine.embeddings.layers import Call, Table
 from trainer.engine.embeddings.row_updates import UsedRows
 from trainer.engine.parameter_server.state import device
 
-_BLOCK = 32 * 2**20  # bytes of rows that are made, read or written at once
+_BLOCK = 16 * 2**20  # bytes of rows that are made, read or written at once
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The tables of one model on parameter servers: their place, their part in a step, and their rows for checkpoints."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import Call, Table
 from trainer.engine.embeddings.server_rows import Lookup, Part, ServerRows
 from trainer.engine.job import Job
+from trainer.engine.parameter_server.row_holder import rows_file
 from trainer.engine.parameter_server.state import Group, device
 from trainer.engine.parameter_server.worker_pool import watching
 from trainer.workloads.errors import WorkloadError
@@ -63,7 +65,7 @@ class Tables:
         """
         names = [table.name for table in found]
         self.all = list(found)
-        self._seed, self._written = job.seed, False
+        self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
         self._rule = row_updates.rule_of(optimizer, names)
         asked = {"gradients.accumulate": job.train.gradients.accumulate > 1, "jit_compile": job.train.jit_compile}
         for setting in (name for name, wanted in asked.items() if wanted):
@@ -88,7 +90,11 @@ class Tables:
         Raises:
             WorkloadError: they have not enough memory.
         """
-        server_memory.check(sum(group.bytes_of_server for group in self._groups), self._groups[0].servers)
+        servers = self._groups[0].servers
+        server_memory.check(sum(group.bytes_of_server for group in self._groups), servers)
+        for server in range(servers):
+            with tf.device(device(server)):
+                tf.io.write_file(os.fspath(rows_file(self._scratch_dir, f"ps-{server}")), "")
         for group in self._groups:
             group.create()
         for table in self.all:

@@ -17,7 +17,7 @@ from trainer.engine.embeddings.layers import RowsElsewhere, part_of
 from trainer.engine.embeddings.server_rows import Part
 from trainer.engine.embeddings.spread_tables import Tables
 
-_FILE = 64 * 2**20  # bytes of rows in a file, about
+_FILE = 32 * 2**20  # bytes of rows in a file, about
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -142,6 +142,7 @@ class Streamed(Captured):
             slices.append(part_of(part.table.rows, part.table.dimension, part.first + known, part.count - known))
             tensors.append(self.tables.read(part)[known:])
         prefix = f"{self.place}/{place}"
+        _empty(f"{prefix}.data-00000-of-00001")  # of a try that failed: nothing there is written over
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=slices, tensors=tensors)
         del tensors
         data = f"{place}.data-00000-of-00001"
@@ -163,5 +164,7 @@ class Streamed(Captured):
 
 
 def _empty(path: str) -> None:
+    if tf.io.gfile.exists(path):  # opening one to write leaves what it has
+        tf.io.gfile.remove(path)
     with tf.io.gfile.GFile(path, "wb") as file:
         file.write(b"")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trainer.engine.parameter_server.bare_server import server_class
+from trainer.engine.parameter_server.row_holder import RowHolder
 from trainer.socket_filter import close_to_others
 from trainer.tf_config import TaskConfig
 
@@ -49,12 +50,15 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     close_to_others(task.address)
     until: float | None = None
+    rows = RowHolder(task, scratch_dir) if task.role == "ps" else None
     while not (word := _word_in(told)):
         if asked.is_set() and until is None:
             leaving.touch()
             until = time.monotonic() + _SERVES_ON[task.role]
         if stopped() or (until is not None and time.monotonic() > until):
             return False
+        if rows is not None:
+            rows.look()
         time.sleep(_LOOK_EVERY)
     told.unlink(missing_ok=True)
     return word == _DONE

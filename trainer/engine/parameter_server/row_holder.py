@@ -1,0 +1,53 @@
+"""A ps that holds rows of tables starts over when its chief's process ends.
+
+TensorFlow keeps what a chief has made on a ps for ten minutes after that one's end, and the next chief makes it all again: for that time a ps
+would hold its tables twice. So it watches the chief by a connection, which the kernel closes with the process at its other end, and runs
+itself again in its own place. Nobody needs it meanwhile, and the rows are in the last checkpoint.
+"""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from trainer.engine.manual import watchdog
+from trainer.tf_config import TaskConfig
+
+_RENEW_EVERY = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
+_ANSWER = 1.0  # seconds for the chief to take a connection
+# Of a chief whose machine is gone without a word: seconds until it is asked, between questions, and how many go unanswered.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+def rows_file(scratch_dir: str, task_name: str) -> Path:
+    """Return the file by which the chief tells a ps that it holds rows."""
+    return Path(scratch_dir) / f"{task_name}.rows"
+
+
+class RowHolder:
+    """Looks, each time that it is asked, whether the chief is there whose rows this ps holds."""
+
+    def __init__(self, task: TaskConfig, scratch_dir: str) -> None:
+        self._file, self._chief = rows_file(scratch_dir, task.name), task.cluster.get("chief", [""])[0]
+        self._file.unlink(missing_ok=True)  # of an earlier process
+        self._held: socket.socket | None = None
+        self._renew_at = 0.0
+
+    def look(self) -> None:
+        """Run this process again where the chief's has ended."""
+        if self._held is not None and watchdog.broken(self._held):
+            self._file.unlink(missing_ok=True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very process
+        if time.monotonic() >= self._renew_at and self._file.exists():
+            self._renew_at = time.monotonic() + _RENEW_EVERY
+            another, _ = watchdog.connect(self._chief, _ANSWER)
+            if another is not None:
+                another.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in _KEEPALIVE:
+                    another.setsockopt(socket.IPPROTO_TCP, option, value)
+                if self._held is not None:
+                    self._held.close()
+                self._held = another
