@@ -111,6 +111,9 @@ class Tends(Protocol):
     def tend(self, name: str) -> list[str]:
         """Do that work for a run, called repeatedly while it is watched; return what people should know of it."""
 
+    def finish(self, name: str) -> Iterator[str]:
+        """Do to its end what is begun for a run that has ended, within a bounded time; yield what people should know of it."""
+
 
 @runtime_checkable
 class ServesTensorBoard(Protocol):

@@ -114,8 +114,9 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
     if BACKENDS[plan.target].in_directories:
         old.pop("storage", None)
         new.pop("storage", None)
-    for one in (old, new):  # a claim that is there keeps its own
-        (one.get("storage") or {}).pop("access", None)
+    for one in (old, new):
+        (one.get("storage") or {}).pop("access", None)  # a claim that is there keeps its own
+        one.pop("notify", None)  # who is told of a run makes it no other
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
     old, new = _volumes_from(old, plan.target, directory), _volumes_from(new, plan.target, plan.spec_dir)
     old, new = _as_mounted(old), _as_mounted(new)

@@ -11,6 +11,7 @@ from launcher.backend.registry import BACKENDS
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
+from launcher.spec.notification import VARIABLE
 from launcher.spec.role_programs import secrets_beside
 
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*(.*?)\s*\Z")
@@ -21,10 +22,10 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _EXPECTED = "lines of NAME=value, comments after #"
 
 
-def supply(plan: Plan, spec: ClusterSpec) -> None:
-    """Set what tasks and containers beside them take from secrets in this environment, from the spec's file where it is not set already.
+def supply(plan: Plan, spec: ClusterSpec) -> tuple[str, ...]:
+    """Set what tasks, containers beside them and a webhook take from secrets in this environment, from the spec's file where it is not set already.
 
-    Raises UsageError where a value is in neither, one name is of two secrets, or the file cannot be read.
+    Returns what a person should know: a webhook whose URL is missing keeps no run from starting. Raises UsageError where a value is in neither, one name is of two secrets, or the file cannot be read.
     """
     meant: dict[str, set[str]] = {}
     for task in plan.tasks:
@@ -45,6 +46,18 @@ def supply(plan: Plan, spec: ClusterSpec) -> None:
         remedy = f"set them first: export {' '.join(f'{name}=...' for name in missing)}; or write them to {env_file or 'an `env_file`'}"
         raise UsageError(f"these secrets are not set in this environment, where tasks take them from{nor}: {named}", remedy)
     os.environ.update({name: given[name] for name in unset})
+    return _supply_webhook(spec)
+
+
+def _supply_webhook(spec: ClusterSpec) -> tuple[str, ...]:
+    if spec.notify is None or spec.notify.webhook is None or VARIABLE in os.environ:
+        return ()
+    given = read(Path(spec.env_file)) if spec.env_file else {}
+    if VARIABLE not in given:
+        nor = f", nor in {spec.env_file}" if spec.env_file else ""
+        return (f"no webhook is told: {VARIABLE}, which has its URL, is not set in this environment{nor}",)
+    os.environ[VARIABLE] = given[VARIABLE]
+    return ()
 
 
 def read(file: Path) -> dict[str, str]:

@@ -119,6 +119,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "model": "" if current.model is None else relative_path(current.model),
         "run directory": relative_path(str(current.run_dir or "")),
         "data": current.data_lost.message if current.data_lost else "",
+        "notified": "; ".join(current.notified),
         "attendant": "" if current.attended else UNATTENDED,
     }
     return [(fact, value) for fact, value in facts.items() if value]

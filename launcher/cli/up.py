@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, PlannedRun, Prepares, Reserves, Where
+from launcher.backend.model import Backend, PlannedRun, Prepares, Reserves, Tends, Where
 from launcher.backend.registry import BACKENDS, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
@@ -91,8 +91,7 @@ def up(
                 f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it again from the first step"
             )
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
-        if not in_namespaces(on):
-            supply(plan, spec)
+        lacking = () if in_namespaces(on) else supply(plan, spec)
         if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(home(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(_reserved(backend, run))
@@ -100,9 +99,8 @@ def up(
             say(f"{spec.name} starts from the first step; the old run is now {aside or 'gone, as it has no volume'}")
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
-        for notice in (*plan.notices, *_prepared(backend, run)):
-            say(f"notice: {notice}")
-        for notice in _unwatched(spec, command(runs, "wait", spec.name, on=on)) if detach and in_namespaces(on) else ():
+        wait = command(runs, "wait", spec.name, on=on)
+        for notice in (*plan.notices, *lacking, *_prepared(backend, run), *(_in_background(spec, on, wait, lacking) if detach else ())):
             say(f"notice: {notice}")
         if detach:
             backend.start(run)
@@ -110,8 +108,17 @@ def up(
         return _foreground(backend, run, runs, started_by, as_json=as_json, started=starting.close)
 
 
+def _in_background(spec: "ClusterSpec", on: str, wait: str, lacking: Sequence[str]) -> Iterator[str]:
+    """Yield who does what for a run that no launcher watches, and what nobody does. `wait` is the command that watches it; `lacking` is a webhook's URL."""
+    if in_namespaces(on):
+        yield from _unwatched(spec, wait)
+    if notify := spec.notify:
+        ways = {"command": notify.command is not None, "webhook": notify.webhook is not None and not lacking}
+        yield from _who_tells([way for way, there in ways.items() if there], spec, on, wait)
+
+
 def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
-    """Yield what nobody does for a run that no launcher watches; nothing where it has an attendant. `wait` is the command that watches it."""
+    """Yield what nobody does for a run on Kubernetes that no launcher watches; nothing where it has an attendant."""
     if spec.kubernetes.attendant is not None:
         return
     yield f"nobody watches it: pods of a lost node stay until `{wait}` releases them, which also ends a run that fails or never starts; see kubernetes.attendant"
@@ -119,6 +126,19 @@ def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
         unknown = f"unless a launcher looks before that, or within the hour for which the cluster has its events, its end will be unknown: `{wait}` records it"
         read = "how it ended is read from its volume afterwards" if spec.train is not None else unknown
         yield f"kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end; {read}"
+
+
+def _who_tells(ways: list[str], spec: "ClusterSpec", on: str, wait: str) -> Iterator[str]:
+    """Yield who tells people how it goes, or that nobody does."""
+    if not ways:
+        return
+    if not in_namespaces(on):
+        yield f"its supervisor on this machine tells by {' and '.join(ways)} how it goes"
+        return
+    attended = ["webhook"] if "webhook" in ways and spec.kubernetes.attendant is not None else []
+    rest = [way for way in ways if way not in attended]
+    by = ["its attendant tells by webhook how it goes"] if attended else []
+    yield "; ".join([*by, *([f"nobody tells by {' and '.join(rest)} how it goes, unless `{wait}` watches it"] if rest else [])])
 
 
 def _reserved(backend: Backend, run: PlannedRun) -> AbstractContextManager[None]:
@@ -166,6 +186,8 @@ def _foreground(
         started()
         with _view(name, tasks, as_json=as_json) as view:
             status = follow(backend, name, tasks, view, interrupts, since=since, asking=stop_action(run.spec))
+        for note in backend.finish(name) if isinstance(backend, Tends) else ():
+            print(f"notice: {note}", file=sys.stderr, flush=True)
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:
         code = INTERRUPTED

@@ -56,7 +56,7 @@ def wait(
                 f"{run} has not ended within {timeout}: it is {status.state}", "it goes on; wait again, or stop it with `launcher down`"
             )
         time.sleep(LOOK_EVERY)
-    for note in backend.tend(run) if isinstance(backend, Tends) else ():
+    for note in (*backend.tend(run), *backend.finish(run)) if isinstance(backend, Tends) else ():
         print(note, file=sys.stderr, flush=True)
     code = EXIT_CODES[status.state]
     if as_json:

@@ -76,3 +76,4 @@ class Plan:
     graces: dict[RoleName, float] = field(default_factory=dict)  # see rules.graces; of a user's own program
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to
+    notify: dict[str, Any] | None = None  # who is told of it: the spec's section

@@ -108,6 +108,7 @@ def plan(
         graces=_graces(spec),
         notices=(*notices, *left_out(spec, target)),
         spec_dir=str(common.spec_dir),
+        notify=spec.notify.model_dump(mode="json") if spec.notify else None,
     )
 
 

@@ -162,6 +162,7 @@ def _notes(source: Source) -> list[str]:
         notes.append("tasks without supervision do not end with the run by themselves: `launcher up --on docker` or `down` ends them")
     if has_sidecars(spec):
         notes.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
+    notes += ["nobody sends the messages of `notify`: the supervisor of `launcher up --on docker` does"] if spec.notify else []
     if spec.storage is not None:
         notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
     return notes

@@ -51,6 +51,11 @@ class RunPaths:
         return self.directory / "supervisor.log"
 
     @property
+    def notified(self) -> Path:
+        """The outcomes of messages to people, a line of JSON each."""
+        return self.directory / "notified.jsonl"
+
+    @property
     def scratch(self) -> Path:
         """The directory of servers' stop files."""
         return self.directory / "scratch"

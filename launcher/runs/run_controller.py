@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.notify.teller import Teller
 from launcher.plan.models import Plan, Task
 from launcher.runs import locks, process_identity, restart_policy, stop_order
 from launcher.runs.log_files import LogWriter
@@ -183,6 +184,7 @@ class RunController:
         self._ready_by: float | None = began + plan.start_timeout if self._trains else None
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
         self._record = Record(layout.state, self._snapshot)
+        self._teller = Teller(plan.notify, layout.notified)
         self._home = locks.Hold(layout.lock)
         self._home_seen, self._home_lost = self._started, False
         self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())
@@ -253,6 +255,8 @@ class RunController:
         changed = told_of.tracker.tell(event, own=own)
         self._progress.apply(event, leads=own and task is self._leader)
         self._record.changed(at_once=changed)
+        if changed and event["event"] == "stalled":
+            self._teller.stalled()
         if self._progress.ready:
             self._ready_by = None
         if changed and own and event["event"] == "restarting":
@@ -300,6 +304,8 @@ class RunController:
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
+        if _due(self._teller.due, now):
+            self._teller.look(self._status())
         if not self._ending and _due(self._ready_by, now):
             states = {task.name: task.tracker.state() for task in self._tasks.values()}
             waiting = [f"{name} is {reason}" for name, (state, reason) in states.items() if state is State.PENDING and reason]
@@ -421,6 +427,7 @@ class RunController:
         self._runtime.clean_up(Outcome(ending.state, ending.reason, self._requests > 0, lost_at))
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()
+        self._teller.end(self._status())
 
     # Bookkeeping
 
@@ -437,7 +444,7 @@ class RunController:
 
     def _until_due(self) -> float | None:
         """Return the seconds until something is to be done; None where nothing is."""
-        times = [self._record.due, *(() if self._ending else (self._ready_by, self._done_by))]
+        times = [self._record.due, self._teller.due, *(() if self._ending else (self._ready_by, self._done_by))]
         for task in self._tasks.values():
             times += (task.restart_at, task.stop_at, task.kill_at)
         due = min((at for at in times if at is not None), default=None)

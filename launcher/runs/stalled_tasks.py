@@ -40,21 +40,24 @@ class Stall:
         return replace(task, heard=self.heard)
 
 
+def culprits(status: RunStatus) -> list[TaskStatus]:
+    """Return the tasks that hold up a run: of those that are stalled, one that waits for others does not, unless all do."""
+    stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
+    found = ([task for task in stalled if task.stalled not in waits] for waits in (_WAITS, {"peers"}))
+    return next(filter(None, found), stalled[:1])
+
+
 def held_up(status: RunStatus) -> str:
     """Return who holds up a run and what that task does; empty where none is stalled.
 
     Of tasks that are stalled, one that waits for others holds up nobody: then it is one that has not been heard of since.
     """
-    stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
-    for waits in (_WAITS, {"peers"}):
-        if culprits := [task for task in stalled if task.stalled not in waits]:
-            return "; ".join(f"{task.name} makes {task.reason}" for task in culprits)
-    if not stalled:
-        return ""
-    waiting = stalled[0]
-    silent = [task.name for task in status.tasks if _is_silent(task, waiting)]
-    rest = f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else ""
-    return f"{waiting.name} makes {waiting.reason}{rest}"
+    found = culprits(status)
+    told = "; ".join(f"{task.name} makes {task.reason}" for task in found)
+    if not found or found[0].stalled != "peers":
+        return told
+    silent = [task.name for task in status.tasks if _is_silent(task, found[0])]
+    return told + (f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else "")
 
 
 def _is_silent(task: TaskStatus, waiting: TaskStatus) -> bool:

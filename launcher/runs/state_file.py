@@ -75,6 +75,7 @@ def _snapshot(document: dict[str, Any]) -> Snapshot:
         "run_dir": location_of(status.get("run_dir")),
         "tasks": tuple(map(_task, status["tasks"])),
         "missing": tuple(status.get("missing", ())),
+        "notified": tuple(status.get("notified", ())),
     }
     supervisor = document.pop("supervisor")
     return Snapshot(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.notify import outbox
 from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
 from launcher.runs.os_errors import explain
@@ -168,7 +169,8 @@ class SupervisedRuns:
         status = snapshot.status
         if not kept and status.state not in ENDED:
             status = orphans.interrupted(layout, snapshot)
-        return _with_summary(dataclasses.replace(status, name=layout.name), layout)
+        notified = outbox.told(layout.notified)
+        return _with_summary(dataclasses.replace(status, name=layout.name, notified=notified), layout)
 
     def _let_go(self, name: str) -> None:
         fd = self._lifelines.pop(name, None)

@@ -21,7 +21,7 @@ from trainer.settings import Train
 from trainer.workloads import catalog
 
 # What stands in for a required value that is missing or wrong, while the rest is examined.
-_STAND_INS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1}
+_STAND_INS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1, "secret": "secret"}
 _DIGEST_LENGTH = 12
 
 
@@ -90,6 +90,8 @@ def dump(spec: ClusterSpec) -> dict[str, Any]:
         del dumped["storage"]
     if spec.tensorboard is None:
         dumped["tensorboard"] = False
+    if spec.notify is None:
+        del dumped["notify"]
     return dumped
 
 
@@ -102,8 +104,9 @@ def redumped(dumped: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest(spec: ClusterSpec) -> str:
-    """Return what identifies a spec: 12 hexadecimal digits of the SHA-256 of all it says, defaults included."""
-    text = json.dumps(dump(spec), sort_keys=True, separators=(",", ":"))
+    """Return what identifies a spec: 12 hexadecimal digits of the SHA-256 of all it says, defaults included, but for who is told of it."""
+    told = {key: value for key, value in dump(spec).items() if key != "notify"}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
@@ -191,6 +194,9 @@ def _with_absolute_paths(spec: ClusterSpec, directory: Callable[[SpecPath], Path
         update["volumes"] = [_with_absolute_path(volume, directory(("volumes", index))) for index, volume in enumerate(spec.volumes)]
     if spec.env_file is not None:
         update["env_file"] = str(resolved(directory(("env_file",)), spec.env_file))
+    if spec.notify is not None and spec.notify.command is not None and "/" in spec.notify.command[0]:
+        program = str(resolved(directory(("notify", "command")), spec.notify.command[0]))
+        update["notify"] = spec.notify.model_copy(update={"command": [program, *spec.notify.command[1:]]})
     if spec.train is not None and rules.is_directory_name(spec.train):
         data = str(resolved(directory(("train", "data")), spec.train.data))
         train: Train = spec.train.model_copy(update={"data": data})

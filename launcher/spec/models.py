@@ -8,6 +8,7 @@ from launcher.spec import names
 from launcher.spec.containers import Command, Env, Image, InitContainers, Sidecars
 from launcher.spec.fields import Cpu, Duration, Memory, Name, ObjectName, Section
 from launcher.spec.kubernetes import Kubernetes, Volume
+from launcher.spec.notification import Notify
 from launcher.spec.problems import FieldError, shown
 from trainer.exit_codes import OnStall
 from trainer.settings import Train
@@ -24,6 +25,13 @@ def _version(value: object) -> object:
 def _storage(value: object) -> object:
     if value is None:
         raise FieldError("`storage` has no value", "a mapping", "write `storage: {}` for the defaults, or leave the key out")
+    return value
+
+
+def _notify(value: object) -> object:
+    if value is None:
+        remedy = "write `notify: {command: [./tell.sh]}`, for example, or leave the key out"
+        raise FieldError("`notify` has no value", "a mapping with `command`, `webhook`, or both", remedy)
     return value
 
 
@@ -210,4 +218,7 @@ class ClusterSpec(Section):
     )
     tf_config: TfConfig = Field(default_factory=TfConfig, description="Changes to TF_CONFIG.")
     limits: Limits = Field(default_factory=Limits, description="Limits of time and of restarts.")
+    notify: Annotated[Notify | None, BeforeValidator(_notify, json_schema_input_type=Notify)] = Field(
+        None, description="Who is told when the run succeeds, fails or stalls; nobody when left out."
+    )
     kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="Settings for Kubernetes alone.")

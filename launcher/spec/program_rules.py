@@ -133,10 +133,12 @@ def master_is_a_program_s_chief(subject: RuleContext) -> Iterator[Finding]:
 
 
 def env_file_has_a_use(subject: RuleContext) -> Iterator[Finding]:
-    """A file with values of secrets is for variables that come from some."""
+    """A file with values of secrets is for variables that come from some, that of a webhook's URL among them."""
     spec = subject.spec
     given = [spec.env, *(role.env for role in roles_of(spec).values()), *(one.env for _, one in containers_of(spec))]
-    if spec.env_file is not None and not any(isinstance(value, FromSecret) for variables in given for value in variables.values()):
+    has_webhook = spec.notify is not None and spec.notify.webhook is not None
+    from_secrets = any(isinstance(value, FromSecret) for variables in given for value in variables.values())
+    if spec.env_file is not None and not from_secrets and not has_webhook:
         message = "`env_file` has the values of variables that come from secrets, and no variable does"
         remedy = "name the variables to take from it: `env: {TOKEN: {secret: my-secret, key: token}}`; or remove `env_file`"
         yield Finding(("env_file",), message, "`env` with a `{secret, key}` beside it", remedy, on="key")

@@ -307,6 +307,33 @@ def attendant_has_image(subject: RuleContext) -> Iterator[Finding]:
         yield Finding(("kubernetes", "attendant"), message, "an image of its own, one that has the trainer", remedy)
 
 
+def notify_tells_somebody(subject: RuleContext) -> Iterator[Finding]:
+    """A section that asks for messages says who gets them."""
+    notify = subject.spec.notify
+    if notify is not None and notify.command is None and notify.webhook is None:
+        remedy = "write `notify: {command: [./tell.sh]}` or `notify: {webhook: {secret: my-webhook}}`, or remove `notify`"
+        yield Finding(("notify",), "`notify` says nobody to tell", "`command`, `webhook`, or both", remedy, on="key")
+
+
+def notify_program_is_there(subject: RuleContext) -> Iterator[Finding]:
+    """The program that gets messages has a name, and is there where that is a path."""
+    if subject.spec.notify is None or subject.spec.notify.command is None:
+        return
+    path, program = ("notify", "command", 0), subject.spec.notify.command[0]
+    expected = "a program, such as mail, or the path of one"
+    if not program.strip():
+        yield Finding(path, "the command starts with an empty word", expected, "name the program")
+    elif "/" in program:
+        try:
+            place = resolved(subject.directory(path), program)
+            exists = place.is_file()
+        except (OSError, FieldError) as error:
+            yield Finding(path, f"{shown(program)} is not a usable path: {error}", expected, "name a file")
+            return
+        if not exists:
+            yield Finding(path, f"there is no file {shown(program)} (looked for {place})", expected, "write it, or name another")
+
+
 def one_mounts(subject: RuleContext) -> Iterator[Finding]:
     """One task can mount the run's volume where it is the only one of its role: pods of one role are alike."""
     spec = subject.spec
@@ -341,7 +368,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("train", "export"),), best_is_known),
     ((("limits", "deadline"), ("limits", "start_timeout")), deadline_after_start),
     ((), program_rules.env_names),
-    ((("env",), ("env_file",), ("roles",)), program_rules.env_file_has_a_use),
+    ((("env",), ("env_file",), ("roles",), ("notify", "webhook")), program_rules.env_file_has_a_use),
     ((), kubernetes_labels),
     ((("tf_config",), ("roles",)), program_rules.master_is_a_program_s_chief),
     ((), container_rules.volumes_apart),
@@ -353,6 +380,8 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("kubernetes", "version"),), sidecars_are_native),
     ((("image",), ("kubernetes", "attendant")), attendant_has_image),
     ((("roles",), ("storage", "mount")), one_mounts),
+    ((("notify",), ("notify", "command"), ("notify", "webhook")), notify_tells_somebody),
+    ((("notify", "command"),), notify_program_is_there),
     ((("code",),), code_exists),
     ((), working_dir_exists),
     ((("code",), ("train", "workload"), ("strategy",), ("env",)), code_rules.workload_is_there),

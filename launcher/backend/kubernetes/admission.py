@@ -14,6 +14,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.room import amount, shown
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
+from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import all_of
 
 # What a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
@@ -107,6 +108,14 @@ def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> 
     for name in dict.fromkeys(one["name"] for kind in wanted for one in kind.pod["spec"].get("imagePullSecrets") or ()):
         if not _is_there(cluster, "Secret", name):
             yield f"there is no Secret {name} in {cluster.words()}, which is named for pulling images", _FOR_PULLING.format(name)
+
+
+def untold(cluster: Cluster, spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield that a run's webhook has no URL, in words, with the command that makes it; without it the run goes on all the same."""
+    webhook = spec.notify.webhook if spec.notify else None
+    if webhook is not None and not _is_there(cluster, "Secret", webhook.secret):
+        words = f"there is no Secret {webhook.secret} in {cluster.words()}, which has the URL of notify.webhook: nobody is told by it"
+        yield words, f"make it: kubectl create secret generic {webhook.secret} -n {cluster.namespace} --from-literal={webhook.key}=URL"
 
 
 def _is_there(cluster: Cluster, kind: str, name: str) -> bool:

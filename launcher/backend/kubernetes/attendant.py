@@ -1,7 +1,7 @@
 """A run's attendant: does in the cluster, by the code of a launcher that watches, what no controller does, until the run has ended.
 
-`python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS`, in a pod whose account may do that. It
-ends with 0 when the run has ended and nothing of it is left to do. Ended before, by a signal, or because its node is lost, it goes on in
+`python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE]`, in a pod whose account may
+do that. It ends with 0 when the run has ended, nothing of it is left to do, and who is to be told was told. Ended before, by a signal, or because its node is lost, it goes on in
 another pod: all that it knows is in the cluster.
 """
 
@@ -18,15 +18,18 @@ from launcher.backend.kubernetes import attendant_notes, in_cluster, pod_status,
 from launcher.backend.kubernetes.attendant_notes import GonePod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.notifier import Notifier
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object
 from launcher.backend.kubernetes.status_source import Watcher
 from launcher.errors import LauncherError
+from launcher.notify.outbox import Channel
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import RunStatus, State
 from trainer.exit_codes import OF_SIGNALS
 
 _LOOK_EVERY = 1.0  # seconds
+_TOLD_FOR = 600.0  # seconds for which a message to people is tried
 _DELETED_FOR = 30.0  # seconds without any of its Jobs, after which a run is taken for deleted
 _OVER = frozenset({State.SUCCEEDED, State.FAILED})  # not where its Jobs are suspended by somebody: it may go on
 
@@ -34,12 +37,13 @@ _OVER = frozenset({State.SUCCEEDED, State.FAILED})  # not where its Jobs are sus
 class Attendant:
     """Attends one run. `look` is to be called until `is_done`; it raises LauncherError."""
 
-    def __init__(self, cluster: Cluster, run: str, node_lost: float, start_timeout: float) -> None:
+    def __init__(self, cluster: Cluster, run: str, node_lost: float, start_timeout: float, webhook: Channel | None = None) -> None:
         self._cluster, self._run, self._start_timeout = cluster, run, start_timeout
         self._lines = LastLines()
         self._watcher = Watcher(cluster, run)
         self._watcher.logs = PodLogs(cluster, onward=self._lines)
         self._reconciler = reconcile.Reconciler(cluster, run, node_lost)
+        self._notifier = Notifier(cluster, run, _TOLD_FOR, lambda: {} if webhook is None else {webhook.kind: lambda: webhook})
         self._pods: Mapping[str, Object] = {}  # by their names, as they were seen last
         self._gone: list[GonePod] = []  # whose last lines are kept
         self._unkept = False  # not all of these are on the own Job yet
@@ -56,6 +60,7 @@ class Attendant:
         status = self._watcher.status()
         self._missed = None if status else self._missed or time.monotonic()
         if status is None:
+            yield from self._notifier.settle()
             return
         self._was_there = True
         seen = self._watcher.seen
@@ -66,9 +71,12 @@ class Attendant:
         yield from self._reconciler.tend(seen, status)
         if status.state is State.FAILED:
             yield from self._suspend_set(seen)
+        yield from self._notifier.look(status)
 
     def is_done(self) -> bool:
-        """Return whether the run has ended and none of its pods is at work, or its Jobs are gone that were there."""
+        """Return whether the run has ended, none of its pods is at work and people were told, or its Jobs are gone that were there."""
+        if self._notifier.busy:
+            return False
         if self._missed is not None:
             return self._noted is not None or (self._was_there and time.monotonic() - self._missed > _DELETED_FOR)
         return self._noted is not None and is_at_rest(self._watcher.seen)
@@ -161,6 +169,8 @@ def main() -> int:
     parser.add_argument("run")
     parser.add_argument("--node-lost", type=float, required=True, metavar="SECONDS")
     parser.add_argument("--start-timeout", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--webhook", metavar="FILE", help="the file with the URL to which people are told how the run goes")
+    parser.add_argument("--allow-http", action="store_true")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)  # the first process of a container ignores it else
     if not (in_cluster.ACCOUNT / "token").is_file():
@@ -168,7 +178,8 @@ def main() -> int:
         return 1
     cluster = Cluster()
     _say(f"attending {given.run} in {cluster.words()}")
-    return attend(Attendant(cluster, given.run, given.node_lost, given.start_timeout))
+    webhook = Channel("webhook", url_file=given.webhook, allow_http=given.allow_http) if given.webhook else None
+    return attend(Attendant(cluster, given.run, given.node_lost, given.start_timeout, webhook))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from launcher.backend.kubernetes import (
     helper_pod,
     inventory,
     log_lines,
+    notifier,
     pod_status,
     reconcile,
     run_objects,
@@ -38,6 +39,8 @@ from launcher.backend.kubernetes.run_context import Differences, RunContext
 from launcher.backend.model import Board, PlannedRun, Where
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
+from launcher.notify import ledger
+from launcher.notify.outbox import Channel
 from launcher.plan import container_paths, planner
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -46,11 +49,13 @@ from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Part, Stored
 from launcher.spec.models import ClusterSpec
+from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
 
 # Seconds for which a cluster that has answered may be away, for example while its API server is replaced. The run goes on meanwhile.
 PATIENCE = 600.0
+_TOLD_FOR = 60.0  # seconds for which a launcher tries to tell people: it does not end before
 
 
 @dataclasses.dataclass
@@ -81,6 +86,7 @@ class KubernetesBackend:
         self._known: dict[str, _Known] = {}
         self._marks: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
+        self._notifiers: dict[str, notifier.Notifier] = {}
         self._stopping: list[str] = []  # in this process; one that is asked for twice twice
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
@@ -110,6 +116,7 @@ class KubernetesBackend:
         cluster, made = self._cluster(name), self._run(run)
         self._forget(name)
         self._ended.pop(name, None)
+        self._notifiers.pop(name, None)
         # Before anything is made: whatever becomes of this process, the other verbs find it.
         said = made.options.namespace is not None
         put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
@@ -157,7 +164,8 @@ class KubernetesBackend:
             seen = known.having.noted if known.having else None  # it has just been read
             known.user = run_record.user(seen or known.cluster.get("ConfigMap", run_record.name_of(name)))
         mine = not known.user or known.cluster.user() in {"", known.user}
-        return RunContext(user=known.user, mine=mine, attended=False, differences=lacking)
+        notified = ledger.words(notifier.noted(known.having.noted if known.having else None))
+        return RunContext(user=known.user, mine=mine, attended=False, notified=notified, differences=lacking)
 
     def _without_jobs(self, known: _Known, name: str) -> RunStatus:
         cluster = known.cluster
@@ -204,6 +212,9 @@ class KubernetesBackend:
             self._settle(known)
             with known.lock:
                 seen, status = known.watcher.seen, known.last
+            if status is not None:
+                said.extend(self._notifier(name).look(status))
+            with known.lock:
                 if status is None or seen is known.tended or not seen.jobs:
                     return []
                 known.tended = seen
@@ -213,6 +224,31 @@ class KubernetesBackend:
         except LauncherError as error:  # what cannot be done for a run is no reason to end it
             said.append(f"{error.message}: {error.remedy}")
         return said
+
+    def finish(self, name: str) -> Iterator[str]:
+        """Wait until people were told how a run has ended, as far as that is up to this process; yield what failed."""
+        with contextlib.suppress(LauncherError):  # it has ended, whatever becomes of this
+            yield from self._notifier(name).finish(self.status(name))
+
+    def _notifier(self, name: str) -> notifier.Notifier:
+        if name not in self._notifiers:
+            spec = self.spec(name) or {}
+            told = Notify.model_validate(spec.get("notify") or {})
+            has_attendant = (spec.get("kubernetes") or {}).get("attendant") is not None
+            ways = functools.partial(self._ways, name, told, has_attendant=has_attendant)
+            self._notifiers[name] = notifier.Notifier(self._cluster(name), name, _TOLD_FOR, ways)
+        return self._notifiers[name]
+
+    def _ways(self, name: str, told: Notify, *, has_attendant: bool) -> notifier.Ways:
+        """Return the ways by which a launcher that watches tells people: a webhook is the attendant's, where there is one at work."""
+        found: dict[str, Callable[[], Channel]] = {}
+        cluster, watcher, webhook = self._cluster(name), self._look_at(name).watcher, told.webhook
+        if told.command is not None:
+            made = Channel("command", tuple(told.command))
+            found["command"] = lambda: made
+        if webhook is not None and (not has_attendant or (watcher.attendant is not None and not watcher.is_attended())):
+            found["webhook"] = lambda: notifier.of_secret(cluster, webhook)
+        return found
 
     def _settle(self, known: _Known) -> None:
         """Do what is left of a start of ours over which the cluster went away."""

@@ -224,11 +224,23 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[
     wanted = admission.kinds(made, helper_pod.helper(run))
     for words, remedy in admission.absent(cluster, wanted, made):
         yield problem("references", words, remedy)
+    yield from _webhook(cluster, spec)
     try:
         found = [warning("admission", words, remedy) for words, remedy in admission.check(cluster, wanted)]
         yield from found or [ok("admission", "the namespace admits the pods of a run")]
     except LauncherError as error:
         yield of_error("admission", error) if asked else warning("admission", error.message, error.remedy)
+
+
+def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+    """Yield whether the webhook of `notify` has its URL, and somebody who may read it: the attendant's pod mounts it."""
+    if spec.notify is None or spec.notify.webhook is None:
+        return
+    lacking = [warning("notify", words, remedy) for words, remedy in admission.untold(cluster, spec)]
+    if spec.kubernetes.attendant is None and not _may(cluster, "", "secrets", "get"):
+        words = "you may not read Secrets, and there is no attendant: nobody tells the webhook"
+        lacking.append(warning("notify", words, "write `kubernetes: {attendant: true}`, whose pod mounts the Secret"))
+    yield from lacking or [ok("notify", f"the Secret {spec.notify.webhook.secret} is there")]
 
 
 def _storage(cluster: Cluster, made: Run) -> Iterator[Finding]:

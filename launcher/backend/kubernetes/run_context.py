@@ -46,6 +46,7 @@ class RunContext:
     user: str = ""  # empty where that is not known
     mine: bool = True
     attended: bool = True
+    notified: tuple[str, ...] = ()
     differences: Differences = Differences()
 
     def fields(self, state: State, reason: str, tasks: tuple[TaskStatus, ...]) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class RunContext:
             if any(not one.name.endswith(_BESIDE) for one in lacking):  # it stands still
                 told |= {"state": State.PENDING, "eta": None}
         attended = told["state"] in ENDED or self.attended
-        return told | {"data_lost": found.loss, "user": self.user, "mine": self.mine, "attended": attended}
+        return told | {"data_lost": found.loss, "user": self.user, "mine": self.mine, "attended": attended, "notified": self.notified}
 
     def of(self, noted: RunStatus) -> RunStatus:
         """Return a status that was noted when the run ended, or is that of a run without Jobs, with these facts."""

@@ -56,7 +56,9 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     for one in made:
         dry_run(cluster, one)
     wanted = admission.kinds(made, helper_pod.helper(run))
-    for words, remedy in itertools.chain(admission.check(cluster, wanted), admission.absent(cluster, wanted, made)):
+    for words, remedy in itertools.chain(
+        admission.check(cluster, wanted), admission.absent(cluster, wanted, made), admission.untold(cluster, run.spec)
+    ):
         yield f"{words}; {remedy}"
 
 

@@ -27,7 +27,7 @@ _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
 # Of a status what depends on who asks, and when.
-_ASKED = frozenset({"data_lost", "missing", "user", "mine", "attended"})
+_ASKED = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
 # So often a change is tried again that somebody else's has overtaken, such as a note of how the run has ended.
 _TRIES = 10
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from launcher.backend.kubernetes import attendant_notes, diagnosis, past_attempts, pod_status, run_record
+from launcher.backend.kubernetes import attendant_notes, diagnosis, notifier, past_attempts, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.informer import Informer, Pauses, versions
@@ -15,6 +15,7 @@ from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError
+from launcher.notify import ledger
 from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, VOLUME_LABEL
 from launcher.runs.status import Location, Restart, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
@@ -197,9 +198,14 @@ class Watcher:
         """Return the pods of the run's tasks. Raises LauncherError when the cluster cannot be asked."""
         return self._source.pods()
 
+    @property
+    def attendant(self) -> Object | None:
+        """The Job of the run's attendant, as it was seen last; None where it has none."""
+        return self._source.attendant
+
     def is_attended(self) -> bool:
         """Return whether the run has an attendant that works, is done, or may still start, as it was seen last."""
-        job = self._source.attendant
+        job = self.attendant
         if job is None or pod_status.condition(job, "Failed"):
             return False
         made = seconds(job["metadata"].get("creationTimestamp"))
@@ -233,7 +239,8 @@ class Watcher:
         self.seen = self._with_nodes(self._with_gone(self._source.seen(self._pods.keys() if self._counts else None)))
         if not self.seen.jobs:
             return None
-        context = dataclasses.replace(context, place=place_of(self.seen, self.cluster), attended=self.is_attended())
+        notified = ledger.words(notifier.noted(self.attendant)) or context.notified
+        context = dataclasses.replace(context, place=place_of(self.seen, self.cluster), attended=self.is_attended(), notified=notified)
         noted = self._expired() or self._attended(context.place)
         return context.of(noted) if noted else self._read(context)
 

@@ -3,7 +3,7 @@
 from launcher.errors import UsageError
 from launcher.images import attendant_image
 from launcher.plan.role_groups import groups
-from launcher.render.kubernetes import pods
+from launcher.render.kubernetes import network, pods
 from launcher.render.kubernetes.jobs import time_to_live
 from launcher.render.kubernetes.objects import ATTENDANT, Object, Run, amounts, checked, metadata, pod_metadata, provenance, selector
 from launcher.spec.kubernetes import Attendant
@@ -16,6 +16,7 @@ _REPLACED = 1000
 _LEAVES_AFTER = 30  # seconds without its node until another one is made
 _ENDS_WITHIN = 10  # seconds
 _REQUESTS, _LIMITS = {"cpu": "50m", "memory": "96Mi"}, {"cpu": "1", "memory": "256Mi"}
+_WEBHOOK, _URL = "/run/secrets/webhook", "url"  # where the pod has the URL of the spec's webhook
 _RBAC = "rbac.authorization.k8s.io"
 
 
@@ -60,6 +61,9 @@ def _template(run: Run, wanted: Attendant) -> Object:
         *("--node-lost", f"{parse_duration(limits.node_lost):g}"),
         *("--start-timeout", f"{parse_duration(limits.start_timeout):g}"),
     ]
+    webhook = run.spec.notify.webhook if run.spec.notify else None
+    if webhook is not None:
+        command += ["--webhook", f"{_WEBHOOK}/{_URL}", *(["--allow-http"] if webhook.allow_http else [])]
     container = pods.container(run, ATTENDANT, command) | {
         "image": attendant_image(run.spec),
         "resources": {"requests": _REQUESTS | given, "limits": _LIMITS | given},
@@ -78,6 +82,11 @@ def _template(run: Run, wanted: Attendant) -> Object:
         "tolerations": [*gone, *pods.tolerations(run.options)],
         "containers": [container],
     }
+    if webhook is not None:
+        container["volumeMounts"] = [{"name": "webhook", "mountPath": _WEBHOOK, "readOnly": True}]
+        # Optional: where it is lacking, the attendant does all else.
+        source = {"secretName": webhook.secret, "items": [{"key": webhook.key, "path": _URL}], "optional": True}
+        spec["volumes"] = [{"name": "webhook", "secret": source}]
     return pods.overridden(run, ATTENDANT, {"metadata": pod_metadata(run, ATTENDANT), "spec": spec})
 
 
@@ -124,11 +133,13 @@ def _rule(group: str, resource: str, *verbs: str, names: list[str] | None = None
 def _policy(run: Run) -> Object:
     """Return who may reach the attendant, nobody, and that it may reach the API server also where the namespace denies all.
 
-    Clusters differ in the API server's address and port, and in whether a policy sees these or its Service's.
+    Clusters differ in the API server's address and port, and in whether a policy sees these or its Service's. A webhook is anywhere, by its name.
     """
+    notify = run.spec.notify
+    ports = [{"protocol": "TCP"}, *(network.DNS if notify is not None and notify.webhook is not None else [])]
     spec = {
         "podSelector": {"matchLabels": selector(run, ATTENDANT)},
         "policyTypes": ["Ingress", "Egress"],
-        "egress": [{"ports": [{"protocol": "TCP"}]}],
+        "egress": [{"ports": ports}],
     }
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(run, name_of(run), ATTENDANT), "spec": spec}

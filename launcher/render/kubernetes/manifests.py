@@ -114,7 +114,7 @@ def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, st
 
 def _notes(source: Source) -> list[str]:
     run = run_of(source)
-    found = [*notes(run, objects(run)), *run.plan.notices]
+    found = [*notes(run, objects(run)), *run.plan.notices, *_untold(source.spec)]
     if run.options.gang == "jobset":
         return [*jobset.notes(run), *found]
     if run.options.attendant is None and any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
@@ -125,6 +125,16 @@ def _notes(source: Source) -> list[str]:
     if run.options.queue:
         found.append("Kueue admits the Job of each role by itself; with `kubernetes: {gang: jobset}` it admits all or none")
     return found
+
+
+def _untold(spec: ClusterSpec) -> Iterable[str]:
+    """Yield which messages of `notify` nobody sends: no launcher knows what objects that somebody else applies are to tell."""
+    if spec.notify is None:
+        return
+    if spec.notify.command is not None:
+        yield "nobody runs the program of `notify`: a launcher does that watches a run of `launcher up`"
+    if spec.notify.webhook is not None and spec.kubernetes.attendant is None:
+        yield "nobody tells the webhook of `notify`, for which the run needs an attendant (kubernetes.attendant)"
 
 
 def _check_data(spec: ClusterSpec) -> None:

@@ -5,6 +5,9 @@ from launcher.render import tensorboard_command
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 from trainer.strategies import STRATEGIES
 
+# DNS wherever it is: in a namespace of its own, or on the node. Its pods may listen on 5353, as OpenShift's do.
+DNS: list[Object] = [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
+
 
 def headless(run: Run) -> Object:
     """Return the Service that gives each task its name. Names are there before the tasks are ready: tasks wait for each other."""
@@ -26,9 +29,7 @@ def policies(run: Run) -> list[Object]:
         ports = {"ports": [{"protocol": "TCP", "port": port} for port in numbers]}
     own = _policy(run, run.name, tasks, {"from": [{"podSelector": tasks}], **ports}, None)
     if run.options.egress == "tasks":
-        # DNS wherever it is: in a namespace of its own, or on the node. Its pods may listen on 5353, as OpenShift's do.
-        dns = {"ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
-        own["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": [dns, {"to": [{"podSelector": tasks}], **ports}]}
+        own["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": DNS}, {"to": [{"podSelector": tasks}], **ports}]}
     found = [own]
     if run.has_tensorboard:
         boards = {"matchLabels": selector(run, TENSORBOARD)}

@@ -1,11 +1,13 @@
 """A run in the background is waited for and followed; its end is the exit code of who waits."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from launcher.docker_cli import docker
 from tests.e2e.docker.running import launch, started
+from tests.hook import serving
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
@@ -22,6 +24,24 @@ def test_who_waits_is_told_how_it_ended(code: int, waited: int, state: str, tmp_
         done = launch("wait", run.name, runs=run.runs)
         assert (done.returncode, state in done.stdout) == (waited, True), done.stdout + done.stderr
         assert run.status()["state"] == state
+
+
+def test_a_program_and_a_webhook_are_told_by_the_supervisor_and_its_containers_do_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    notify = {"command": ["sh", "-c", f"cat > {told}"], "webhook": {"secret": "hook", "allow_http": True}}
+    program = ["sh", "-c", "env; exit 3"]
+    document = {"name": "told", "command": program, "limits": {"max_restarts": 0}, "notify": notify}
+    with serving(200) as server:
+        monkeypatch.setenv("NOTIFY_WEBHOOK", f"{server.address}/T0KEN")
+        with started(document, tmp_path) as run:
+            assert launch("wait", run.name, runs=run.runs).returncode == 1
+            run.until("both to be told", lambda: server.got and len(run.status()["notified"]) == 2)
+            assert "T0KEN" not in run.launcher("logs", run.name)
+    [(path, _, message)] = server.got
+    assert (path, message["event"], message["backend"]) == ("/T0KEN", "failed", "docker")
+    assert json.loads(told.read_text()) == message
 
 
 def test_the_stacks_of_a_program_are_asked_inside_its_container(tmp_path: Path) -> None:

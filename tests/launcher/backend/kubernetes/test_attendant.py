@@ -1,5 +1,7 @@
 """What an attendant does of itself: it ends what failed or never starts, keeps what is lost with pods, and knows when nothing is left to do."""
 
+import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -9,11 +11,14 @@ from launcher.backend.kubernetes.attendant import Attendant, attend, is_at_rest,
 from launcher.backend.kubernetes.attendant_notes import GonePod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
+from launcher.backend.kubernetes.notifier import noted
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.status_source import Watcher, telling
 from launcher.errors import LauncherError
+from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
+from tests.hook import serving
 from tests.launcher.backend.kubernetes import objects
 from tests.launcher.backend.kubernetes.objects import COMPLETE, FAILED, NOW, job
 
@@ -126,6 +131,24 @@ def test_a_run_that_never_starts_is_suspended_and_told_to_have_failed_with_the_r
     assert status is not None
     assert status.state == State.FAILED
     golden(status.reason)
+
+
+def test_it_is_done_when_the_webhook_was_told_and_another_one_tells_nothing_again(tmp_path: Path) -> None:
+    there = There(job("chief", 1, COMPLETE), pods=(objects.ended("chief", 0),))
+    with serving(503, 200) as server:
+        (tmp_path / "url").write_text(server.address)
+        webhook = Channel("webhook", url_file=str(tmp_path / "url"), allow_http=True)
+        attendant = Attendant(cast("Cluster", there), "digits", 5, 600, webhook)
+        deadline = time.monotonic() + 60
+        while not attendant.is_done():
+            assert time.monotonic() < deadline
+            list(attendant.look())
+            time.sleep(0.02)
+        another = Attendant(cast("Cluster", there), "digits", 5, 600, webhook)
+        assert list(another.look()) == []
+        assert another.is_done()
+        assert [message["event"] for _, _, message in server.got] == ["succeeded", "succeeded"]  # of which the first was refused
+    assert [entry["state"] for entry in noted(there.own)] == ["sent"]
 
 
 def test_a_run_that_somebody_has_suspended_may_go_on() -> None:

@@ -160,3 +160,21 @@ def test_nobody_is_told_to_end_what_it_ends(text: Callable[..., str]) -> None:
     assert "do not end with the run by themselves" in text(own)
     attended = own + "kubernetes: {attendant: {image: trainer:1}, namespace: team}\n"
     assert "do not end with the run by themselves" not in text(attended)
+
+
+def test_it_tells_a_webhook_whose_url_is_mounted_and_starts_without_that_too(rendered: Rendered, text: Callable[..., str]) -> None:
+    told = ATTENDED + "notify: {webhook: {secret: hook, key: address, allow_http: true}}\n"
+    objects = rendered(told)
+    container = only(objects)
+    assert container["command"][-3:] == ["--webhook", "/run/secrets/webhook/url", "--allow-http"]
+    assert container["volumeMounts"] == [{"name": "webhook", "mountPath": "/run/secrets/webhook", "readOnly": True}]
+    secret = {"secretName": "hook", "items": [{"key": "address", "path": "url"}], "optional": True}
+    assert objects["Job", NAME]["spec"]["template"]["spec"]["volumes"] == [{"name": "webhook", "secret": secret}]
+    ports = objects["NetworkPolicy", NAME]["spec"]["egress"][0]["ports"]
+    assert ports[0] == {"protocol": "TCP"}
+    assert {"protocol": "UDP", "port": 53} in ports
+    assert "webhook" not in text(ATTENDED)
+    assert "nobody tells" not in text(told)
+    alone = CLUSTER + "notify: {webhook: {secret: hook}, command: [mail]}\n"
+    for words in ("nobody tells the webhook of `notify`", "nobody runs the program of `notify`"):
+        assert words in text(alone)

@@ -1,0 +1,164 @@
+"""Tells people how a run on Kubernetes goes, each message once, whoever watches it: what was sent is noted on the attendant's Job, or else in the record."""
+
+import base64
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from launcher.backend.kubernetes import run_record
+from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
+from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.pod_status import annotation
+from launcher.errors import LauncherError
+from launcher.notify import ledger
+from launcher.notify.message import Due, Message
+from launcher.notify.outbox import Channel, Sending
+from launcher.render.kubernetes.objects import ATTENDANT
+from launcher.runs.status import RunStatus
+from launcher.spec.notification import Webhook
+
+NOTE = "tf-launcher/notified"
+_SLACK = 90.0  # seconds beyond the time of a sender after which it is taken to be gone
+_STALLS_EVERY = 60.0  # seconds between two looks whether the stall of a task that was told may be told again
+_AGAIN = 1.0  # seconds, after somebody else has changed the note
+_LOOK_EVERY = 0.1
+
+# The ways to tell people, by kind: what makes one raises NoChannelError where it cannot be had.
+Ways = Mapping[str, Callable[[], Channel]]
+
+
+class NoChannelError(LauncherError):
+    """There is no way to tell anybody: what would be needed is not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """One message by one channel."""
+
+    kind: str
+    event: str
+    about: tuple[str, ...]
+
+
+@dataclasses.dataclass
+class _OnItsWay:
+    message: Message
+    kind: str
+    sending: Sending
+    outcome: ledger.Entry | None = None
+
+
+class Notifier:
+    """The messages of one run, as one process sends them that watches it."""
+
+    def __init__(self, cluster: Cluster, run: str, seconds: float, ways: Callable[[], Ways]) -> None:
+        """Try each message for `seconds`; `ways` are asked for when one is due."""
+        self._cluster, self._run, self._seconds, self._ways = cluster, run, seconds, ways
+        self._due = Due()
+        self._sent: list[_OnItsWay] = []
+        self._next: dict[_Case, float] = {}  # when to look at one again, of time.monotonic
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message is on its way, or the one of the run's end is still to be sent, by us or by somebody else."""
+        return bool(self._sent) or any(at < math.inf for case, at in self._next.items() if not case.about)
+
+    def look(self, status: RunStatus) -> Iterator[str]:
+        """Send what is due, and note what has become of what was sent; yield what failed. Raises LauncherError, to be called again."""
+        yield from self.settle()
+        for message in self._due.look(status, self._cluster.now()):
+            for kind, make in self._ways().items():
+                case = _Case(kind, message.event, message.about)
+                if time.monotonic() >= self._next.setdefault(case, 0.0):
+                    try:
+                        wait = self._send(message, kind, make)
+                    except (NoChannelError, ForbiddenError) as error:
+                        yield f"{message.event}: nobody is told by {kind}: {error.message}; {error.remedy}"
+                        wait = math.inf
+                    self._next[case] = time.monotonic() + (min(wait, _STALLS_EVERY) if message.about else wait)
+
+    def settle(self) -> Iterator[str]:
+        """Note what has become of messages on their way; yield what failed. Raises LauncherError, to be called again."""
+        for one in list(self._sent):
+            one.outcome = one.outcome or one.sending.outcome()
+            if one.outcome is not None and self._note(one, one.outcome):
+                self._sent.remove(one)
+                if one.outcome["state"] == ledger.FAILED:
+                    yield str(one.outcome["words"])
+
+    def finish(self, status: RunStatus) -> Iterator[str]:
+        """Wait for what is on its way, as long as it is tried."""
+        until = time.monotonic() + self._seconds + _SLACK
+        yield from self.look(status)
+        while self._sent and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY)
+            yield from self.settle()
+
+    def _send(self, message: Message, kind: str, make: Callable[[], Channel]) -> float:
+        """Send a message where nobody else does; return in how many seconds to look at it again, infinity where there is nothing more to do."""
+        kept = self._kept()
+        if kept is None:
+            return math.inf  # the run is deleted
+        now, entries = self._cluster.now(), noted(kept[1])
+        wait = ledger.wait(entries, message, kind, now)
+        if wait != 0.0:
+            return math.inf if wait is None else wait
+        channel = make()
+        if not self._write(kept, ledger.claimed(entries, message, kind, now, self._seconds + _SLACK)):
+            return _AGAIN
+        try:
+            self._sent.append(_OnItsWay(message, kind, Sending(channel.order(message, self._seconds))))
+        except OSError as error:
+            raise NoChannelError(
+                f"the process that sends it cannot be started ({error.strerror})", "see what this machine lacks"
+            ) from error
+        return math.inf
+
+    def _note(self, one: _OnItsWay, outcome: ledger.Entry) -> bool:
+        """Note how sending a message has ended; return whether that is done, and not that somebody else was changing the note."""
+        kept = self._kept()
+        told = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
+        return kept is None or self._write(kept, ledger.settled(noted(kept[1]), one.message, one.kind, told))
+
+    def _kept(self) -> tuple[str, Object] | None:
+        """Return kind and object on which it is noted what was sent: every watcher has to find the same."""
+        own = self._cluster.get("Job", f"{self._run}-{ATTENDANT}")
+        if own is not None:
+            return "Job", own
+        record = self._cluster.get("ConfigMap", run_record.name_of(self._run))
+        return None if record is None else ("ConfigMap", record)
+
+    def _write(self, kept: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
+        """Write the note; return whether nobody has changed the object since it was read."""
+        kind, there = kept
+        head = {"resourceVersion": there["metadata"].get("resourceVersion"), "annotations": {NOTE: as_json(list(entries))}}
+        try:
+            self._cluster.patch(kind, there["metadata"]["name"], {"metadata": head})
+        except LauncherError as error:
+            if status_of(error) != 409:
+                raise
+            return False
+        return True
+
+
+def noted(kept: Object | None) -> list[ledger.Entry]:
+    """Return what was sent, by the object on which that is noted."""
+    try:
+        listed = json.loads(annotation(kept, NOTE)) if kept else []
+        return [dict(one) for one in listed if {"key", "since", "at", "state"} <= one.keys()]
+    except (AttributeError, TypeError, ValueError):
+        return []
+
+
+def of_secret(cluster: Cluster, webhook: Webhook) -> Channel:
+    """Return the channel to a webhook by the URL that its Secret has. Raises NoChannelError, and ForbiddenError where the Secret may not be read."""
+    made = cluster.get("Secret", webhook.secret)
+    try:
+        url = base64.b64decode(((made or {}).get("data") or {})[webhook.key], validate=True).decode()
+    except (KeyError, ValueError):
+        what = f"the Secret {webhook.secret}" if made is None else f"the key {webhook.key} in the Secret {webhook.secret}"
+        remedy = f"kubectl create secret generic {webhook.secret} -n {cluster.namespace} --from-literal={webhook.key}=URL"
+        raise NoChannelError(f"there is no {what.removeprefix('the ')} in {cluster.words()}", remedy) from None
+    return Channel("webhook", url=url, allow_http=webhook.allow_http)

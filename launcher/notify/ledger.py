@@ -1,0 +1,59 @@
+"""The note of which messages of a run were sent, or are being sent by somebody: none is sent twice. Pure; where the entries are kept is another matter.
+
+An entry is `{key, since, at, state, words}`: `claimed` `until` its sender has had its time, then `sent` or `failed`. A claim whose sender is gone
+is void then. It may have sent the message just before: the receiver knows a second one by its id.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.notify.message import Message
+
+Entry = dict[str, Any]
+
+CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
+_SAME = 60.0  # seconds between two times at which one stall is told to have begun
+_QUIET = 3600.0  # seconds in which the stalls of one task are told once: one that comes and goes floods nobody
+_MOST = 100  # entries that are kept
+
+
+def wait(entries: Sequence[Entry], message: Message, channel: str, now: float) -> float | None:
+    """Return in how many seconds a message may be sent by a channel: 0.0 now, None never, as it was sent or given up."""
+    found = [_wait(_of(entries, key, channel, message, now), now) for key in message.keys]
+    return min((seconds for seconds in found if seconds is not None), default=None)
+
+
+def claimed(entries: Sequence[Entry], message: Message, channel: str, now: float, seconds: float) -> list[Entry]:
+    """Return the entries with the claim of a sender on a message that it tries to send for so many seconds."""
+    return _with(entries, message, channel, {"at": now, "until": now + seconds, "state": CLAIMED})
+
+
+def settled(entries: Sequence[Entry], message: Message, channel: str, outcome: Entry) -> list[Entry]:
+    """Return the entries with how sending a message has ended: `state`, `at` and `words`."""
+    return _with(entries, message, channel, outcome)
+
+
+def words(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Return in a line each how sending has ended, for people."""
+    return tuple(dict.fromkeys(str(entry["words"]) for entry in entries if entry.get("words")))
+
+
+def _with(entries: Sequence[Entry], message: Message, channel: str, told: Entry) -> list[Entry]:
+    keys = [f"{channel} {key}" for key in message.keys]
+    kept = [entry for entry in entries if entry["key"] not in keys]
+    return [*kept, *({"key": key, "since": message.since, **told} for key in keys)][-_MOST:]
+
+
+def _of(entries: Sequence[Entry], key: str, channel: str, message: Message, now: float) -> Entry | None:
+    """Return the entry by which a message was told, or is being told; None where none was, or that of another stall long ago."""
+    found = next((entry for entry in entries if entry["key"] == f"{channel} {key}"), None)
+    if found is None or key == "ended":
+        return found
+    is_same = abs(float(found["since"]) - message.since) <= _SAME
+    return found if is_same or now - float(found["at"]) < _QUIET else None
+
+
+def _wait(entry: Entry | None, now: float) -> float | None:
+    if entry is None:
+        return 0.0
+    return max(0.0, float(entry["until"]) - now) if entry["state"] == CLAIMED else None

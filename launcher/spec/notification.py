@@ -1,0 +1,54 @@
+"""The `notify` section of a spec: who is told when a run succeeds, fails or stalls."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from launcher.spec import names
+from launcher.spec.containers import Command
+from launcher.spec.fields import ObjectName, Section
+from launcher.spec.problems import FieldError
+
+# Where no cluster has the Secret: the variable that has the URL, where `launcher` is called or in the spec's `env_file`.
+VARIABLE = "NOTIFY_WEBHOOK"
+_REMEDY = "write `webhook: {secret: my-webhook}`, and make that: kubectl create secret generic my-webhook --from-literal=url=URL"
+
+
+def _webhook(value: object) -> object:
+    if isinstance(value, str):  # which may be the URL, and is not shown
+        raise FieldError(
+            "`webhook` is text; its URL is a password, and stands in no file", "a mapping with the `secret` that has it", _REMEDY
+        )
+    return value
+
+
+def _secret(value: object) -> object:
+    if isinstance(value, str) and "://" in value:
+        raise FieldError("this is an URL, which is a password and stands in no file", "the name of the Secret that has it", _REMEDY)
+    return value
+
+
+class Webhook(Section):
+    """A server that is told by HTTP: a POST of JSON to an URL that no file has."""
+
+    secret: Annotated[ObjectName, BeforeValidator(_secret)] = Field(
+        description=f"The Secret with the URL. Runs on this machine and in containers take the URL from the variable {VARIABLE}, set where "
+        "`launcher up` is called or in `env_file`."
+    )
+    key: Annotated[str, AfterValidator(names.check_secret_key)] = Field("url", description="The key of the URL in it.")
+    allow_http: bool = Field(
+        False, description="Whether the URL may begin with http:, where everybody on the way reads it and the message."
+    )
+
+
+class Notify(Section):
+    """Messages when the run succeeds, fails or stalls, one each: to a program, to a webhook, or to both."""
+
+    command: Command | None = Field(
+        None,
+        description="A program that gets the message as JSON on stdin and in variables NOTIFY_*. A path with a slash is relative to the spec. It is run by who "
+        "keeps the run on this machine or in containers; on Kubernetes by a launcher that watches, and nowhere else.",
+    )
+    webhook: Annotated[Webhook | None, BeforeValidator(_webhook, json_schema_input_type=Webhook)] = Field(
+        None, description="A server that gets the message; on Kubernetes from the attendant, or without one from a launcher that watches."
+    )

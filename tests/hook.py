@@ -1,0 +1,50 @@
+"""A server on loopback that gets messages, as a webhook does."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+
+class _Hook(BaseHTTPRequestHandler):
+    server: "Server"
+
+    def do_POST(self) -> None:
+        """Keep what came, and answer as it is told."""
+        got = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.got.append((self.path, self.headers["Content-Type"], got))
+        code = self.server.codes.pop(0) if len(self.server.codes) > 1 else self.server.codes[0]
+        self.send_response(code)
+        if code in range(300, 400):
+            self.send_header("Location", f"{self.server.address}/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST  # noqa: N815  as its base calls it
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Server(HTTPServer):
+    """Answers with these codes, one after the other, the last for good; `got` are path, content type and message of each request."""
+
+    def __init__(self, *codes: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Hook)
+        self.codes, self.got = list(codes), list[tuple[str, str, Any]]()
+        self.address = f"http://127.0.0.1:{self.server_port}"
+
+
+@contextlib.contextmanager
+def serving(*codes: int) -> Iterator[Server]:
+    """Serve for a `with` block."""
+    with Server(*codes) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,129 @@
+"""Who is told how a run goes: a program and a server on loopback, by the supervisor of a real run."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.up import _in_background
+from launcher.spec.models import ClusterSpec
+from tests.hook import serving
+from tests.launcher.cli.conftest import Cli
+
+PLACE = "T0KEN-in-the-path"
+
+
+def write(tmp_path: Path, command: str, notify: dict[str, Any], **more: Any) -> str:
+    """Write a spec whose program is a shell's, and the program that is told; return the spec's name."""
+    tell = tmp_path / "tell"
+    tell.write_text(f"#!/bin/sh\ncat >> {tmp_path}/told\n")
+    tell.chmod(0o755)
+    document = {"version": 1, "name": "toy", "command": ["sh", "-c", command], "notify": notify}
+    document["limits"] = {"max_restarts": 0, "grace_period": "1s"} | more
+    (tmp_path / "toy.yaml").write_text(json.dumps(document))
+    return "toy.yaml"
+
+
+def until(condition: Callable[[], object], words: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited 60 s for {words}"
+        time.sleep(0.05)
+
+
+def told(tmp_path: Path) -> list[dict[str, Any]]:
+    file = tmp_path / "told"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_program_is_told_once_that_a_run_has_succeeded_whoever_looks_at_it(cli: Cli, tmp_path: Path) -> None:
+    done = cli("up", write(tmp_path, "exit 0", {"command": ["./tell"]}))
+    assert done.returncode == 0, done.stderr
+    until(lambda: told(tmp_path), "the message")
+    assert cli("wait", "toy").returncode == 0
+    assert "is complete" in cli("up", "toy.yaml").stdout
+    until(lambda: "told by command at" in cli("status", "toy").stdout, "the status to say so")
+    [notified] = json.loads(cli("status", "toy", "--json").stdout)["notified"]
+    assert notified.startswith("succeeded: told by command at 2")
+    [message] = told(tmp_path)
+    assert (message["event"], message["name"], message["state"], message["reason"]) == ("succeeded", "toy", "succeeded", "")
+
+
+def test_a_webhook_is_told_why_a_run_has_failed_and_its_url_is_nowhere(cli: Cli, tmp_path: Path) -> None:
+    notify = {"webhook": {"secret": "hook", "allow_http": True}}
+    with serving(200) as server:
+        url = f"{server.address}/{PLACE}"
+        program = "echo ${NOTIFY_WEBHOOK-unset} >&2; echo no data >&2; exit 3"
+        done = cli("up", write(tmp_path, program, notify), env={"NOTIFY_WEBHOOK": url})
+        assert done.returncode == 1, done.stderr
+        until(lambda: server.got, "the message")
+    assert "chief | unset" in done.stdout.splitlines()
+    [(path, _, message)] = server.got
+    assert path == f"/{PLACE}"
+    assert (message["event"], message["state"]) == ("failed", "failed")
+    assert message["reason"].startswith("chief failed on attempt 1 (exit code 3): ")
+    until(lambda: "told by webhook at" in cli("status", "toy").stdout, "the status to say so")
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert [str(path) for path in files if PLACE.encode() in path.read_bytes()] == []
+    assert PLACE not in done.stdout + done.stderr
+
+
+def test_an_url_may_be_in_the_env_file_and_a_run_starts_without_one(cli: Cli, tmp_path: Path) -> None:
+    spec = write(tmp_path, "exit 0", {"webhook": {"secret": "hook", "allow_http": True}})
+    done = cli("up", spec)
+    assert done.returncode == 0, done.stderr
+    assert "notice: no webhook is told: NOTIFY_WEBHOOK, which has its URL, is not set in this environment" in done.stdout.splitlines()
+    with serving(200) as server:
+        (tmp_path / "team.env").write_text(f"NOTIFY_WEBHOOK={server.address}/{PLACE}\n")
+        done = cli("up", spec, "--fresh", "--set", "env_file=team.env")
+        assert done.returncode == 0, done.stderr
+        until(lambda: server.got, "the message")
+
+
+def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
+    done = cli("up", write(tmp_path, "exit 0", {"command": ["sh", "-c", "echo no route >&2; exit 4"]}))
+    assert done.returncode == 0, done.stderr
+    words = "succeeded: nobody is told yet by command: sh ended with exit code 4: no route; it is tried until "
+    until(lambda: words in cli("status", "toy").stdout, "the status to say so")
+    assert json.loads(cli("status", "toy", "--json").stdout)["state"] == "succeeded"
+    assert "telling by command: toy has succeeded" in (tmp_path / "runs/toy/launcher/supervisor.log").read_text()
+    assert cli("down", "toy", "--delete-data", "--yes").returncode == 0
+    assert not (tmp_path / "runs/toy").exists()
+
+
+def test_a_stall_is_told_once_and_a_run_that_somebody_stops_is_not(cli: Cli, tmp_path: Path) -> None:
+    spec = write(tmp_path, "echo begins; sleep 600", {"command": ["./tell"]}, stall_timeout="1s")
+    started = cli("up", spec, "--detach")
+    assert "notice: its supervisor on this machine tells by command how it goes" in started.stdout.splitlines()
+    until(lambda: told(tmp_path), "the message")
+    time.sleep(6)  # it is looked at again meanwhile
+    assert cli("down", "toy").returncode == 0
+    [message] = told(tmp_path)
+    assert (message["event"], message["state"]) == ("stalled", "running")
+    assert message["reason"].startswith("chief makes no progress since ")
+
+
+BOTH = {"command": ["true"], "webhook": {"secret": "hook"}}
+
+
+@pytest.mark.parametrize(
+    "on, attendant, lacking, words",
+    [
+        ("local", False, [], ["its supervisor on this machine tells by command and webhook how it goes"]),
+        ("docker", False, ["no URL"], ["its supervisor on this machine tells by command how it goes"]),
+        ("kubernetes", False, [], ["nobody tells by command and webhook how it goes, unless `launcher wait toy` watches it"]),
+        (
+            "kubernetes",
+            True,
+            [],
+            ["its attendant tells by webhook how it goes; nobody tells by command how it goes, unless `launcher wait toy` watches it"],
+        ),
+    ],
+)
+def test_it_is_said_who_tells_of_a_run_in_the_background(on: str, attendant: bool, lacking: list[str], words: list[str]) -> None:
+    document = {"version": 1, "name": "toy", "train": {"workload": "mnist_mlp"}, "notify": BOTH, "kubernetes": {"attendant": attendant}}
+    said = list(_in_background(ClusterSpec.model_validate(document), on, "launcher wait toy", lacking))
+    assert said[-1:] == words

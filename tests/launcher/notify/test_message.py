@@ -1,0 +1,116 @@
+"""What people are told of a run, when a message is due, and that none is sent twice."""
+
+import dataclasses
+
+import pytest
+
+from launcher.notify import ledger
+from launcher.notify.message import SETTLES, Due, Message, of_end, of_stall, variables
+from launcher.runs.status import RunStatus, State, TaskStatus
+
+RUN = RunStatus("digits", "local", State.FAILED, "worker-0 failed\non attempt 3: boom\0", started=100.0, ended=160.0, step=1200, steps=2000)
+NOW = 1000.0
+
+
+def task(name: str, doing: str = "", since: float = 900.0) -> TaskStatus:
+    reason = f"no progress since 1970-01-01T00:15:00Z: {doing}" if doing else ""
+    return TaskStatus(name, State.RUNNING, reason, stalled=doing, stalled_since=since if doing else None)
+
+
+def running(*tasks: TaskStatus) -> RunStatus:
+    return RunStatus("digits", "local", State.RUNNING, started=100.0, step=7, tasks=tasks)
+
+
+def due_after_settling(due: Due, status: RunStatus, now: float = NOW) -> list[Message]:
+    assert due.look(status, now) == []
+    return due.look(status, now + SETTLES)
+
+
+def test_the_message_of_an_end_has_name_state_reason_step_and_time() -> None:
+    message = of_end(RUN, NOW)
+    assert message is not None
+    payload = message.payload()
+    assert payload.pop("id") == message.payload()["id"]
+    assert payload == {
+        "version": 1,
+        "event": "failed",
+        "name": "digits",
+        "backend": "local",
+        "state": "failed",
+        "reason": "worker-0 failed on attempt 3: boom",
+        "step": 1200,
+        "steps": 2000,
+        "time": "1970-01-01T00:02:40Z",
+        "text": "digits has failed at step 1,200 of 2,000: worker-0 failed on attempt 3: boom",
+    }
+    assert variables(message.payload())["NOTIFY_STEP"] == "1200"
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.RESTARTING, State.STOPPED, State.INTERRUPTED, State.UNKNOWN])
+def test_nobody_is_told_of_a_run_that_goes_on_or_that_somebody_has_stopped(state: State) -> None:
+    assert Due().look(dataclasses.replace(RUN, state=state), NOW) == []
+
+
+def test_a_long_reason_is_cut() -> None:
+    message = of_end(dataclasses.replace(RUN, reason="x" * 5000), NOW)
+    assert message is not None
+    assert (len(message.reason), message.reason[-4:]) == (2000, "x...")
+
+
+def test_an_id_is_the_same_for_everyone_who_sends_it_and_another_for_the_next_start() -> None:
+    one, same, next_start = of_end(RUN, 1.0), of_end(RUN, 2.0), of_end(dataclasses.replace(RUN, started=101.0), 1.0)
+    assert one is not None
+    assert same is not None
+    assert next_start is not None
+    assert one.payload()["id"] == same.payload()["id"] != next_start.payload()["id"]
+
+
+def test_a_stall_is_told_once_it_lasts_and_names_who_holds_up_the_others() -> None:
+    due = Due()
+    [message] = due_after_settling(due, running(task("chief", "servers"), task("ps-0", "stopped")))
+    assert (message.event, message.about, message.since) == ("stalled", ("ps-0",), 900.0)
+    assert message.text == "digits makes no progress at step 7: ps-0 makes no progress since 1970-01-01T00:15:00Z: stopped"
+
+
+def test_a_stall_that_ends_at_once_is_not_told() -> None:
+    due = Due()
+    assert due.look(running(task("chief", "code")), NOW) == []
+    assert due.look(running(task("chief")), NOW + 5) == []
+    assert due.look(running(task("chief", "code")), NOW + SETTLES) == []
+    assert due.is_stalled
+
+
+def test_the_stalls_of_a_task_are_told_once_an_hour_and_another_task_s_at_once() -> None:
+    [first] = due_after_settling(Due(), running(task("chief", "code")))
+    entries = ledger.settled([], first, "webhook", {"at": NOW, "state": ledger.SENT})
+    assert ledger.wait(entries, first, "webhook", NOW + 7200) is None  # the same stall, two hours later
+    later = dataclasses.replace(first, since=NOW + 300)
+    assert ledger.wait(entries, later, "webhook", NOW + 400) is None
+    assert ledger.wait(entries, later, "webhook", NOW + 3600) == 0.0
+    assert ledger.wait(entries, dataclasses.replace(later, about=("ps-0",)), "webhook", NOW + 400) == 0.0
+    assert ledger.wait(entries, first, "command", NOW) == 0.0
+
+
+def test_what_somebody_sends_is_left_to_them_until_their_time_is_over() -> None:
+    end = of_end(RUN, NOW)
+    assert end is not None
+    assert ledger.wait([], end, "webhook", NOW) == 0.0
+    claimed = ledger.claimed([], end, "webhook", NOW, 60.0)
+    assert ledger.wait(claimed, end, "webhook", NOW + 20) == 40.0
+    assert ledger.wait(claimed, end, "webhook", NOW + 61) == 0.0
+    for state in (ledger.SENT, ledger.FAILED):
+        settled = ledger.settled(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: told"})
+        assert ledger.wait(settled, end, "webhook", NOW + 9999) is None
+        assert ledger.words(settled) == ("failed: told",)
+
+
+def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
+    tasks = [task(f"worker-{number}", "code") for number in range(1000)]
+    message = of_stall(running(*tasks))
+    assert message is not None
+    assert len(message.keys) == 20
+    entries: list[ledger.Entry] = []
+    for number in range(50):
+        one = dataclasses.replace(message, about=tuple(f"worker-{number}-{index}" for index in range(20)))
+        entries = ledger.settled(entries, one, "webhook", {"at": NOW, "state": ledger.SENT})
+    assert len(entries) == 100
