@@ -1,7 +1,8 @@
 """Progress and metrics of a run as text for people; measures of training and of evaluations are distinguished."""
 
+from launcher import timestamps
 from launcher.cli import formats
-from launcher.runs.status import RunStatus
+from launcher.runs.status import ENDED, RunStatus
 
 EVALUATION = "evaluation"
 
@@ -15,6 +16,19 @@ def steps(status: RunStatus) -> str:
     if early(status):
         return f"{status.step:,}, of {status.steps:,} at most"
     return f"{status.step:,} of {status.steps:,} ({status.step / status.steps:.0%})"
+
+
+def unsaved(status: RunStatus, now: float) -> str:
+    """Say why no checkpoint can be saved at present, and until when that is tried; empty where nothing is wrong."""
+    failed = status.save_failed
+    if failed is None or status.state in ENDED:
+        return ""
+    since = "" if failed.since is None else f" for {formats.duration(max(0.0, now - failed.since))}"
+    needs = "" if failed.step is None else f"; step {failed.step:,} takes {formats.decimal(failed.size or 0)}"
+    free = "" if failed.free is None else f", {failed.free:,} bytes are free"
+    last = "there is no checkpoint" if failed.saved is None else f"the last checkpoint is of step {failed.saved:,}"
+    until = "" if failed.until is None else f"; it is tried again until {timestamps.to_the_second(failed.until)} (limits.save_timeout)"
+    return f"fails{since}: {failed.path}: {failed.cause}{needs}{free}; {last}{until}"
 
 
 def steps_cell(status: RunStatus) -> str:

@@ -110,6 +110,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "state": ": ".join(filter(None, (str(current.state), current.reason or _early(current)))),
         "started": " by ".join(filter(None, (_times(current), current.user))),
         "stalled": "" if current.state in ENDED else held_up(current),
+        "saving": measures.unsaved(current, time.time()),
         "step": measures.steps(current),
         "training": measures.training(current),
         "evaluation": measures.evaluation(current),

@@ -48,7 +48,9 @@ def interrupted(layout: RunPaths, snapshot: Snapshot) -> RunStatus:
         for task in snapshot.status.tasks
     )
     ended = snapshot.status.ended or _written(layout)
-    return dataclasses.replace(snapshot.status, state=State.INTERRUPTED, reason=reason, reason_task="", ended=ended, eta=None, tasks=tasks)
+    return dataclasses.replace(
+        snapshot.status, state=State.INTERRUPTED, reason=reason, reason_task="", ended=ended, eta=None, save_failed=None, tasks=tasks
+    )
 
 
 def clear(layout: RunPaths, *, now: bool) -> int:

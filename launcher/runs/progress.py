@@ -8,7 +8,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.runs.status import SaveFailure
 from trainer.events import Event
+
+_SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # or a process that comes again, which knows nothing of it
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Progress:
     seconds_per_step: float | None = None
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    save_failed: SaveFailure | None = None
     model: str | None = None
     ready: bool = False
     evaluated: bool = False
@@ -35,6 +39,8 @@ class Progress:
         kind = text(event, "event")
         if kind in {"ready", "progress"}:
             self.ready = True
+        if leads:
+            self._take_saves(event, kind)
         if kind == "evaluated":
             self.metrics, self.evaluated = numbers(event, "metrics"), True
             self.evaluated_step = whole(event, "step")
@@ -70,6 +76,7 @@ class Progress:
             "eta": None if ended else self.eta(),
             "checkpoint": self.checkpoint,
             "checkpoint_step": self.checkpoint_step,
+            "save_failed": None if ended else self.save_failed,
             "model": self.model,
         }
 
@@ -78,6 +85,16 @@ class Progress:
         if self.step is None or self.steps is None or self.seconds_per_step is None:
             return None
         return max(0, self.steps - self.step) * self.seconds_per_step
+
+    def _take_saves(self, event: Event, kind: str) -> None:
+        if kind == "save_failed":
+            at, lasts, timeout = (number(event, key) for key in ("time", "seconds", "timeout"))
+            since = None if at is None or lasts is None else at - lasts
+            until = None if since is None or timeout is None else since + timeout
+            step, size, free, saved = (whole(event, key) for key in ("step", "size", "free", "saved"))
+            self.save_failed = SaveFailure(text(event, "path"), text(event, "cause"), step, size, free, saved, since, until)
+        elif kind in _SAVED:
+            self.save_failed = None
 
     def _advance(self, event: Event) -> None:
         self.step = whole(event, "step")

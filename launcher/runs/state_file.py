@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher import files
 from launcher.runs.process_identity import Identity
-from launcher.runs.status import Restart, RunStatus, State, TaskStatus, location_of
+from launcher.runs.status import Restart, RunStatus, SaveFailure, State, TaskStatus, location_of
 
 _VERSION = 1
 
@@ -75,6 +75,7 @@ def _snapshot(document: dict[str, Any]) -> Snapshot:
         "run_dir": location_of(status.get("run_dir")),
         "tasks": tuple(map(_task, status["tasks"])),
         "missing": tuple(status.get("missing", ())),
+        "save_failed": SaveFailure(**failure) if (failure := status.get("save_failed")) else None,
         "notified": tuple(status.get("notified", ())),
     }
     supervisor = document.pop("supervisor")

@@ -98,6 +98,20 @@ def location_of(document: Any) -> Location | None:
 
 
 @dataclass(frozen=True)
+class SaveFailure:
+    """Why no checkpoint can be saved at present. `since` and `until`, when the run fails for it, in seconds since the epoch; sizes in bytes."""
+
+    path: str  # of the directory
+    cause: str
+    step: int | None = None  # that was to be saved
+    size: int | None = None
+    free: int | None = None  # None where the volume does not answer
+    saved: int | None = None  # the step of the last checkpoint
+    since: float | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """One run as `launcher status` shows it."""
 
@@ -125,6 +139,7 @@ class RunStatus:
     eta: float | None = None  # seconds
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    save_failed: SaveFailure | None = None  # until a save succeeds again
     model: str | None = None  # where the exported model is
     tensorboard: str = ""  # where it answers, when it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()

@@ -88,7 +88,9 @@ class Attendant:
         late = self._reconciler.late(seen, status, self._start_timeout) or reconcile.outgrown(seen)
         if not late or not self._watcher.is_as_seen():
             return status
-        return dataclasses.replace(status, state=State.FAILED, reason=late, reason_task="", ended=self._cluster.now(), eta=None)
+        return dataclasses.replace(
+            status, state=State.FAILED, reason=late, reason_task="", ended=self._cluster.now(), eta=None, save_failed=None
+        )
 
     def _note(self, status: RunStatus) -> Iterator[str]:
         """Note how the run has ended, on the own Job and in the record that a launcher has made, where one has."""

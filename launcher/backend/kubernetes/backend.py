@@ -272,7 +272,9 @@ class KubernetesBackend:
         late = known.tender.late(seen, status, patience) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
         if late and known.watcher.is_as_seen():
             said.append(late)
-            failed = dataclasses.replace(status, state=State.FAILED, reason=late, reason_task="", ended=known.cluster.now(), eta=None)
+            failed = dataclasses.replace(
+                status, state=State.FAILED, reason=late, reason_task="", ended=known.cluster.now(), eta=None, save_failed=None
+            )
             teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on

@@ -3,7 +3,7 @@
 import dataclasses
 
 from launcher.cli.status import _facts, is_same
-from launcher.runs.status import RunStatus, State
+from launcher.runs.status import RunStatus, SaveFailure, State
 
 
 def test_a_run_whose_loss_is_nan_is_shown_again_only_where_something_has_changed() -> None:
@@ -16,3 +16,20 @@ def test_a_run_on_which_nobody_attends_says_what_nobody_does() -> None:
     run = RunStatus("toy", "kubernetes", State.RUNNING)
     assert "attendant" not in dict(_facts(run))
     assert "releases pods of lost nodes" in dict(_facts(dataclasses.replace(run, attended=False)))["attendant"]
+
+
+def test_saves_that_fail_are_told_with_path_and_room_and_until_when_they_are_tried() -> None:
+    failure = SaveFailure("/runs/toy/checkpoints", "No space left on device", 20, 24_000_000, 512, 10, since=100.0, until=1900.0)
+    run = RunStatus("toy", "local", State.RUNNING, save_failed=failure)
+    told = dict(_facts(run))["saving"]
+    assert told.startswith("fails for ")
+    assert told.partition("; ")[0].endswith("/runs/toy/checkpoints: No space left on device")
+    assert told.endswith(
+        "; step 20 takes 24 MB, 512 bytes are free; the last checkpoint is of step 10; it is tried again until "
+        "1970-01-01T00:31:40Z (limits.save_timeout)"
+    )
+    silent = SaveFailure("/runs/toy/checkpoints", "it has not answered since 12:00:00 UTC")
+    assert dict(_facts(dataclasses.replace(run, save_failed=silent)))["saving"] == (
+        "fails: /runs/toy/checkpoints: it has not answered since 12:00:00 UTC; there is no checkpoint"
+    )
+    assert "saving" not in dict(_facts(dataclasses.replace(run, state=State.FAILED)))

@@ -1,6 +1,9 @@
 """What a run has reached, from its events."""
 
+import pytest
+
 from launcher.runs.progress import Progress
+from launcher.runs.status import SaveFailure
 
 
 def test_evaluations_are_told_rather_than_training_metrics() -> None:
@@ -59,3 +62,44 @@ def test_the_task_that_exports_the_model_tells_where_it_is() -> None:
     assert progress.fields(ended=True)["model"] == "/runs/x/export/best"
     progress.apply({"event": "exported", "step": 5, "path": 5}, leads=True)
     assert progress.model is None
+
+
+FAILED_SAVE = {
+    "event": "save_failed",
+    "time": 1000.0,
+    "step": 20,
+    "path": "/runs/x/checkpoints",
+    "cause": "No space left on device",
+    "seconds": 60.0,
+    "timeout": 1800.0,
+    "size": 4096,
+    "free": 512,
+    "saved": 10,
+}
+
+
+def test_saves_that_fail_are_told_until_one_succeeds() -> None:
+    progress = Progress()
+    progress.apply(FAILED_SAVE, leads=False)  # nobody else saves
+    assert progress.fields(ended=False)["save_failed"] is None
+    progress.apply(FAILED_SAVE, leads=True)
+    progress.apply({"event": "progress", "step": 21, "steps": 90}, leads=True)
+    failure = SaveFailure("/runs/x/checkpoints", "No space left on device", 20, 4096, 512, 10, since=940.0, until=2740.0)
+    assert progress.fields(ended=False)["save_failed"] == failure
+    assert progress.fields(ended=True)["save_failed"] is None
+    progress.apply({"event": "checkpoint", "step": 22, "path": "ckpt-22"}, leads=True)
+    assert progress.fields(ended=False)["save_failed"] is None
+
+
+@pytest.mark.parametrize("event", ["started", "restarting", "done"])
+def test_a_process_that_comes_again_or_is_done_has_no_failed_save(event: str) -> None:
+    progress = Progress()
+    progress.apply(FAILED_SAVE, leads=True)
+    progress.apply({"event": event, "step": 22}, leads=True)
+    assert progress.save_failed is None
+
+
+def test_of_a_failed_save_what_is_of_the_wrong_kind_is_not_told() -> None:
+    progress = Progress()
+    progress.apply({"event": "save_failed", "path": 7, "size": "x", "free": None}, leads=True)
+    assert progress.save_failed == SaveFailure("", "")
