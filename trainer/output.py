@@ -1,8 +1,8 @@
-"""A task's output: the output of its program and its events in one stream, where neither is ever taken for the other.
+"""A task's output: its program's and its events in one stream, where neither is ever taken for the other.
 
-The program writes to a pipe, and only this process to the task's own stdout: an event stands on a line of its own, whatever the program
-has left unfinished, and a line of the program's that begins like an event has one space more (events.escaped). All else passes byte by
-byte, as soon as it comes. A program that writes faster than is read waits; nothing is held without bound.
+The program writes to a pipe, and only this process to the task's stdout: an event stands on a line of its own, and a line of the
+program's that begins like an event has one space more (events.escaped). All else passes byte by byte, as soon as it comes. A program
+that writes faster than is read waits; nothing is held without bound.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import re
 import select
 import selectors
 import stat
+import time
 from collections.abc import Callable
 
 from trainer.events import MARK, Event, parse
 from trainer.reactor import Reactor
 
 _READ = 64 * 1024
-_FULL = 64 * 1024  # bytes that wait to be written, with which no more is read
-_MOST = (
-    1024 * 1024
-)  # the same where all that was written before an event, or before the end, is read; the largest pipe that a user may have
-_TAIL = 64 * 1024  # bytes of an attempt's last output that are remembered
+_FULL = 64 * 1024  # bytes that wait, with which no more is read
+_MOST = 1024 * 1024  # the same where all before an event, or before the end, is read; the largest pipe that a user may have
+_TAIL = 64 * 1024  # bytes of the last output that are kept
 _LONGEST_EVENT = 1024 * 1024
-_STUCK = 10.0  # seconds without a byte written, after which a task that has ended waits for its reader no more
+_STUCK = 10.0  # seconds without a byte written, after which an ended task waits for its reader no more
 
 _LOOKS_LIKE_EVENT = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
 
@@ -33,7 +32,7 @@ STDOUT, STDERR = 1, 2
 
 
 class Escaping:
-    """Escapes, in output that comes in pieces, lines that begin like events (events.escaped). Pure.
+    """Escapes, in output in pieces, lines that begin like events (events.escaped). Pure.
 
     A space before the mark does what one at the line's start does: only what may be the mark's beginning is held.
     """
@@ -64,13 +63,13 @@ class Escaping:
         return written
 
     def release(self) -> bytes:
-        """Return what is held, as nothing follows it."""
+        """Return what is held."""
         held, self._held = self._held, b""
         self._blank, self.in_line = self._blank and not held, self.in_line or bool(held)
         return held
 
     def end_line(self) -> bytes:
-        """Return what ends the line that was begun; nothing where none was."""
+        """Return what ends the line that was begun."""
         rest = self.release()
         rest += b"\n" if self.in_line else b""
         self._blank, self.in_line = True, False
@@ -78,14 +77,14 @@ class Escaping:
 
 
 class Output:
-    """The stdout of a task: what `program` gives to its pipe and the lines of events, in the order in which they were written.
+    """The stdout of a task: what the program gives to its pipe and the lines of events, in the order in which they were written.
 
-    Before `attach` and after `detach` it writes at once. With a terminal for stdout, the program has the terminal itself.
+    Before `attach` and after `detach` it writes at once. The program has a terminal itself.
     """
 
     def __init__(self, heard: Callable[[Event], None] = lambda _event: None) -> None:
         self.heard = heard
-        self.wrote: Callable[[], None] = lambda: None  # called when the program has written something
+        self.wrote: Callable[[], None] = lambda: None  # when the program has written
         self._is_terminal = os.isatty(STDOUT)
         self._pipe = None if self._is_terminal else _Pipe()
         self._events = _Pipe()
@@ -96,9 +95,9 @@ class Output:
         self._begun = b""  # of an event of the training process
         self._reactor: Reactor | None = None
         self._reads = False
-        self.tail = b""  # the last output of the attempt, of stderr alone where that goes elsewhere
+        self.tail = b""  # the attempt's last output, of stderr alone where that goes elsewhere
 
-    # For the program that is started
+    # For the program
 
     @property
     def stdout(self) -> int | None:
@@ -114,13 +113,13 @@ class Output:
 
     @property
     def events(self) -> int:
-        """The pipe to which our training process writes its events, each as a line of JSON."""
+        """The pipe for the training process's events, each a line of JSON."""
         return self._events.writing
 
     # For the reporter
 
     def isatty(self) -> bool:
-        """Return whether people read it on a terminal."""
+        """Return whether it is a terminal."""
         return self._is_terminal
 
     def write(self, text: str) -> None:
@@ -129,7 +128,7 @@ class Output:
         self._sink.add(self._escaping.end_line() + text.encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
-        """Write what can be written without waiting; all of it where nothing else does so later."""
+        """Write what can be written at once; all where nothing does so later."""
         if self._reactor is None:
             self._sink.drain()
         else:
@@ -144,7 +143,7 @@ class Output:
         self._arrange()
 
     def detach(self) -> None:
-        """Write what is left, within a bounded time, and leave the reactor."""
+        """Write what is left, in bounded time, and leave the reactor."""
         self.take()
         self._sink.add(self._escaping.release())
         if self._reactor is not None:
@@ -156,7 +155,7 @@ class Output:
             sink.drain()
 
     def take(self) -> None:
-        """Take in all that was written until now, by the program and by the training process."""
+        """Take in all that was written until now."""
         self._take(_MOST)
         self._take_events()
 
@@ -180,7 +179,7 @@ class Output:
         self._arrange()
 
     def _take(self, most: int) -> None:
-        """Read what the program has written, until so many bytes wait to be written."""
+        """Read what the program has written until so many bytes wait."""
         while self._pipe and self._sink.waiting < most and (read := self._pipe.read()):
             self._sink.add(self._escaping.feed(read))
             self.wrote()
@@ -201,7 +200,7 @@ class Output:
                     self.heard(event)
 
     def _arrange(self) -> None:
-        """Wait for what is to be waited for: for room where something waits to be written, and for more where little does."""
+        """Wait for room where something waits to be written, and for more where little does."""
         if self._reactor is None:
             return
         waiting = max(sink.waiting for sink in self._sinks())
@@ -222,33 +221,34 @@ class Output:
 
 
 class _Pipe:
-    """A pipe of which both ends stay open: what a program leaves running does not hold it, and can go on writing to it."""
+    """A pipe whose ends stay open: what a program leaves running does not hold it, and can go on writing."""
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.reading, False)
 
     def read(self) -> bytes:
-        """Return what is there; nothing where there is nothing."""
+        """Return what is there."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self.reading, _READ)
         return b""
 
 
 class _Sink:
-    """The destination of output. Written to without waiting: others may have the same open file, so it is not made non-blocking."""
+    """The destination of output. Others may have the same open file, so it is not made non-blocking."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._waiting = bytearray()
-        self._gone = False  # nobody reads any more: the program goes on, as a training process does
+        self._gone = False  # nobody reads any more: the program goes on
+        self._lost, self._since = 0, b""  # lines that a full disk did not take, and since when
         self._registered = False
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
     @property
     def waiting(self) -> int:
-        """The number of bytes that wait to be written."""
+        """Bytes that wait to be written."""
         return len(self._waiting)
 
     def add(self, output: bytes) -> None:
@@ -257,26 +257,33 @@ class _Sink:
             self._waiting += output
 
     def push(self, patience: float = 0.0) -> None:
-        """Write until nothing waits, or until there has been no room for `patience` seconds."""
+        """Write until nothing waits, or there is no room for `patience` seconds."""
         written = 0
         while written < len(self._waiting) and self._poll.poll(1000 * patience):
             try:
+                if self._lost:
+                    note = b"\n%d lines could not be written here since %s\n" % (self._lost, self._since)
+                    self._lost *= os.write(self._fd, note) < len(note)
                 # A pipe that has room has it for so many bytes.
                 written += os.write(self._fd, self._waiting[written : written + select.PIPE_BUF])
-            except BlockingIOError:  # noqa: PERF203 - before Python 3.11 alone does it cost something
+            except BlockingIOError:  # noqa: PERF203 - it costs before Python 3.11 alone
                 break
             except OSError as error:
                 del error  # the reader is gone, or the disk is full
-                self._gone = stat.S_ISFIFO(os.fstat(self._fd).st_mode) or stat.S_ISSOCK(os.fstat(self._fd).st_mode)
+                mode = os.fstat(self._fd).st_mode
+                self._gone = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+                if not self._lost:
+                    self._since = time.strftime("%H:%M:%S UTC", time.gmtime()).encode()
+                self._lost += self._waiting.count(b"\n", written)
                 written = len(self._waiting)
         del self._waiting[:written]
 
     def drain(self) -> None:
-        """Write all that waits, as long as somebody reads."""
+        """Write all that waits."""
         self.push(_STUCK)
 
     def wait(self, reactor: Reactor, ready: Callable[[], None]) -> None:
-        """Have `ready` called once there is room, where something waits."""
+        """Call `ready` once there is room, where something waits."""
         if not self._waiting:
             self.wait_no_more(reactor)
         elif not self._registered:
@@ -291,10 +298,9 @@ class _Sink:
 
 
 def _is_apart(fd: int) -> bool:
-    """Return whether stderr is a file, or a device such as /dev/null, that somebody wants apart from stdout.
+    """Return whether stderr is a file, or a device such as /dev/null, apart from stdout.
 
-    Two pipes, as every engine of containers has them, are written to one: an engine that reads two would put an event of the one into a
-    long line of the other.
+    Two pipes are written to one: an engine that reads two would put an event of the one into a long line of the other.
     """
     there, out = os.fstat(fd), os.fstat(STDOUT)
     apart = stat.S_ISREG(there.st_mode) or (stat.S_ISCHR(there.st_mode) and not os.isatty(fd))

@@ -7,7 +7,7 @@ back within a file, so a time is found by bisection.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.runs.event_lines import LONGEST_LINE, log_line
@@ -19,16 +19,51 @@ _STAMP_LENGTH = len("2026-01-31T00:00:00.000Z")
 _BLOCK = 64 * 1024
 
 
+class LineWriter:
+    """Appends lines to an open file, each behind its time. A full disk loses lines; how many, and since when, is written when there is room again."""
+
+    def __init__(self, fd: int, mark: str = "") -> None:
+        """Write to `fd`; `mark` begins what is told of lost lines."""
+        self._fd, self._mark = fd, mark
+        self._lost, self._since = 0, 0.0
+        self._torn = False  # the last line in the file has no end
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether lines were lost, which the file does not tell yet."""
+        return self._lost > 0
+
+    def write(self, lines: Sequence[bytes], now: float) -> None:
+        """Write lines, and before them how many were lost; without lines that alone, where some were."""
+        prefix = rfc3339(now).encode() + b" "
+        note = b"\n" if self._torn else b""
+        if self._lost:
+            what = "1 line" if self._lost == 1 else f"{self._lost:,} lines"
+            note += prefix + f"{self._mark}{what} could not be written here, the first at {rfc3339(self._since)}\n".encode()
+        body = note + b"".join(prefix + line + b"\n" for line in lines)
+        written = 0
+        with contextlib.suppress(OSError):
+            written = os.write(self._fd, body)
+        if written:
+            self._torn = body[written - 1 : written] != b"\n"
+        if written < len(note):
+            self._since = self._since if self._lost else now
+            self._lost += len(lines)
+            return
+        # What is missing, where the disk filled up on the way, may start inside a line.
+        self._lost, self._since = body[written:].count(b"\n"), now
+
+
 class LogWriter:
-    """Appends a task's output to its log. A full disk loses lines, never the run; how many is written when it works again."""
+    """Appends a task's output to its log. A full disk loses lines, never the run."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         _end_last_line(self._fd)
+        self._lines = LineWriter(self._fd, "--- launcher: ")
         self._partial = b""
         self._in_line = False  # the partial line is the rest of one that was too long
         self._latest = _last_time(path)
-        self._lost = 0
         self.bytes_fed = 0
 
     def feed(self, output: bytes) -> list[bytes]:
@@ -52,29 +87,21 @@ class LogWriter:
         self.end()
         self._write([f"--- launcher: {text}".encode()])
 
+    def catch_up(self) -> None:
+        """Write how many lines a full disk has lost, where there is room again."""
+        if self._lines.has_lost:
+            self._write([])
+
     def close(self) -> None:
         """Write what is left and close the file."""
         self.end()
+        self.catch_up()
         os.close(self._fd)
 
     def _write(self, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        self._latest = max(self._latest, time.time())
-        prefix = rfc3339(self._latest).encode() + b" "
-        body = b"".join(prefix + line + b"\n" for line in lines)
-        if self._lost:
-            body = prefix + f"--- launcher: {self._lost} lines could not be written here\n".encode() + body
-        try:
-            written = os.write(self._fd, body)
-        except OSError:
-            self._lost += len(lines)
-            return
-        self._lost = 0
-        if written < len(body):  # the disk filled up on the way: what is missing may start inside a line
-            self._lost = body[written:].count(b"\n")
-            with contextlib.suppress(OSError):
-                os.write(self._fd, b"\n")
+        if lines or self._lines.has_lost:
+            self._latest = max(self._latest, time.time())
+            self._lines.write(lines, self._latest)
 
 
 def _end_last_line(fd: int) -> None:

@@ -209,7 +209,9 @@ class RunController:
             self._meet_deadlines()
             self._next_wave()
             self._look_for_the_directory()
-            self._record.save_if_due()
+            if self._record.save_if_due():
+                for task in self._tasks.values():
+                    task.log.catch_up()
         self._runtime.close(self)
         ending = self._ending = self._ending or Ending(State.FAILED, "no task was left")
         for task in self._tasks.values():

@@ -1,14 +1,15 @@
 """Writes the supervisor's state, often enough and not more often, and its own log."""
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from launcher.runs import state_file
+from launcher.runs.log_files import LineWriter
 from launcher.runs.state_file import Snapshot
-from launcher.timestamps import rfc3339
 
 # Seconds between two writes: a state that changed is written at once, progress alone a few times a second.
 _CHANGE = 0.02
@@ -17,6 +18,7 @@ _AGAIN = 2.0
 _LAST_TRIES = 5.0
 # How the run ended must be told on a full disk too: space kept for that, a little more than the state of a large run.
 _RESERVE = 256 * 1024
+_STDOUT = 1
 
 
 class Record:
@@ -29,6 +31,8 @@ class Record:
         self._snapshot = snapshot
         self._written = 0.0
         self._reserve = path.with_name("reserve")
+        self._reserves = False
+        self._failing_since: float | None = None
         self._lost = False
 
     def lose(self) -> None:
@@ -37,35 +41,66 @@ class Record:
 
     def reserve(self) -> None:
         """Keep space for the last state. Raises OSError when there is none."""
-        # Not zeros: a file system that compresses would not keep space for those.
-        self._reserve.write_bytes(os.urandom(_RESERVE))
+        self._reserves = True
+        try:
+            # Not zeros: a file system that compresses would not keep space for those.
+            self._reserve.write_bytes(os.urandom(_RESERVE))
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink()
+            raise
 
     def changed(self, *, at_once: bool = True) -> None:
         """Note that there is something to write."""
         due = max(self._monotonic(), self._written + (_CHANGE if at_once else _PROGRESS))
         self.due = due if self.due is None else min(self.due, due)
 
-    def save_if_due(self) -> None:
-        """Write what has changed, when it is time."""
-        if self.due is not None and not self._lost and self._monotonic() >= self.due:
-            self.save()
+    def save_if_due(self) -> bool:
+        """Write what has changed, when it is time; return whether it was written."""
+        return self.due is not None and not self._lost and self._monotonic() >= self.due and self.save()
 
     def save(self) -> bool:
-        """Write now; False, and another try later, when the disk does not take it."""
+        """Write now, on a full disk into the space kept for the last state; False, and another try later, when the disk does not take it."""
         self._written = self._monotonic()
+        snapshot = self._snapshot()
         try:
-            state_file.write(self._path, self._snapshot())
+            state_file.write(self._path, snapshot)
         except OSError as error:
-            say(f"the state could not be written: {error.strerror}")
+            self._note_failure(error)
+            saved = self._save_in_reserve(snapshot)
             self.due = self._written + _AGAIN
-            return False
+            return saved
         self.due = None
+        if self._failing_since is not None:
+            say(f"the state can be written again, after {self._written - self._failing_since:.0f} s")
+            self._failing_since = None
+        if self._reserves and not self._reserve.exists():
+            with contextlib.suppress(OSError):
+                self.reserve()
+        return True
+
+    def _note_failure(self, error: OSError) -> None:
+        """Say it once."""
+        if self._failing_since is None:
+            self._failing_since = self._written
+            say(f"the state could not be written: {error.strerror}; it is tried again")
+
+    def _save_in_reserve(self, snapshot: Snapshot) -> bool:
+        """Write in the space kept for the last state, and keep that again: the state before gives its own back."""
+        try:
+            self._reserve.unlink()
+            state_file.write(self._path, snapshot)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # somebody else has taken it: as long as the disk is full, the last state has none
+            self.reserve()
         return True
 
     def save_at_last(self) -> None:
         """Write now, into the space kept for it, and try for some seconds: nobody writes it later."""
         if self._lost:
             return
+        self._reserves = False
         with contextlib.suppress(OSError):
             self._reserve.unlink()
         deadline = self._monotonic() + _LAST_TRIES
@@ -73,7 +108,11 @@ class Record:
             time.sleep(_PROGRESS)
 
 
+@functools.cache
+def _own_log() -> LineWriter:
+    return LineWriter(_STDOUT)
+
+
 def say(text: str) -> None:
-    """Write a line to the supervisor's own log; a full disk loses it."""
-    with contextlib.suppress(OSError):
-        print(f"{rfc3339(time.time())} {text}", flush=True)
+    """Write a line to the supervisor's own log; a full disk loses it, and is told of when there is room again."""
+    _own_log().write([text.encode(errors="backslashreplace")], time.time())

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -190,3 +191,35 @@ def test_on_a_terminal_a_program_has_the_terminal(supervised: Start) -> None:
     assert process.wait(DEADLINE) == 0
     for fd in (ours, theirs):
         os.close(fd)
+
+
+def test_lines_that_a_full_disk_did_not_take_are_counted_when_there_is_room_again(supervised: Start, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", disk], check=False).returncode:
+        pytest.skip("only root can mount a disk of the test's own")
+    try:
+        script = f"""
+            print("before", flush=True)
+            with open({str(disk / "filler")!r}, "wb", buffering=0) as filler:
+                try:
+                    while filler.write(bytes(4096)):
+                        pass
+                except OSError:
+                    pass
+            for number in range(3000):
+                print("line", number, 50 * "x", flush=True)
+            time.sleep(1)
+            os.unlink({str(disk / "filler")!r})
+            print("after", flush=True)
+        """
+        with (disk / "out").open("wb") as out:
+            supervised(*python(textwrap.dedent(script)), stdout=out).wait(timeout=DEADLINE)
+        lines = (disk / "out").read_bytes().splitlines()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    whole = [line for line in lines if line.startswith(b"line") and line.endswith(50 * b"x")]
+    (note,) = [line for line in lines if b"could not be written here since" in line]
+    assert b"before" in lines
+    assert lines[-1] == b"after"
+    assert int(note.split()[0]) + len(whole) == 3000

@@ -24,16 +24,25 @@ class Hook(http.server.BaseHTTPRequestHandler):
         print(code, self.path, got, flush=True)
         self.send_response(code)
         self.end_headers()
+    def log_message(self, *_):
+        pass
 http.server.HTTPServer(("", 8080), Hook).serve_forever()
 """
 
 
 def webhook(namespace: Namespace, image: str) -> None:
     """Run a server, which refuses the first message, and make the Secret with its URL."""
-    pod = {"name": "hook", "image": image, "command": ["python", "-c", SERVER], "imagePullPolicy": "IfNotPresent"}
+    rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod = {"name": "hook", "image": image, "command": ["python", "-c", SERVER], "securityContext": rights}
+    user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     head = {"name": "hook", "labels": {"app": "hook"}}
     made = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": {"containers": [pod], "terminationGracePeriodSeconds": 1}},
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": head,
+            "spec": {"containers": [pod], "securityContext": user, "terminationGracePeriodSeconds": 1},
+        },
         {
             "apiVersion": "v1",
             "kind": "Service",

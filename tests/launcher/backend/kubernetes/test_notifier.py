@@ -90,7 +90,7 @@ def look_until(one: Notifier, status: RunStatus, condition: Callable[[], object]
 
 
 def entries(there: There, kind: str = "ConfigMap", name: str = "digits-record") -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", notifier.noted(there.objects[kind, name]))
+    return notifier.noted(there.objects[kind, name])
 
 
 @pytest.mark.parametrize("attendant", [False, True])

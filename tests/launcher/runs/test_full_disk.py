@@ -1,0 +1,158 @@
+"""A full disk takes no line, but the state of a run is written all the same; what was lost is counted, and told when there is room again."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.runs import state_file
+from launcher.runs.log_files import LineWriter, LogWriter
+from launcher.runs.state_file import Snapshot
+from launcher.runs.state_writer import Record
+from launcher.runs.status import RunStatus, State
+from tests import forked
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 600 kB, in memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", place], check=False).returncode:
+        pytest.skip("only root can mount a disk of the test's own")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave no byte."""
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def lines(path: Path) -> list[str]:
+    """Return the lines of a log without their times, which all of them have."""
+    found = path.read_text().splitlines()
+    assert all(line[:2] == "20" and line[23] == "Z" for line in found if line), found
+    return [line[25:] for line in found if line]
+
+
+def test_lines_that_a_full_disk_did_not_take_are_counted_once_there_is_room(disk: Path) -> None:
+    log = LogWriter(disk / "chief.log")
+    log.feed(b"before\n")
+    fill(disk)
+    for number in range(2000):  # what is left of the log's last page takes some
+        log.feed(b"line %d %s\n" % (number, b"x" * 50))
+    log.catch_up()
+    (disk / "filler").unlink()
+    log.catch_up()
+    log.catch_up()
+    log.feed(b"after\n")
+    log.close()
+    first, *some, note, last = lines(disk / "chief.log")
+    assert (first, last) == ("before", "after")
+    whole = [line for line in some if line.endswith(50 * "x")]
+    assert note.startswith(f"--- launcher: {2000 - len(whole):,} lines could not be written here, the first at 20")
+    assert len(some) - len(whole) <= 1  # the one that was torn
+
+
+def test_what_was_lost_is_told_at_the_end_too_and_a_note_that_is_lost_counts_no_line(disk: Path) -> None:
+    fill(disk)
+    with (disk / "own.log").open("wb", buffering=0) as file:
+        own = LineWriter(file.fileno())
+        for now in range(3):
+            own.write([b"one", b"two"], float(now))
+        (disk / "filler").unlink()
+        own.write([], 9.0)
+        assert not own.has_lost
+    assert (
+        disk / "own.log"
+    ).read_text() == "1970-01-01T00:00:09.000Z 6 lines could not be written here, the first at 1970-01-01T00:00:00.000Z\n"
+
+
+def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    now, step = [1000.0], [0]
+    path = disk / "state.json"
+
+    def snapshot() -> Snapshot:
+        return Snapshot(RunStatus("run", "local", State.RUNNING, step=step[0], reason="x" * 20_000), "here")
+
+    record = Record(path, snapshot, lambda: now[0])
+    record.reserve()
+    assert record.save()
+    fill(disk)
+    for count in range(1, 5):
+        step[0] = count
+        now[0] += 2
+        record.changed()
+        assert record.save_if_due()
+        written = state_file.read(path)
+        assert written is not None
+        assert written.status.step == count
+        assert (disk / "reserve").stat().st_size >= 64 * 1024
+        assert record.due == now[0] + 2  # until it can be written without that
+    (disk / "filler").unlink()
+    now[0] += 2
+    assert record.save_if_due()
+    assert record.due is None
+    said = capfd.readouterr().out.splitlines()
+    assert [line[25:] for line in said] == [
+        "the state could not be written: No space left on device; it is tried again",
+        "the state can be written again, after 8 s",
+    ]
+
+
+def test_a_last_state_has_its_space_though_others_have_taken_the_room(disk: Path) -> None:
+    record = Record(disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.SUCCEEDED), "here"))
+    record.reserve()
+    fill(disk)
+    (disk / "reserve").unlink()
+    fill_again = disk / "more"
+    with fill_again.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert not record.save()
+    fill_again.unlink()
+    record.save_at_last()
+    assert state_file.read(disk / "state.json") is not None
+    assert not (disk / "reserve").exists()
+
+
+def until(condition: Callable[[], object], words: str, told: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited 60 s for {words}: {told()}"
+        time.sleep(0.1)
+
+
+def test_a_run_on_a_full_disk_goes_on_is_seen_and_tells_what_it_lost(disk: Path, tmp_path: Path) -> None:
+    def launcher(*words: str) -> str:
+        done = forked.launcher(*words, "--runs", str(disk), cwd=tmp_path, env=dict(os.environ), timeout=60)
+        return done.stdout + done.stderr
+
+    script = f"echo line {'x' * 500}; sleep 0.02; [ -e {tmp_path}/fail ] && rm {tmp_path}/fail && exit 1; [ -e {tmp_path}/end ] && exit 0"
+    program = f"while :; do {script}; done"
+    (tmp_path / "toy.yaml").write_text(f"version: 1\nname: toy\ncommand: [sh, -c, '{program}']\nlimits: {{grace_period: 1s}}\n")
+    started = launcher("up", "toy.yaml", "--detach")
+    log, own = disk / "toy/launcher/tasks/chief.log", disk / "toy/launcher/supervisor.log"
+    try:
+        until(lambda: "line" in log.read_text(), "the program to write", lambda: started)
+        fill(disk)
+        size = log.stat().st_size
+        time.sleep(1)
+        assert log.stat().st_size - size < 4096  # the rest of its last page
+        (tmp_path / "fail").touch()
+        until(lambda: "exit code 1" in launcher("status", "toy", "--json"), "the restart to be seen", lambda: launcher("status", "toy"))
+        (disk / "filler").unlink()
+        until(lambda: "lines could not be written here" in log.read_text(), "what was lost to be told", own.read_text)
+        until(lambda: "the state can be written again" in own.read_text(), "the supervisor to say so", own.read_text)
+        (tmp_path / "end").touch()
+        until(lambda: '"state": "succeeded"' in launcher("status", "toy", "--json"), "its end", lambda: launcher("status", "toy"))
+    finally:
+        launcher("down", "toy", "--now")
+    assert sum("could not be written here" in line for line in log.read_text().splitlines()) == 1
