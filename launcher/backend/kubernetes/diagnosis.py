@@ -126,7 +126,10 @@ def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] =
 
 def of_events(events: Iterable[Object]) -> Diagnosis | None:
     """Return what warnings tell, the newest first: of a Job that may not make pods, of a claim that is not served, of a mount."""
-    warnings = sorted((event for event in events if event.get("type") == "Warning"), key=_time, reverse=True)
+    told = list(events)
+    attached = max((event_time(event) for event in told if event.get("reason") == "SuccessfulAttachVolume"), default="")
+    over = [event for event in told if event.get("reason") == "FailedAttachVolume" and event_time(event) <= attached]
+    warnings = sorted((event for event in told if event.get("type") == "Warning" and event not in over), key=event_time, reverse=True)
     for event in warnings:
         message = str(event.get("message", ""))
         for pattern, kind, words, remedy in _EVENTS:
@@ -378,5 +381,6 @@ def _event(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _time(event: Object) -> str:
+def event_time(event: Object) -> str:
+    """Return when an event was last, as the API writes times, which are in order as texts."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp") or "")

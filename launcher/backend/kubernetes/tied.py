@@ -21,6 +21,7 @@ _OF_THE_NODE = re.compile(NODE_LOCAL)
 _ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's node affinity")
 _NOT_BESIDE = "match pod affinity rules"
 _ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
+_USED_BY = re.compile(r"already used by pod\(s\) (.+)")
 _RELEASE = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
 
 
@@ -39,9 +40,7 @@ def of_pod(
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _NOT_BESIDE in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
         return _beside(pod, pods, message, has_led=has_led)
-    if any(_ATTACHED.search(str(event.get("message", ""))) for event in events):
-        return _attached(pod, pods)
-    return None
+    return _attached(pod, pods, _attaching(events))
 
 
 def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
@@ -115,11 +114,29 @@ def _is_followed(pod: Object) -> bool:
     return VOLUME_LABEL in labels and labels.get(COMPONENT) != HOUSEKEEPING
 
 
-def _attached(pod: Object, pods: Sequence[Object]) -> Diagnosis | None:
+def _attaching(events: Iterable[Object]) -> str:
+    """Return the last word on a pod's volume, where that is that another node has it; a volume that was attached since says so by an event, too."""
+    about = [event for event in events if str(event.get("reason")).endswith("AttachVolume")]
+    message = str(max(about, key=diagnosis.event_time).get("message", "")) if about else ""
+    return message if _ATTACHED.search(message) else ""
+
+
+def _attached(pod: Object, pods: Sequence[Object], message: str) -> Diagnosis | None:
+    if not message:
+        return None
     mine = _claims(pod)
+    if users := _USED_BY.search(message):
+        names = {one["metadata"]["name"] for one in pods}
+        if not names & set(re.split(r"[ ,]+", users[1])):  # of another run, or somebody else's
+            return Diagnosis("storage", f"its volume is in use on another node, by {users[1]}", "it is free when that pod has ended")
     nodes = [_node(one) for one in pods if one is not pod and mine & _claims(one) and _node(one) not in {"", _node(pod)}]
     if not nodes:
-        return None
+        return Diagnosis(
+            "storage",
+            "its volume is still attached to a node where no pod of the run is any more, as of a node that was lost",
+            "Kubernetes detaches it some six minutes after it has lost a node; kubectl get volumeattachments names the node, and kubectl delete node "
+            "NODE detaches it at once where that is gone for good",
+        )
     node = nodes[-1]
     if not _is_lost(node, pods):
         return Diagnosis("storage", f"its volume is in use on the node {node}", "it is free when the pod there has ended")

@@ -102,6 +102,18 @@ def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node(golden:
     assert "kubectl taint node node-3 node.kubernetes.io/out-of-service" in task.remedy
     held = told(mounting(running("evaluator"), "node-2"), new, events=(warning,))
     golden(held.reason)
+    gone = told(new, events=(warning,))  # the pod that used it is there no more
+    golden(gone.reason)
+    assert "kubectl get volumeattachments names the node" in gone.remedy
+    attached = event("SuccessfulAttachVolume", "AttachVolume.Attach succeeded", "2026-01-01T00:09:31Z", uid=new["metadata"]["uid"])
+    assert told(new, events=(warning, attached)).reason == ""
+    assert told(new, events=(attached, warning | {"lastTimestamp": "2026-01-01T00:09:40Z"})).reason == gone.reason
+
+
+def test_a_volume_that_another_pod_uses_is_told_with_that(golden: Golden) -> None:
+    new = waiting("chief", node="node-1")
+    said = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) reader'
+    warning = event("FailedAttachVolume", said, "2026-01-01T00:09:01Z", uid=new["metadata"]["uid"]) | {"type": "Warning"}
     golden(told(new, events=(warning,)).reason)
 
 
