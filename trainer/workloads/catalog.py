@@ -38,6 +38,22 @@ class LinearRegressionParams(Settings):
     learning_rate: float = Field(0.001, gt=0, description="SGD's learning rate.")
 
 
+class ClickThroughParams(Settings):
+    """Parameters of click_through."""
+
+    rows: int = Field(10_000, ge=1, le=2**31, description="Rows of each category's table.")
+    dimension: int = Field(16, ge=1, le=4096, description="Numbers in a row of the deep part; one of the wide part has 1.")
+    hidden_units: list[Annotated[int, Field(ge=1, le=65536)]] = Field(
+        default=[64, 32], min_length=1, max_length=16, description="Units of each hidden layer."
+    )
+    learning_rate: float = Field(0.02, gt=0, description="Adagrad's learning rate.")
+    examples: int = Field(1_000_000, ge=1, le=10**12, description="Training examples of the synthetic set.")
+    eval_examples: int = Field(20_000, ge=1, le=10**9, description="Held-out examples that an evaluation sees, the first ones.")
+    zipf_exponent: float = Field(
+        1.5, ge=0, le=10, description="How fast ids of the synthetic set get rarer with their rank; 0 is not at all."
+    )
+
+
 class GridworldDqnParams(Settings):
     """Parameters of gridworld_dqn."""
 
@@ -176,6 +192,19 @@ CATALOG: dict[str, Entry] = {
             checkpoint=Checkpoints(every_seconds=50, keep=1),
             evaluate=Evaluation(every_steps=20_000),
             summaries=Summaries(every_steps=1000, profile_every_steps=0),
+        ),
+    ),
+    "click_through": Entry(
+        target="trainer.workloads.click_through:ClickThrough",
+        summary="wide and deep on Criteo's click logs: embedding tables",
+        params=ClickThroughParams,
+        defaults=Train(
+            workload="click_through",
+            steps=2000,
+            batch_size=256,
+            checkpoint=Checkpoints(every_seconds=60),
+            evaluate=Evaluation(every_steps=500, batch_size=1000),
+            summaries=Summaries(every_steps=100, profile_every_steps=0),
         ),
     ),
     "gridworld_dqn": Entry(

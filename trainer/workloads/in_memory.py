@@ -51,13 +51,13 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     def draw(first: tf.Tensor) -> tuple[Any, Any]:
         batch = first + tf.range(block, dtype=tf.int64)
         place = ((batch * readers + index) * shard.batch_size)[:, tf.newaxis] + tf.range(shard.batch_size, dtype=tf.int64)
-        picked = _shuffled(place, examples, seed)
+        picked = shuffled(place, examples, seed)
         drawn: tuple[Any, Any] = tf.nest.map_structure(lambda array: tf.gather(array, picked), everything)
         return drawn
 
     start = tf.cast(shard.start, tf.int64)
     drawn = tf.data.Dataset.range(start, ENDLESS, block).map(draw).unbatch()
-    return prefetched(drawn, tf.config.list_physical_devices("GPU")).with_options(_options())
+    return prefetched(drawn, tf.config.list_physical_devices("GPU")).with_options(options())
 
 
 def prefetched(batches: tf.data.Dataset, gpus: Sequence[object]) -> tf.data.Dataset:
@@ -71,10 +71,10 @@ def once(inputs: Any, targets: Any, batch_size: int) -> tf.data.Dataset:
     Raises ValueError if the arrays are empty or differ in length.
     """
     _count(inputs, targets)
-    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(batch_size).with_options(_options())
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(batch_size).with_options(options())
 
 
-def _shuffled(place: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
+def shuffled(place: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
     """Map places in the endless row of epochs to examples; each epoch is a permutation of its own."""
     flat = tf.reshape(place, [-1])
     epoch, position = flat // examples, flat % examples
@@ -104,7 +104,8 @@ def _count(inputs: Any, targets: Any) -> int:
     return lengths[0][0]
 
 
-def _options() -> tf.data.Options:
+def options() -> tf.data.Options:
+    """Return the options of a pipeline whose batches are made between the steps."""
     options = tf.data.Options()
     options.deterministic = True
     # The pipeline is one thread by design: the cores belong to the training step.

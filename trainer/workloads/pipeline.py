@@ -141,7 +141,7 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
 
     def epoch(number: tf.Tensor) -> tf.data.Dataset:
-        return _shuffled(own, facts.buffer, seed, number)
+        return shuffled(own, facts.buffer, seed, number)
 
     if facts.endless:
         row = epoch(start)
@@ -151,7 +151,7 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
         mine = (facts.count - index + count - 1) // count
         drawn = start * shard.batch_size
         row = tf.data.Dataset.range(drawn // mine, ENDLESS).flat_map(epoch).skip(drawn % mine)
-    return batched(row, shard.batch_size, padding(examples), drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(_options())
+    return batched(row, shard.batch_size, padding(examples), drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(options())
 
 
 def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Dataset:
@@ -163,7 +163,7 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
     if facts.endless:
         raise WorkloadError("the examples to evaluate on never end; add .take(n) to them")
     once = batched(examples, batch_size, padding(examples))
-    return (once.cache() if facts.fits_in_memory else once).prefetch(tf.data.AUTOTUNE).with_options(_options())
+    return (once.cache() if facts.fits_in_memory else once).prefetch(tf.data.AUTOTUNE).with_options(options())
 
 
 def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:
@@ -209,7 +209,8 @@ def remedy(error: Exception) -> str:
     )
 
 
-def _shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
+def shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
+    """Return `examples` in the order of epoch `number`: each is drawn from the next `buffer` of them."""
     # The raw operation, because Dataset.shuffle takes no seed that is a tensor (TensorFlow 2.21).
     variant = tf.raw_ops.ShuffleDataset(
         input_dataset=tf.data.experimental.to_variant(examples),
@@ -255,7 +256,8 @@ def _bytes(spec: Any) -> int | None:
     return total
 
 
-def _options() -> tf.data.Options:
+def options() -> tf.data.Options:
+    """Return the options of a pipeline that has threads of its own."""
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = THREADS

@@ -126,7 +126,7 @@ def test_batches_are_made_while_gpus_compute_and_only_then(gpus: list[str], ahea
         return number
 
     numbers = tf.data.Dataset.range(100).map(lambda n: tf.numpy_function(count, [n], tf.int64))
-    batches = iter(in_memory.prefetched(numbers, gpus).with_options(in_memory._options()))
+    batches = iter(in_memory.prefetched(numbers, gpus).with_options(in_memory.options()))
     assert int(next(batches)) == 0
     deadline = time.monotonic() + 10
     while len(made) < 1 + ahead and time.monotonic() < deadline:

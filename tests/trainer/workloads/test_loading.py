@@ -61,7 +61,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_every_built_in_workload_loads(name: str) -> None:
     workload = load_workload(with_defaults(Train(workload=name)))
     assert workload.model().trainable_variables
-    assert {"accuracy", "w"} & workload.metrics(*_example(workload)).keys()
+    assert {"accuracy", "auc", "w"} & workload.metrics(*_example(workload)).keys()
 
 
 def _example(workload: object) -> tuple[object, object]:
@@ -88,7 +88,7 @@ def test_a_users_class_gets_params_data_and_seed() -> None:
     [
         (
             "mnits",
-            r"train\.workload 'mnits': no such workload\. Expected cifar10, gridworld_dqn, life, linear_regression, .*, or package\.module:Class",
+            r"train\.workload 'mnits': no such workload\. Expected cifar10, click_through, gridworld_dqn, life, linear_regression, .*, or package\.module:Class",
         ),
         ("mine.whole:", "no such workload"),
         (":Whole", "no such workload"),

@@ -1,0 +1,180 @@
+"""criteo: the published format is read, dealt out and hashed; a wrong line is named by its file and number."""
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.trainer.workloads.click_logs import line, write
+from trainer.error_line import error_line
+from trainer.workloads import criteo
+from trainer.workloads.errors import DataError
+from trainer.workloads.protocol import Shard
+
+ROWS = (100,) * criteo.CATEGORIES
+
+
+def numbers(batches: Sequence[Any]) -> list[int]:
+    """Return the lines' numbers, which `line` writes as the first number."""
+    return [int(value) for features, _ in batches for value in features["numbers"].numpy()[:, 0]]
+
+
+def taken(files: criteo.Files, batches: int, **shard: int) -> list[int]:
+    return numbers(list(criteo.batches(files, ROWS, Shard(10, **{"seed": 3, **shard})).take(batches)))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> criteo.Files:
+    write(tmp_path / "train.txt", range(300))
+    return criteo.find(str(tmp_path))
+
+
+def test_a_line_becomes_numbers_and_rows(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("1\t-2\t\t17.5" + "\t0" * 10 + "\t68fd1e64\t" + "\t80e26c9b" * 24 + "\n")
+    (tmp_path / "eval.txt").write_text(line(0))
+    found = criteo.find(str(tmp_path))
+    ((features, labels),) = criteo.batches(found, ROWS, Shard(1, seed=0)).take(1)
+    np.testing.assert_array_equal(features["numbers"], [[-2, 0, 17.5, *[0] * 10]])
+    assert features["categories"].dtype == tf.int64
+    assert labels.numpy().tolist() == [1]
+
+
+def test_categories_are_hashed_by_column_into_its_rows() -> None:
+    rows = tuple(range(1000, 1000 + criteo.CATEGORIES))
+    texts = tf.constant([[f"{value:08x}"] * criteo.CATEGORIES for value in range(500)] + [[""] * criteo.CATEGORIES])
+    ids = criteo.hashed(texts, rows).numpy()
+    assert (ids >= 0).all()
+    assert (ids < rows).all()
+    assert len(np.unique(ids[:, 0])) > 350  # as many as chance leaves of 500
+    assert not any((ids[:, 0] == ids[:, column]).all() for column in range(1, criteo.CATEGORIES))
+    # The same on every machine and in every version: a trained table depends on it.
+    assert criteo.hashed(texts[:1], (10**6,) * criteo.CATEGORIES)[0, :3].numpy().tolist() == FIXED
+
+
+FIXED = [769854, 257646, 55571]
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_readers_together_see_each_line_once_an_epoch_and_no_held_out_one(files: criteo.Files, readers: int) -> None:
+    epoch = 270 // readers // 10
+    seen = [value for index in range(readers) for value in taken(files, epoch, index=index, count=readers)]
+    wanted = [number for number in range(300) if number % 10 != 9]
+    assert sorted(seen) == wanted[: len(seen)] if readers == 1 else set(seen) <= set(wanted)
+    assert len(set(seen)) == len(seen) == epoch * 10 * readers
+    held_out = numbers(list(criteo.once(files, ROWS, 7, 1000)))
+    assert held_out == list(range(9, 300, 10))
+    assert numbers(list(criteo.once(files, ROWS, 7, 12))) == held_out[:12]
+
+
+@pytest.mark.parametrize("start", [1, 12, 13, 14, 27, 40])
+def test_a_reader_goes_on_where_it_was(files: criteo.Files, start: int) -> None:
+    """13.5 batches an epoch: the starts are within the first, at its end and beyond it."""
+    straight = taken(files, start + 3, index=1, count=2)
+    assert taken(files, 3, index=1, count=2, start=start) == straight[start * 10 :]
+
+
+def test_epochs_seeds_and_readers_have_orders_of_their_own(files: criteo.Files) -> None:
+    both = taken(files, 54)
+    assert sorted(both[:270]) == sorted(both[270:])
+    assert both[:270] != both[270:]
+    assert taken(files, 5, seed=4) != both[:50]
+
+
+def test_batches_are_made_in_a_graph_as_workers_without_python_make_them(files: criteo.Files) -> None:
+    @tf.function(autograph=False)
+    def data(index: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        return criteo.batches(files, ROWS, Shard(10, seed=3, index=index, count=2, start=start))
+
+    made = data(tf.constant(1, tf.int64), tf.constant(15, tf.int64))
+    assert numbers(list(made.take(3))) == taken(files, 3, index=1, count=2, start=15)
+
+
+def test_gzip_gives_what_plain_text_gives(files: criteo.Files, tmp_path: Path) -> None:
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "train.txt.gz").write_bytes(gzip.compress((tmp_path / "train.txt").read_bytes()))
+    packed = criteo.find(str(tmp_path / "packed"))
+    assert packed.examples == files.examples == 270
+    assert taken(packed, 30) == taken(files, 30)
+
+
+def test_the_last_of_several_days_is_held_out(tmp_path: Path) -> None:
+    for day in (0, 2, 10):
+        write(tmp_path / f"day_{day}.gz", range(day * 100, day * 100 + 20))
+    found = criteo.find(str(tmp_path))
+    assert ([path.name for path in found.train], [path.name for path in found.held_out]) == (["day_0.gz", "day_2.gz"], ["day_10.gz"])
+    assert found.examples == 40
+    assert sorted(taken(found, 4)) == [*range(20), *range(200, 220)]
+    assert numbers(list(criteo.once(found, ROWS, 100, 1000))) == list(range(1000, 1020))
+
+
+def test_files_beside_them_are_not_read(tmp_path: Path) -> None:
+    for name in ("train.txt", "eval.txt", "test.txt", "readme.txt"):
+        write(tmp_path / name, range(20))
+    found = criteo.find(str(tmp_path))
+    assert ([path.name for path in found.train], [path.name for path in found.held_out]) == (["train.txt"], ["eval.txt"])
+    assert found.examples == 20
+
+
+def test_large_files_are_not_counted(files: criteo.Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criteo, "COUNTED_BYTES", 1000)
+    assert files.examples is None
+
+
+@pytest.mark.parametrize(
+    "wrong, found",
+    [
+        ("1\t2", r"found 2 fields in `1\t2`; expected 40 fields separated by tabs: a label, 13 numbers, 26 categories"),
+        (line(3).partition("\t")[2], "found 39 fields in `3\t"),
+        ("", "found 1 fields in ``; expected 40"),
+        ("2" + line(3)[1:], "found label `2`; expected 0 or 1"),
+        (line(3).replace("\t3\t", "\tx3\t", 1), "found `x3` as number 1; expected digits, such as -2 or 17, or nothing"),
+        (line(3).replace("\t3\t", "\tnan\t", 1), "found `nan` as number 1"),
+    ],
+)
+@pytest.mark.parametrize("at", [3, 250])
+def test_a_wrong_line_is_named(tmp_path: Path, wrong: str, found: str, at: int) -> None:
+    """Among the first before training starts, with exit code 2; a later one where it is read."""
+    lines = [line(number) for number in range(300)]
+    lines[at] = wrong
+    path = tmp_path / "train.txt"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError if at < criteo.CHECKED else tf.errors.InvalidArgumentError) as raised:
+        taken(criteo.find(str(tmp_path)), 30)
+    told = str(raised.value) if at < criteo.CHECKED else error_line(raised.value).replace("\\t", "\t")
+    assert f"{path}, line {at + 1}: " in told
+    assert found.replace("\\t", "\t") in told
+    assert "Correct that line or remove it." in told
+
+
+def test_a_wrong_line_is_found_whatever_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "day_0", range(10))
+    (tmp_path / "day_1").write_text("no log\n")
+    with pytest.raises(DataError, match="day_1, line 1: found 1 fields in `no log`"):
+        criteo.find(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name, content, found",
+    [
+        ("readme.txt", b"", r"found readme\.txt; expected train\.txt or day_0, day_1, \.\.\., with or without \.gz"),
+        ("train.txt", b"", "found no lines; expected at least one"),
+        ("train.gz", b"1\t2", "found first bytes 31 09; expected 1f 8b, gzip"),
+        ("train.txt", gzip.compress(b"1"), "found first bytes 1f 8b, gzip; expected text. Add .gz"),
+        ("train.txt.gz", gzip.compress(b"")[:10] + b"\xff" * 100, "found damaged gzip data; expected a whole gzip file"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=found):
+        criteo.find(str(tmp_path))
+
+
+def test_a_directory_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"train\.data {tmp_path}/no: no such directory on this machine\. Expected `synthetic`, or"):
+        criteo.find(f"{tmp_path}/no")
+    with pytest.raises(DataError, match=f"{tmp_path}: found no file; expected train.txt"):
+        criteo.find(str(tmp_path))
