@@ -24,6 +24,7 @@ from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
 from launcher.backend.model import Board, PlannedRun
 from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.notify import outbox
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
 from launcher.render import labels
@@ -114,7 +115,7 @@ class DockerBackend:
         with asking(f"looking for the run {name}"):
             containers = self._engine.containers(name)
             if snapshot is not None and _is_told(snapshot.status, containers):
-                return _with_board(snapshot.status, containers)
+                return dataclasses.replace(_with_board(snapshot.status, containers), notified=outbox.told(layout.notified))
             if container_status.members(containers):
                 return container_status.status(self._engine, name, containers)
             if snapshot is not None:
