@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher import files
 from launcher.runs.process_identity import Identity
-from launcher.runs.status import Restart, RunStatus, SaveFailure, State, TaskStatus, location_of
+from launcher.runs.status import RunStatus, run_status_of
 
 _VERSION = 1
 
@@ -69,24 +69,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _snapshot(document: dict[str, Any]) -> Snapshot:
-    status = document.pop("status")
-    typed = {
-        "state": State(status["state"]),
-        "run_dir": location_of(status.get("run_dir")),
-        "tasks": tuple(map(_task, status["tasks"])),
-        "missing": tuple(status.get("missing", ())),
-        "save_failed": SaveFailure(**failure) if (failure := status.get("save_failed")) else None,
-        "notified": tuple(status.get("notified", ())),
-    }
     supervisor = document.pop("supervisor")
     return Snapshot(
-        status=RunStatus(**{**status, **typed}),
+        status=run_status_of(document.pop("status")),
         supervisor=Identity(**supervisor) if supervisor else None,
         processes={name: Identity(**process) for name, process in document.pop("processes").items()},
         **document,
     )
-
-
-def _task(document: dict[str, Any]) -> TaskStatus:
-    restarts = tuple(Restart(**restart) for restart in document["restarts"])
-    return TaskStatus(**{**document, "state": State(document["state"]), "restarts": restarts})

@@ -92,11 +92,6 @@ class Location:
         return f"{self.kind} {self.name}{f' in {self.cluster}' if self.cluster else ''}{below}"
 
 
-def location_of(document: Any) -> Location | None:
-    """Return a place from its fields, None where there are none, as in a state that an older launcher has written."""
-    return Location(**document) if isinstance(document, dict) else None
-
-
 @dataclass(frozen=True)
 class SaveFailure:
     """Why no checkpoint can be saved at present. `since` and `until`, when the run fails for it, in seconds since the epoch; sizes in bytes."""
@@ -154,6 +149,25 @@ class RunStatus:
     def directory(self) -> Path | None:
         """The run directory where it is one of this machine, else None."""
         return Path(self.run_dir.name) if self.run_dir and self.run_dir.kind == "directory" else None
+
+
+def run_status_of(document: dict[str, Any]) -> RunStatus:
+    """Return the status of which these are the fields, as `dataclasses.asdict` and JSON give them. Raises KeyError, TypeError or ValueError."""
+    place = document.get("run_dir")  # a text in what an older launcher has written
+    typed = {
+        "state": State(document["state"]),
+        "run_dir": Location(**place) if isinstance(place, dict) else None,
+        "tasks": tuple(map(_task_of, document["tasks"])),
+        "missing": tuple(document.get("missing", ())),
+        "save_failed": SaveFailure(**failure) if (failure := document.get("save_failed")) else None,
+        "notified": tuple(document.get("notified", ())),
+    }
+    return RunStatus(**{**document, **typed})
+
+
+def _task_of(document: dict[str, Any]) -> TaskStatus:
+    restarts = tuple(Restart(**restart) for restart in document["restarts"])
+    return TaskStatus(**{**document, "state": State(document["state"]), "restarts": restarts})
 
 
 @dataclass(frozen=True)

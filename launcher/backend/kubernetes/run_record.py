@@ -17,7 +17,7 @@ from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run, checked, metadata
 from launcher.runs import process_identity
-from launcher.runs.status import Restart, RunStatus, State, TaskStatus, location_of
+from launcher.runs.status import RunStatus, run_status_of
 
 COMPONENT = "record"
 _SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "made.json", "user"
@@ -334,9 +334,7 @@ def _annotations(record: Object | None) -> dict[str, str]:
 def restored(text: str) -> RunStatus | None:
     """Return the status that was dumped as a text, None where it is none of this version's."""
     try:
-        document = json.loads(text)
-        tasks, place = tuple(map(_task, document["tasks"])), location_of(document.get("run_dir"))
-        return RunStatus(**{**document, "state": State(document["state"]), "tasks": tasks, "run_dir": place})
+        return run_status_of(json.loads(text))
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
@@ -351,8 +349,3 @@ def _document(record: Object | None, key: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return document if isinstance(document, dict) else None
-
-
-def _task(document: dict[str, Any]) -> TaskStatus:
-    restarts = tuple(Restart(**restart) for restart in document["restarts"])
-    return TaskStatus(**{**document, "state": State(document["state"]), "restarts": restarts})
