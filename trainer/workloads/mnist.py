@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workloads import in_memory, mnist_data, network_summaries, projector
+from trainer.workloads import mnist_data, network_summaries, projector
 from trainer.workloads.catalog import MnistParams
-from trainer.workloads.classifier import accuracy, cross_entropy, parse_params
-from trainer.workloads.protocol import Shard
+from trainer.workloads.classifier import parse_params
+from trainer.workloads.mnist_mlp import DigitClassifier
 
 INPUT_IMAGES = 10
 PROJECTED_DIGITS = 500
@@ -23,16 +23,12 @@ PRE_ACTIVATIONS = ("hidden", "logits")
 HIDDEN_ACTIVATION = "hidden_relu"
 
 
-class Mnist:
-    """Digits [batch, 784] uint8 to logits [batch, 10]; cross-entropy, accuracy, Adam, dropout.
-
-    `data` is `synthetic`, `download` or a directory of IDX files. Raises WorkloadError for wrong `params`,
-    DataError where the data is missing or wrong.
-    """
+class Mnist(DigitClassifier):
+    """An MLP with dropout, with all summaries. Raises WorkloadError for wrong `params`."""
 
     def __init__(self, params: Mapping[str, Any], data: str, seed: int) -> None:
         self._params = parse_params(MnistParams, params)
-        self._digits = mnist_data.load(data)
+        super().__init__(self._params.learning_rate, data)
         self._seed = seed
         self._logdir: str | None = None
 
@@ -54,30 +50,6 @@ class Mnist:
             ],
             name="mnist",
         )
-
-    def optimizer(self) -> keras.optimizers.Optimizer:
-        """Return Adam."""
-        return keras.optimizers.Adam(self._params.learning_rate)
-
-    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Return the mean softmax cross-entropy."""
-        return cross_entropy(targets, outputs)
-
-    def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the accuracy."""
-        return {"accuracy": accuracy(targets, outputs)}
-
-    def train_data(self, shard: Shard) -> tf.data.Dataset:
-        """Return endless shuffled batches of the training digits."""
-        return in_memory.batches(self._digits.train.images, self._digits.train.labels, shard)
-
-    def train_examples(self) -> int:
-        """See Counted.train_examples."""
-        return len(self._digits.train.labels)
-
-    def eval_data(self, batch_size: int) -> tf.data.Dataset:
-        """Return the test digits once."""
-        return in_memory.once(self._digits.test.images, self._digits.test.labels, batch_size)
 
     def write_start_summaries(self, model: keras.Model, logdir: str) -> None:
         """Write the graph of a training step's loss and metrics, and all files of the projector."""
