@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -36,22 +36,18 @@ def ago(moment: float, now: float | None = None) -> str:
 
 def memory(size: int) -> str:
     """Write bytes in the largest binary unit that leaves at least one: `4 GiB`, `1.5 GiB`."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
+    return _in_units(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"), digits=4)
 
 
 def decimal(size: int) -> str:
     """Write bytes as Docker and disks do, in powers of 1000: `1.18 GB`, `27 MB`."""
-    value = float(size)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
+    return _in_units(size, 1000, ("B", "kB", "MB", "GB"), digits=3)
+
+
+def _in_units(size: float, base: int, units: Sequence[str], *, digits: int) -> str:
+    """Write a size in the largest of `units`, each `base` of the one before, that leaves at least one."""
+    power = next((power for power in range(len(units)) if size < base ** (power + 1)), len(units) - 1)
+    return f"{size / base**power:.{digits}g} {units[power]}"
 
 
 def count(number: int, noun: str) -> str:

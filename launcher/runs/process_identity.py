@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_KILLED_WITHIN = 2.0  # seconds
 _LINUX = sys.platform == "linux"
 
 
@@ -105,9 +106,9 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def kill_session(leader: int, *, timeout: float = 2.0) -> bool:
+def kill_session(leader: int) -> bool:
     """Kill (SIGKILL) every member of a session, also those that are forked meanwhile; False when some stay on."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + _KILLED_WITHIN
     while True:
         members = session(leader)
         if not members:

@@ -20,12 +20,12 @@ from launcher.runs.run_controller import RunController
 from launcher.runs.state_file import read_json
 
 
-def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlived: bool, arguments: list[str] | None = None) -> int:
+def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlived: bool) -> int:
     """Keep one run to its end; `make` gives its controller, with the lifeline; tasks that it may be `outlived` by go on if it fails.
 
     Returns 0 when the run was kept, however it ended, and 1 when it could not be started.
     """
-    given = _options(arguments)
+    given = _options()
     layout = RunPaths(given.run_dir)
     try:
         controller = make(layout, from_document(read_json(layout.plan) or {}), given.lifeline_fd)
@@ -45,14 +45,14 @@ def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlive
     return 0
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     """Return run_dir, ready_fd, lock_fd and lifeline_fd; what this process starts inherits none of the files."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, required=True)
     parser.add_argument("--lifeline-fd", type=int)
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     for fd in (given.ready_fd, given.lock_fd, given.lifeline_fd):
         if fd is not None:
             os.set_inheritable(fd, False)

@@ -159,11 +159,15 @@ def check_resource(name: str) -> str:
     return name
 
 
-def check_volume_name(name: str) -> str:
-    """Return a volume's name, or raise FieldError: a DNS-1123 label that is not the name of one of the run's own."""
+def _check_label(name: str, of: str) -> None:
     if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
         expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
-        raise FieldError(f"{shown(name)} is not the name of a volume", expected, f"write {as_label(name)}")
+        raise FieldError(f"{shown(name)} is not the name of {of}", expected, f"write {as_label(name)}")
+
+
+def check_volume_name(name: str) -> str:
+    """Return a volume's name, or raise FieldError: a DNS-1123 label that is not the name of one of the run's own."""
+    _check_label(name, "a volume")
     if is_own_volume(name):
         raise FieldError(f"{shown(name)} is one of the run's own volumes", "another name", f"write my-{name}, for example")
     return name
@@ -201,9 +205,7 @@ def check_sub_path(path: str) -> str:
 
 def check_container_name(name: str) -> str:
     """Return the name of a container beside a task, or raise FieldError: a DNS-1123 label that is not the task's own container."""
-    if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
-        expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
-        raise FieldError(f"{shown(name)} is not the name of a container", expected, f"write {as_label(name)}")
+    _check_label(name, "a container")
     if name in _RESERVED_CONTAINERS:
         raise FieldError(f"{shown(name)} is what the task's own container is called", "another name", f"write a name such as my-{name}")
     return name

@@ -187,23 +187,21 @@ class Cluster:
 
     def get(self, kind: str, name: str) -> Object | None:
         """Return an object, or None when there is none."""
+        found: Object | None = self._found(kind, name)
+        return found
+
+    def _found(self, kind: str, name: str, **options: Any) -> Any:
+        """Return what the API server answers about an object, None when there is none."""
         try:
-            found: Object = self.request("get", self.path(kind, name), doing=f"looking for {kind} {name}")
+            return self.request("get", self.path(kind, name), doing=f"looking for {kind} {name}", **options)
         except LauncherError as error:
             if status_of(error) == 404:
                 return None
             raise
-        return found
 
     def has(self, kind: str, name: str) -> bool:
         """Return whether there is an object, without asking for its content, which is a Secret's own."""
-        try:
-            self.request("get", self.path(kind, name), doing=f"looking for {kind} {name}", header_params={"Accept": _HEAD_ALONE})
-        except LauncherError as error:
-            if status_of(error) == 404:
-                return False
-            raise
-        return True
+        return self._found(kind, name, header_params={"Accept": _HEAD_ALONE}) is not None
 
     def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind that have all the labels, and these values of fields."""
