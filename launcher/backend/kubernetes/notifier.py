@@ -1,4 +1,4 @@
-"""Tells people how a run on Kubernetes goes, each message once, whoever watches it: what was sent is noted on the attendant's Job, or else in the record."""
+"""Tells people how a run on Kubernetes goes, each message once, by any number of watchers: what was sent is noted on the attendant's Job, or else in the record."""
 
 import base64
 import dataclasses

@@ -39,7 +39,7 @@ def told(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_a_program_is_told_once_that_a_run_has_succeeded_whoever_looks_at_it(cli: Cli, tmp_path: Path) -> None:
+def test_a_program_is_told_once_that_a_run_has_succeeded_by_any_number_of_watchers(cli: Cli, tmp_path: Path) -> None:
     done = cli("up", write(tmp_path, "exit 0", {"command": ["./tell"]}))
     assert done.returncode == 0, done.stderr
     until(lambda: told(tmp_path), "the message")

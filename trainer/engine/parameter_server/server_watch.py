@@ -1,4 +1,4 @@
-"""The chief's watch over its servers: a ps that was asked to stop, or whose process has ended, and whoever is at another address.
+"""The chief's watch over its servers: a ps that was asked to stop, or whose process has ended, and a server that is at another address.
 
 TensorFlow sees a ps that is gone late, or not at all: its coordinator takes three errors of workers for passing ones, and each time gRPC
 tries for 20 s to reach an address that nobody has any more. So a thread holds a connection to each ps, which the kernel closes with the
@@ -184,7 +184,7 @@ def _elsewhere(address: str, place: str) -> str:
 
 
 def end_connections(host: str, port: int) -> int:
-    """End this process's connections to an address, whoever made them; returns how many there were. On Linux alone."""
+    """End this process's connections to an address, all of them; returns how many there were. On Linux alone."""
     ended = 0
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the names are numbers, not paths

@@ -1,4 +1,4 @@
-"""People are told once how a run on Kubernetes goes, whoever watches it: what was sent is noted in the cluster."""
+"""People are told once how a run on Kubernetes goes, by any number of watchers: what was sent is noted in the cluster."""
 
 import base64
 import json
