@@ -229,6 +229,7 @@ class _Chief:
 
     def finish(self, stopped: Callable[[], bool], *, finished: bool) -> Outcome:
         """Save and evaluate for the last time."""
+        began = time.monotonic()
         early = self._hooks.reason or self.early_stop() if finished and self._session.step < self._job.steps else None
         if early:
             self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
@@ -238,13 +239,13 @@ class _Chief:
         if self._hooks.end(finished=finished):  # the last weights are others than were saved
             self._saved_step = None
         self._report.alive("saving", step=step)
-        self.saver.complete(stopped, stopping=not finished)
+        self.saver.complete(stopped, stopping=not finished, since=began)
         if self._saved_step != step or self.saver.last != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
-        self.saver.complete(stopped, stopping=not finished)
+        self.saver.complete(stopped, stopping=not finished, since=began)
         if self._best:  # not before: a disk that was full has room now
             self._best.finish()
         self._export_last(step, finished=finished)

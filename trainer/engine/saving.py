@@ -21,7 +21,7 @@ _DELAY = (1.0, 30.0)  # seconds until a retry: first, and at most; doubled each 
 _LAST_DELAY = 5.0  # the most for the last state of all, which may have no more than a grace period
 _REPORT_AGAIN = 60.0  # seconds after which the same failure is reported once more
 _LOOK_EVERY = 0.05
-_MARGIN = 3.0  # seconds of the grace period, at most half of it, that are left for saying what was lost
+_MARGIN = 5.0  # seconds of the grace period, at most half of it, that are left for saying what was lost, and for ending
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Saver:
         last = "there is no checkpoint" if self.last is None else f"the last checkpoint is of step {self.last}"
         return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
 
-    def complete(self, stopped: Callable[[], bool], *, stopping: bool) -> None:
-        """Wait until what was handed over is written; `stopped` says whether the task is asked to stop, `stopping` that it was before.
+    def complete(self, stopped: Callable[[], bool], *, stopping: bool, since: float | None = None) -> None:
+        """Wait until what was handed over is written; `stopped` says whether the task is asked to stop, `stopping` that it was before, or `since` then.
 
         Raises:
             SaveError: nothing could be saved for the timeout.
@@ -110,7 +110,7 @@ class Saver:
         until = math.inf
         while self._captured is not None:
             if until == math.inf and (stopping or stopped()):
-                until = time.monotonic() + grace
+                until = (since if stopping and since is not None else time.monotonic()) + grace
             if time.monotonic() >= until:
                 raise StopError(f"asked to stop, and {self._lost()} for {grace:g} s; later steps are lost")
             self.check()

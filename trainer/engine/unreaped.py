@@ -9,9 +9,9 @@ from trainer.child import Child
 from trainer.exit_codes import ExitCode
 from trainer.reactor import Reactor
 
-_LOOK_EVERY = 1.0  # seconds
+_LOOK_EVERY = 0.5  # seconds
 _LOOKS = 2  # in a row: threads end one after the other
-_MOST = 600  # looks before a process is given up that another was to follow: the volume may answer again
+_MOST = 1200  # looks before a process is given up that another was to follow: the volume may answer again
 _FINAL = frozenset({ExitCode.DONE, ExitCode.WRONG_CONFIGURATION})
 
 
