@@ -1,0 +1,77 @@
+"""A run whose claim is a small disk that is full for a while: training goes on, it is told, and later steps are saved."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import Namespace, kubectl, paced, until
+from tests.e2e.kubernetes.launching import UP, Launcher
+from tests.e2e.kubernetes.nodes import changeable, node_tool
+from tests.volumes import device
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(900)]
+
+FULL = "No space left on device"
+FILL = "import contextlib\nwith open('/runs/filler', 'wb', 0) as file, contextlib.suppress(OSError):\n while file.write(bytes(4096)): pass"
+
+
+@pytest.fixture
+def claim(namespace: Namespace, tmp_path: Path) -> Iterator[str]:
+    """A claim of a disk of 32 MB on one node, a loop device that the node mounts: its machine is this one."""
+    node_tool()
+    volume = f"full-{namespace.name}"
+    with device(tmp_path / "image", 32_000_000, owner=1000) as path:
+        node = changeable().names[0]
+        here = [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]
+        shared: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+        disk = shared | {
+            "capacity": {"storage": "32M"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "local": {"path": path, "fsType": "ext4"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": here}]}},
+        }
+        asked = shared | {"volumeName": volume, "resources": {"requests": {"storage": "32M"}}}
+        for kind, name, spec in (("PersistentVolume", volume, disk), ("PersistentVolumeClaim", "small", asked)):
+            made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+            namespace.kubectl("apply", "-f", "-", text=json.dumps(made))
+        try:
+            yield "small"
+        finally:
+            namespace.kubectl("delete", "jobs,pods,pvc", "--all", "--timeout=120s", check=False, timeout=150)
+            kubectl("delete", "pv", volume, "--timeout=60s", check=False)
+
+
+def test_a_claim_that_is_full_for_a_while_costs_no_step(launcher: Launcher, claim: str, tmp_path: Path) -> None:
+    namespace, file = launcher.namespace, tmp_path / "spec.yaml"
+    kubernetes = changeable().spec(f"claim: {claim}")
+    spec = f"version: 1\nname: full\nstrategy: single\nroles: {{chief: {{}}}}\ntensorboard: false\n{kubernetes}{paced(2)}"
+    file.write_text(spec)
+    launcher("up", str(file), "--detach", timeout=UP)
+
+    def told(kind: str) -> list[dict[str, Any]]:
+        lines = namespace.kubectl("logs", "job/full-chief", check=False).splitlines()
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        return [event for event in events if event["event"] == kind]
+
+    def wait(what: str, kind: str, after: int = 0) -> dict[str, Any]:
+        until(lambda: len(told(kind)) > after, 240, what, lambda: namespace.describe("full"))
+        return told(kind)[after]
+
+    def chief(program: str) -> None:
+        namespace.kubectl("exec", "job/full-chief", "--", "python", "-c", program)
+
+    wait("a checkpoint", "checkpoint")
+    chief(FILL)
+    failed = wait("the full volume to be told of", "save_failed")
+    assert (failed["path"], failed["cause"]) == ("/runs/full/checkpoints", FULL)
+    assert failed["free"] < failed["size"]
+    wait("more steps", "progress", len(told("progress")) + 1)
+    saved = len(told("checkpoint"))
+    chief("import os; os.unlink('/runs/filler')")
+    assert wait("later steps to be saved", "checkpoint", saved)["step"] > failed["step"] > failed["saved"]
+    launcher("down", "full")
+    status = launcher.status("full")
+    assert (status["state"], status["checkpoint_step"]) == ("stopped", status["step"])
