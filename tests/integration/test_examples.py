@@ -30,7 +30,7 @@ PICTURES = {"accuracy": (0.9, 1.0)}
 LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
 # At a higher rate training falls back for some steps now and then, and where depends on the last bits of this machine's sums.
 SMALL = ("train.steps=800", "train.batch_size=32", "train.params.filters=16", "train.params.learning_rate=0.03")
-CLICKS = ("train.steps=1000", "train.params.rows=200", "train.params.eval_examples=5000")
+CLICKS = ("train.steps=1000", "train.params.rows=200", "train.embeddings.min_rows=200", "train.params.eval_examples=5000")
 SHORT = ("train.steps=6000",)
 PLAYED = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
 TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {

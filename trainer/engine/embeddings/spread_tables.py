@@ -21,6 +21,9 @@ from trainer.engine.parameter_server.worker_pool import watching
 from trainer.workloads.errors import WorkloadError
 
 
+_NAMED = 4  # tables in a message
+
+
 @dataclass(frozen=True)
 class RowGradients:
     """Gradients of the rows of a look-up, [unique, dimension]."""
@@ -109,7 +112,10 @@ class Tables:
     def described(self) -> str:
         """Return what to tell of the tables."""
         servers = self._groups[0].servers
-        lines = [f"{t.name} ({t.rows:,} x {t.dimension}, {shown(t.bytes)})" for t in self.all]
+        largest = sorted(self.all, key=lambda table: -table.bytes)[:_NAMED]
+        lines = [f"{t.name} ({t.rows:,} x {t.dimension}, {shown(t.bytes)})" for t in largest]
+        if more := len(self.all) - len(largest):
+            lines.append(f"and {more} more")
         total = sum(group.bytes_of_server for group in self._groups) * servers
         return f"embedding layers on {servers} ps: {', '.join(lines)}; {shown(total)} with the optimizer's slots"
 
