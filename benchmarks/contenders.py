@@ -17,10 +17,12 @@ GROUPS = {
     "cnn": "The network of cifar10, batch 16, one process",
     "exchange": "The same all-reduce loop of 2 workers with a gradient of 318 kB and with one of 4 kB",
     "wire": "Gradients as float32 and as bfloat16 on the wire; accuracy on held-out digits after the same steps",
+    "embedding": "8 ids an example of a table of 10^4 to 10^7 rows of 16 numbers, batch 256, Adagrad, 2 ps + 2 workers",
     "scaling": "1 to 16 workers, each step's computation replaced by a timed input delay of 50 ms",
 }
 
 WORKERS = (1, 2, 4, 8, 16)  # of the scaling group
+ROWS = {"1e4": 10**4, "1e5": 10**5, "1e6": 10**6, "1e7": 10**7}  # of the embedding group
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Contender:
     gradients: int = 1  # in a step
     learns: float = 0.5  # the last loss is at most this part of the first
     repeats: int = 100  # at most
+    quick: bool = True  # whether --quick runs it, where its name is not asked for
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,21 @@ def _scaling(case: str, workers: int) -> Contender:
     return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, learns=0.97, repeats=1)
 
 
+def _embedding(name: str, title: str, command: tuple[str, ...], steps: int, *, learns: float = 0.5, quick: bool = True) -> Contender:
+    # Some take a minute, and gigabytes of memory; nothing of it hangs on how the run began.
+    return Contender(f"embedding-{name}", "embedding", title, command, steps, learns=learns, repeats=1, quick=quick)
+
+
+def _rows(name: str, rows: int) -> tuple[Contender, Contender]:
+    quick = name in {"1e4", "1e6"}
+    ours = _module("ours", "--case", f"rows_{rows}")
+    tf1 = _module("tf1_rows", "--rows", str(rows))
+    return (
+        _embedding(f"ours-{name}", f"ours: parameter_server, {rows:,} rows", ours, 4000, quick=quick),
+        _embedding(f"tf1-{name}", f"TF1 between-graph, {rows:,} rows in two parts", tf1, 2000, quick=quick),
+    )
+
+
 CONTENDERS = (
     _ours("single", "mlp", "ours: single", 10_000, "--case", "single"),
     Contender("handwritten", "mlp", "hand-written loop, tf.data", _module("handwritten", "--data", "pipeline"), 10_000),
@@ -133,6 +151,11 @@ CONTENDERS = (
         "bfloat16",
         gradients=2,
     ),
+    *(contender for name, rows in ROWS.items() for contender in _rows(name, rows)),
+    _embedding("pss", "ParameterServerStrategy by hand, 1,000,000 rows in two parts", _module("strategy_rows"), 1000),
+    _embedding("fit", "Keras fit, one process, 1,000,000 rows", _module("keras_rows"), 160, learns=0.9),
+    _embedding("1-table", "ours: parameter_server, 1,000,000 rows, 26 ids", _module("ours", "--case", "tables_1"), 2000),
+    _embedding("26-tables", "ours: parameter_server, 26 tables, an id of each", _module("ours", "--case", "tables_26"), 2000),
     *(_scaling(case, workers) for case in ("waiting_ps", "waiting_allreduce") for workers in WORKERS),
 )
 
@@ -151,6 +174,11 @@ COMPARISONS = (
     Comparison("whole", "slice", 0.9),
     Comparison("wire-ps-bf16", "wire-ps"),
     Comparison("wire-allreduce-bf16", "wire-allreduce"),
+    *(Comparison(f"embedding-ours-{name}", f"embedding-tf1-{name}", 1.5) for name in ROWS),
+    Comparison("embedding-ours-1e6", "embedding-pss"),
+    Comparison("embedding-ours-1e6", "embedding-fit"),
+    Comparison("embedding-ours-1e7", "embedding-ours-1e4", 0.9),
+    Comparison("embedding-26-tables", "embedding-1-table", 0.8),
     *(
         Comparison(f"{kind}-x{workers}", f"{kind}-x1", 15.5 if workers == 16 else None, of="gradients")
         for kind in ("ps", "allreduce")

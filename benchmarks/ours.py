@@ -40,12 +40,22 @@ WIRE: dict[str, Any] = {
 }
 
 
+# Tables are spread whatever their size; `rows` in all.
+ROWS: dict[str, Any] = {"workload": "benchmarks.rows:Rows", "batch_size": 256, "embeddings": {"min_rows": 1}}
+COUNTS = (10**4, 10**5, 10**6, 10**7)
+
+
 @dataclass(frozen=True)
 class Case:
     """What of a spec a case is about."""
 
     strategy: str
     train: Mapping[str, Any] = field(default_factory=lambda: MLP)
+    servers: int = 1
+
+
+def _rows(rows: int, **params: int) -> Case:
+    return Case("parameter_server", {**ROWS, "params": {"rows": rows, **params}}, servers=2)
 
 
 CASES = {
@@ -61,6 +71,9 @@ CASES = {
     "one_slower": Case("parameter_server", {**BACKED_UP, "workload": "benchmarks.workloads:OneSlower"}),
     "wire_ps": Case("parameter_server", WIRE),
     "wire_allreduce": Case("multi_worker_mirrored", WIRE),
+    **{f"rows_{rows}": _rows(rows) for rows in COUNTS},
+    "tables_1": _rows(10**6, ids=26),
+    "tables_26": _rows(10**6, ids=26, tables=26),
 }
 
 # One core a task, as the peers' environment has it. The chief of an all-reduce trains, too.
@@ -75,11 +88,14 @@ def spec(case: Case, steps: int, workers: int, wire: str) -> dict[str, object]:
     """Return a spec that trains and does nothing else before its end: the peers neither save nor evaluate."""
     # An all-reduce of one worker is strategy single.
     strategy = "single" if case.strategy == "multi_worker_mirrored" and workers == 1 else case.strategy
+    roles = ROLES[strategy](workers)
+    if "ps" in roles:
+        roles["ps"]["replicas"] = case.servers
     return {
         "version": 1,
         "name": f"bench-{strategy.replace('_', '-')}",
         "strategy": strategy,
-        "roles": ROLES[strategy](workers),
+        "roles": roles,
         "train": {
             **case.train,
             "steps": steps,
