@@ -20,7 +20,6 @@ from trainer.engine.parameter_server.state import Group, device
 from trainer.engine.parameter_server.worker_pool import watching
 from trainer.workloads.errors import WorkloadError
 
-
 _NAMED = 4  # tables in a message
 
 

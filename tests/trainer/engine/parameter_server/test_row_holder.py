@@ -1,0 +1,53 @@
+"""A ps that holds rows runs itself again when its chief's process ends, in the same process and with the same words."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.engine.parameter_server.row_holder import rows_file
+
+PS = """
+import os, sys, time
+from trainer.engine.parameter_server.row_holder import RowHolder
+from trainer.tf_config import parse
+holder = RowHolder(parse(sys.argv[1]), sys.argv[2])
+print("begins", os.getpid(), flush=True)
+while True:
+    holder.look()
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def chief() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30)
+        yield listening
+
+
+def test_it_starts_over_once_its_chief_has_ended_and_not_before_it_holds_rows(chief: socket.socket, tmp_path: Path) -> None:
+    port = chief.getsockname()[1]
+    cluster = {"chief": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:1"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
+    words = [sys.executable, "-c", PS, config, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as ps:
+        assert ps.stdout
+        try:
+            begins = ps.stdout.readline()
+            assert begins == f"begins {ps.pid}\n"
+            chief.settimeout(0.3)
+            with pytest.raises(TimeoutError):  # it has no rows, and asks nobody
+                chief.accept()
+            chief.settimeout(30)
+            rows_file(str(tmp_path), "ps-0").touch()
+            connection, _ = chief.accept()
+            connection.close()  # as the kernel does when a process ends
+            assert ps.stdout.readline() == begins
+            assert not rows_file(str(tmp_path), "ps-0").exists()
+        finally:
+            ps.kill()
