@@ -179,7 +179,7 @@ def _train(context: Context) -> ExitCode:
     session = ready.make(job)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)
-    outcome = loop.run(session, workload, job, context.report, ready.stopped)
+    outcome = loop.run(session, workload, job, context.report, ready.stopped, context.stopped if ready.watch else None)
     if ready.watch is not None:
         ready.watch.stop()
     if not outcome.finished:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from launcher.backend.registry import BACKENDS
 from launcher.errors import UsageError
+from launcher.notify.outbox import VARIABLE
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
-from launcher.spec.notification import VARIABLE
 from launcher.spec.role_programs import secrets_beside
 
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*(.*?)\s*\Z")

@@ -15,6 +15,8 @@ from launcher.notify.message import Message
 from launcher.plan.machine import search_path, source_directory
 
 SENDER = "launcher.notify.sender"
+# Where no cluster has the Secret: the variable that has the URL, where `launcher` is called or in the spec's `env_file`.
+VARIABLE = "NOTIFY_WEBHOOK"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 from launcher.notify import ledger, outbox
 from launcher.notify.message import SETTLES, Due, Message
-from launcher.notify.outbox import Sending
+from launcher.notify.outbox import VARIABLE, Sending
 from launcher.runs.state_writer import say
 from launcher.runs.status import RunStatus
-from launcher.spec.notification import VARIABLE
 
 _SECONDS = 600.0  # for which a message is tried
 _LOOK_EVERY = 5.0  # seconds, while a task is stalled

@@ -4,13 +4,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from launcher.notify.outbox import VARIABLE
 from launcher.spec import names
 from launcher.spec.containers import Command
 from launcher.spec.fields import ObjectName, Section
 from launcher.spec.problems import FieldError
 
-# Where no cluster has the Secret: the variable that has the URL, where `launcher` is called or in the spec's `env_file`.
-VARIABLE = "NOTIFY_WEBHOOK"
 _REMEDY = "write `webhook: {secret: my-webhook}`, and make that: kubectl create secret generic my-webhook --from-literal=url=URL"
 
 

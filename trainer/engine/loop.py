@@ -44,8 +44,17 @@ class Outcome:
     ended_early: str | None = None  # why, where that was before the last step
 
 
-def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter, stopped: Callable[[], bool]) -> Outcome:
+def run(
+    session: Session,
+    workload: Workload | Agent,
+    job: Job,
+    report: Reporter,
+    stopped: Callable[[], bool],
+    hurried: Callable[[], bool] | None = None,
+) -> Outcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
+
+    `stopped` returns whether to stop, `hurried` whether there is a grace period alone for that: each stop has it where it is left out.
 
     Raises:
         PeerLostError: from the session; what was saved last is what training resumes from.
@@ -57,7 +66,11 @@ def run(session: Session, workload: Workload | Agent, job: Job, report: Reporter
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
     chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
     with chief or nullcontext(), outside_told(job):
-        return _run(session, job, report, stopped, divergence, hooks, chief)
+        outcome = _run(session, job, report, stopped, divergence, hooks, chief)
+        if chief is None:
+            return outcome
+        hurries = hurried or stopped
+        return chief.finish(hurries, finished=outcome.finished, stopping=hurries() if hurried else not outcome.finished)
 
 
 def _run(
@@ -102,7 +115,7 @@ def _run(
         wanted = progress.next_steps or wanted
         if not fixed and not profiling:
             proposal = cadence.next_steps(progress.steps, progress.seconds)
-    return chief.finish(stopped, finished=not stop) if chief else Outcome(session.step, not stop, {})
+    return Outcome(session.step, not stop, {})
 
 
 class _Chief:
@@ -227,7 +240,7 @@ class _Chief:
         with data_length.watched(self._job):  # others may still compute
             self._divergence.look(self._session.settle())
 
-    def finish(self, stopped: Callable[[], bool], *, finished: bool) -> Outcome:
+    def finish(self, hurried: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
         """Save and evaluate for the last time."""
         began = time.monotonic()
         early = self._hooks.reason or self.early_stop() if finished and self._session.step < self._job.steps else None
@@ -239,13 +252,13 @@ class _Chief:
         if self._hooks.end(finished=finished):  # the last weights are others than were saved
             self._saved_step = None
         self._report.alive("saving", step=step)
-        self.saver.complete(stopped, stopping=not finished, since=began)
+        self.saver.complete(hurried, stopping=stopping, since=began)
         if self._saved_step != step or self.saver.last != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
-        self.saver.complete(stopped, stopping=not finished, since=began)
+        self.saver.complete(hurried, stopping=stopping, since=began)
         if self._best:  # not before: a disk that was full has room now
             self._best.finish()
         self._export_last(step, finished=finished)

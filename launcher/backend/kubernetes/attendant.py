@@ -50,6 +50,7 @@ class Attendant:
         self._was_there = False  # its Jobs were seen
         self._follows = False  # the one before, in a pod that is gone
         self._noted: RunStatus | None = None  # how the run has ended, once that is noted
+        self._told = False  # whether people's messages of that were looked after
         self._missed: float | None = None  # since when the run has no Jobs, of time.monotonic
 
     def look(self) -> Iterator[str]:
@@ -72,6 +73,7 @@ class Attendant:
         if status.state is State.FAILED:
             yield from self._suspend_set(seen)
         yield from self._notifier.look(status)
+        self._told = self._noted is not None
 
     def is_done(self) -> bool:
         """Return whether the run has ended, none of its pods is at work and people were told, or its Jobs are gone that were there."""
@@ -79,7 +81,7 @@ class Attendant:
             return False
         if self._missed is not None:
             return self._noted is not None or (self._was_there and time.monotonic() - self._missed > _DELETED_FOR)
-        return self._noted is not None and is_at_rest(self._watcher.seen)
+        return self._told and is_at_rest(self._watcher.seen)
 
     def _judged(self, seen: ClusterSnapshot, status: RunStatus) -> RunStatus:
         """Return how the run is, as failed where it is to be ended because it has not started in time, or has outgrown its storage."""

@@ -212,13 +212,13 @@ class KubernetesBackend:
             self._settle(known)
             with known.lock:
                 seen, status = known.watcher.seen, known.last
-            if status is not None:
+                is_new = status is not None and seen is not known.tended and bool(seen.jobs)
+                if is_new:
+                    known.tended = seen
+            if is_new and status is not None:
+                self._tend(known, name, seen, status, said)
+            if status is not None:  # last: whatever becomes of it, the run is tended
                 said.extend(self._notifier(name).look(status))
-            with known.lock:
-                if status is None or seen is known.tended or not seen.jobs:
-                    return []
-                known.tended = seen
-            self._tend(known, name, seen, status, said)
         except UnreachableError:
             known.tended = None  # the cluster is away; it is done when it answers again
         except LauncherError as error:  # what cannot be done for a run is no reason to end it

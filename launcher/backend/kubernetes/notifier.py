@@ -6,10 +6,11 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
-from launcher.backend.kubernetes.errors import ForbiddenError
+from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.pod_status import annotation
 from launcher.errors import LauncherError
 from launcher.notify import ledger
@@ -90,11 +91,12 @@ class Notifier:
 
     def finish(self, status: RunStatus) -> Iterator[str]:
         """Wait for what is on its way, as long as it is tried."""
-        until = time.monotonic() + self._seconds + _SLACK
-        yield from self.look(status)
-        while self._sent and time.monotonic() < until:
+        until, soon = time.monotonic() + self._seconds + _SLACK, True
+        while (self._sent or soon) and time.monotonic() < until:
+            with suppress(UnreachableError):  # asked again
+                yield from self.look(status)
+                soon = any(at <= time.monotonic() + _AGAIN for at in self._next.values())
             time.sleep(_LOOK_EVERY)
-            yield from self.settle()
 
     def _send(self, message: Message, kind: str, make: Callable[[], Channel]) -> float:
         """Send a message where nobody else does; return in how many seconds to look at it again, infinity where there is nothing more to do."""

@@ -6,7 +6,9 @@ process at its other end, and asks for another one now and then. A worker is wai
 fell silent; where its name has another address, a thread ends the connections to the one before, and the call with them.
 """
 
+import glob
 import ipaddress
+import math
 import os
 import socket
 import stat
@@ -33,6 +35,7 @@ _RENEW_EVERY = 10.0  # seconds; gRPC ends a connection on which nothing was said
 _ANSWER = 1.0  # seconds for a ps to take a connection
 # Seconds after the end of a connection in which a ps that gives no other has ended: one that was killed may listen for a moment more.
 _ENDING = 2.0
+_REFUSED = "connection refused"  # what the kernel of a machine says where nobody listens
 _FOLLOW_EVERY = 5.0  # seconds between looks where the workers are
 _ASK_EVERY = 1.0  # seconds between questions whether a ps was asked to stop, or where one is that gives no connection
 _INSIDE = 3.0  # seconds that a call into TensorFlow may take once a ps that it may wait for is gone
@@ -64,7 +67,7 @@ def asks_whether(path: Path, device: str) -> Callable[[], bool]:
             return tf.size(tf.io.matching_files(path)) > 0
 
     with tf.device("CPU:0"):
-        argument = tf.constant(os.fspath(path))
+        argument = tf.constant(glob.escape(os.fspath(path)))
     ask = found.get_concrete_function(tf.TensorSpec([], tf.string))
     return lambda: bool(ask(argument).numpy())
 
@@ -109,7 +112,7 @@ class ServerWatch:
     def _hold(self, name: str, address: str) -> None:
         """Hold a connection to a ps, and say when its process has ended, or its name has another address."""
         held: socket.socket | None = None
-        place, ask_at, doubted_until = "", 0.0, 0.0
+        place, ask_at, doubted_until = "", 0.0, math.inf
         while not self._done.wait(_LOOK_EVERY):
             now = time.monotonic()
             if held is not None and watchdog.broken(held):
@@ -118,12 +121,16 @@ class ServerWatch:
             if now < ask_at:
                 continue
             another, reason = watchdog.connect(address, _ANSWER)
-            there = another.getpeername()[0] if another is not None else ""
+            there = _peer(another)[0] if another is not None else ""
+            doubted = doubted_until < math.inf
             if place and there != place and (now_at := _elsewhere(address, place)):
                 self._lose(f"{name} ({address}) was lost: its address was {place}, and is {now_at}")
-            elif another is None and now < doubted_until:
+            # A word that is lost on the way, or a name that nobody knows for a moment, is no end of a process.
+            elif another is None and doubted and (reason == _REFUSED or now >= doubted_until):
                 self._lose(f"{name} ({address}) was lost: {reason}")
-            ask_at = now + (_ASK_EVERY if another is None or now < doubted_until else _RENEW_EVERY)
+            ask_at = now + (_ASK_EVERY if another is None or doubted else _RENEW_EVERY)
+            if another is not None and now >= doubted_until:
+                doubted_until = math.inf
             if another is not None:
                 if held is not None:
                     held.close()
@@ -140,15 +147,15 @@ class ServerWatch:
                 if connection is None:
                     continue
                 with connection:
-                    place, port, *_ = connection.getpeername()
-                before, places[name] = places.get(name, place), place
-                if before != place and _elsewhere(address, before) and end_connections(before, port):
+                    place, port = _peer(connection)
+                before, places[name] = places.get(name, place), place or places.get(name, "")
+                if place and before != place and _elsewhere(address, before) and end_connections(before, port):
                     self._notice(f"{name} is at {place}, no longer at {before}; this task connects to it again")
 
     def _ask(self, name: str, ask: Callable[[], bool]) -> None:
         """Ask a ps, again and again, whether it was asked to stop."""
-        with suppress(tf.errors.OpError):  # it is gone
-            while not self._done.wait(_ASK_EVERY):
+        while not self._done.wait(_ASK_EVERY):
+            with suppress(tf.errors.OpError):  # it is gone, or a worker that is makes TensorFlow connect anew
                 if ask():
                     self.leaving.add(name)
                     self._notice(f"{name} was asked to stop: this task saves, and starts again when {name} is back")
@@ -162,6 +169,15 @@ class ServerWatch:
             now = time.monotonic()
             if any(now - max(since, began) > _INSIDE for began in list(_calls.values())):
                 self._leave(reason)
+
+
+def _peer(connection: socket.socket) -> tuple[str, int]:
+    """Return the address at the other end; none where that has ended it meanwhile."""
+    try:
+        host, port, *_ = connection.getpeername()
+    except OSError:
+        return "", 0
+    return host, port
 
 
 def leave(report: Reporter, reason: str) -> None:

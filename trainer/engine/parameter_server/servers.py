@@ -42,7 +42,8 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     signal.signal(signal.SIGURG, lambda _number, _frame: asked.set())
     told, leaving = stop_file(scratch_dir, task.name), leaving_file(scratch_dir, task.name)
     told.parent.mkdir(parents=True, exist_ok=True)
-    leaving.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        leaving.unlink(missing_ok=True)
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
         told.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
@@ -53,8 +54,9 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     rows = RowHolder(task, scratch_dir) if task.role == "ps" else None
     while not (word := _word_in(told)):
         if asked.is_set() and until is None:
-            leaving.touch()
             until = time.monotonic() + _SERVES_ON[task.role]
+            with contextlib.suppress(OSError):  # a disk that takes no file: the chief hears of it by its own stop, or not before the end
+                leaving.touch()
         if stopped() or (until is not None and time.monotonic() > until):
             return False
         if rows is not None:

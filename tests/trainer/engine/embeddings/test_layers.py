@@ -1,5 +1,6 @@
 """Which layers of a model give their tables away, and what a model may do with them."""
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -88,13 +89,13 @@ def test_what_needs_the_whole_matrix_is_refused_with_the_way_out(layer: Any, rea
     assert "train.embeddings.whole: [it]" in str(raised.value)
 
 
-def test_the_matrix_cannot_be_used_or_saved_without_a_word() -> None:
+def test_the_matrix_cannot_be_used_or_saved_without_a_word(tmp_path: Path) -> None:
     with layers.taken_out(Embeddings(min_rows=1000)):
         model = two()
     with pytest.raises(WorkloadError, match="uses the whole matrix of its layer 'large'"):
         tf.matmul(tf.ones([1, 3]), model.get_layer("large").embeddings, transpose_b=True)
     with pytest.raises(WorkloadError, match="the layer 'large' cannot be written to a file of its model"):
-        model.save_weights("unused.weights.h5")
+        model.save_weights(tmp_path / "of_it.weights.h5")
 
 
 @pytest.mark.parametrize("ids", [np.array([[1, 2]]), np.array([[1.0, 2.0]], np.float32)])
