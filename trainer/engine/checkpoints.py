@@ -92,6 +92,9 @@ class RowFiles(Protocol):
     def streamed(self, captured: Captured, saved: tf.train.Checkpoint) -> Captured:
         """Return `captured`, of `saved`, with rows, which are read while it is written."""
 
+    def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
+        """Return what rows a checkpoint of `saved` has that are not those wanted here; nothing where it fits."""
+
     def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
         """Load the rows of a checkpoint of `saved`, one that fits.
 
@@ -194,6 +197,8 @@ class Checkpoints:
 
     def _load(self, path: str, optimizer: keras.optimizers.Optimizer) -> None:
         saved = tf.train.Checkpoint(**{**self._parts, "optimizer": optimizer})
+        if self._rows and (other := self._rows.misfit(path, saved)):
+            raise self._other_model(path, ValueError(other))
         try:
             saved.restore(path).assert_existing_objects_matched().expect_partial()
         except (ValueError, AssertionError) as error:  # other shapes, or other variables
@@ -314,7 +319,7 @@ class Checkpoints:
                         self.written += len(chunk)
             for part, whole in parts:  # the index last: with it the checkpoint is complete
                 part.replace(whole)
-        except OSError:
+        except Exception:
             for part, _ in parts:
                 with suppress(OSError):
                     part.unlink(missing_ok=True)

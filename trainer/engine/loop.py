@@ -14,8 +14,6 @@ from trainer.engine.changes import Snapshot
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.early_stopping import EarlyStop, check_metric
-from trainer.engine.embeddings.bad_ids import outside_told
-from trainer.engine.embeddings.table_files import TableFiles
 from trainer.engine.export import BestModel, write_last
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
@@ -65,7 +63,7 @@ def run(
     """
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
     chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
-    with chief or nullcontext(), outside_told(job):
+    with chief or nullcontext(), session.tables.errors_told(job) if session.tables else nullcontext():
         outcome = _run(session, job, report, stopped, divergence, hooks, chief)
         if chief is None:
             return outcome
@@ -128,7 +126,7 @@ class _Chief:
         self._divergence, self._hooks = divergence, hooks
         self._files = FileWriter(report)
         self.logs = Logs(job.run_dir, self._files)
-        rows = TableFiles(session.tables) if session.tables else None
+        rows = session.tables.files() if session.tables else None
         self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep, rows)
         self._record = Record(
             job.run_dir,

@@ -95,20 +95,21 @@ class Replica:
         def differentiate(state: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
             fixed = _fixed(self._model, list(state))
 
-            def forward() -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
-                return _stateless(self._model, values, fixed, list(state), inputs)
+            given = [
+                *zip(self._model.trainable_variables, values, strict=True),
+                *zip(self._model.non_trainable_variables, fixed, strict=True),
+            ]
+
+            def forward() -> tuple[Any, list[tf.Tensor], tf.Tensor]:
+                outputs, after, own_losses = _stateless(self._model, values, fixed, list(state), inputs)
+                outputs = model_ops.in_float32(outputs)
+                return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
 
             used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
             with tf.GradientTape() as tape:
                 tape.watch([*values, *used.rows])
                 with used.given():
-                    outputs, after, own_losses = forward()
-                outputs = model_ops.in_float32(outputs)
-                given = [
-                    *zip(self._model.trainable_variables, values, strict=True),
-                    *zip(self._model.non_trainable_variables, fixed, strict=True),
-                ]
-                loss = model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
+                    outputs, after, loss = forward()
                 scaled = self._optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, [*values, *used.rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
             own, of_rows = gradients[: len(values)], used.gradients(gradients[len(values) :])

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from trainer.engine.checkpoints import Captured, Checkpoints, step_of
-from trainer.engine.session import SaveError, StopError
+from trainer.engine.session import PeerLostError, SaveError, StopError
 from trainer.events import Reporter
 
 _SLOW = 5.0  # seconds that training waits for the save before: a disk that is merely slow keeps every checkpoint that is due
@@ -47,6 +47,7 @@ class Saver:
         self._failing_since: float | None = None
         self._failed_at = 0.0  # when the last try failed
         self._cause = ""
+        self._lost_peer: PeerLostError | None = None
         self._told = -math.inf
         self._delay, self._retry_at = 0.0, math.inf
         self.last: int | None = None if checkpoints.latest is None else step_of(checkpoints.latest)
@@ -86,7 +87,10 @@ class Saver:
 
         Raises:
             SaveError: nothing could be saved for the timeout.
+            PeerLostError: a task that holds a part of what is saved is gone.
         """
+        if self._lost_peer is not None:
+            raise self._lost_peer
         since = self._failing_since
         if since is None:
             return
@@ -116,6 +120,7 @@ class Saver:
             self.check()
             with self._changed:
                 self._changed.wait_for(lambda: self._captured is None, _LOOK_EVERY)
+        self.check()
 
     # In the thread that writes
 
@@ -129,6 +134,8 @@ class Saver:
             began = self._began
             try:
                 path = self._checkpoints.write(captured)
+            except PeerLostError as error:  # it held rows of what is saved, and no volume is to blame
+                self._lost_peer, self._keeps = error, False
             except Exception as error:  # noqa: BLE001 - whatever a volume's file system comes up with: training is to go on
                 self._failed(captured, error, began)
             else:

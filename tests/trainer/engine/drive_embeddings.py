@@ -23,6 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sequential": {},
     "subclassed": {},
     "preprocessed": {},
+    "towers": {},
     "ragged": {},
     "alone": {},
     "frozen": {"optimizer": "Adagrad"},

@@ -54,6 +54,26 @@ def subclassed(params: dict[str, Any]) -> keras.Model:
     return _compiled(Pooled(), params)
 
 
+class Towers(keras.Model):
+    """A user's tower, which the loss compares with rows of items that it looks up itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = table("of_users"), table("of_items")
+        self.tower = keras.layers.Dense(DIMENSION, kernel_initializer=keras.initializers.RandomUniform(seed=6))
+
+    def call(self, inputs: Any) -> Any:
+        return self.tower(self.users(inputs["user"]))
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **_: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y[:, 0] - keras.ops.sum(y_pred * self.items(x["item"]), axis=-1)))
+
+
+def towers(params: dict[str, Any]) -> keras.Model:
+    """A model whose loss is more than that of its outputs."""
+    return _compiled(Towers(), params)
+
+
 def preprocessed(params: dict[str, Any]) -> keras.Model:
     """Words and numbers that layers make ids of."""
     word, number = keras.Input([], dtype="string", name="word"), keras.Input([], dtype="int64", name="number")
@@ -120,6 +140,7 @@ def train_data(params: dict[str, Any]) -> Any:
     inputs: dict[str, Callable[[], Any]] = {
         "functional": lambda: {"user": user, "items": items},
         "preprocessed": lambda: {"word": word, "number": user},
+        "towers": lambda: {"user": user, "item": items[:, 0]},
         "alone": lambda: {"user": user, "item": items[:, 0]},
         "sequential": lambda: items.astype(np.int32),
         "subclassed": lambda: items,

@@ -1,4 +1,4 @@
-"""Errors of training steps that were given ids outside of a table."""
+"""Errors of look-ups, in training steps and evaluations, as what they are: an id outside of a table, or a server that is gone."""
 
 import re
 from collections.abc import Iterator
@@ -8,14 +8,16 @@ import tensorflow as tf
 
 from trainer.engine.embeddings.server_rows import OUTSIDE
 from trainer.engine.job import Job
+from trainer.engine.parameter_server.worker_pool import watching
 from trainer.workloads.errors import WorkloadError
 
 
 @contextmanager
 def outside_told(job: Job) -> Iterator[None]:
-    """Turn TensorFlow's error about an id outside of a table into a WorkloadError that names layer, rows and id."""
+    """Turn TensorFlow's error about an id outside of a table into a WorkloadError that names layer, rows and id; of lost servers into PeerLostError."""
     try:
-        yield
+        with watching():
+            yield
     except tf.errors.InvalidArgumentError as error:
         found = re.search(re.escape(OUTSIDE) + r"(the layer .*?)\] \[(-?\d+)\]", str(error.message), re.DOTALL)
         if not found:

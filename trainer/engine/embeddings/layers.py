@@ -19,6 +19,8 @@ from trainer.workloads.errors import WorkloadError
 # Rows of a table for a tensor of ids of any shape.
 Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 
+GIVEN = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
+_WEIGHTS = 6  # place of `weights` among the arguments of Keras's layer
 # What Keras's layer may do with its matrix, and rows that live elsewhere cannot.
 _WHOLE_ONLY = {
     "embeddings_regularizer": "a regularizer reads every row in every step",
@@ -85,6 +87,30 @@ def tables(model: keras.Model) -> list[Table]:
     return list(found.values())
 
 
+def check_all_taken(model: keras.Model, settings: Embeddings) -> None:
+    """Raise WorkloadError where a large layer of a model that was built with `taken_out` is whole: it was made before that."""
+    for layer in model._flatten_layers():  # noqa: SLF001 - see `tables`
+        whole = isinstance(layer, keras.layers.Embedding) and not isinstance(getattr(layer, "_embeddings", None), Table)
+        if whole and _is_wanted(layer, settings):
+            raise WorkloadError(
+                f"the layer {layer.name!r} is made where its module is imported, and so holds all of its {layer.input_dim:,} rows in this process; "
+                f"make it in the model's function, or keep it whole with train.embeddings.whole: [{layer.name}]"
+            )
+
+
+def refuse_whole_weights(model: keras.Model) -> None:
+    """Let a model with tables refuse to return or take all of its weights: they would be without the rows."""
+
+    def refuse(*_: Any) -> None:
+        raise WorkloadError(
+            "the model's weights cannot be had or set as a whole, as EarlyStopping(restore_best_weights=True) does: rows of large embedding layers "
+            "are spread over the parameter servers. Leave that out, or keep the layers whole with train.embeddings.whole"
+        )
+
+    for name in ("get_weights", "set_weights"):
+        object.__setattr__(model, name, refuse)
+
+
 @contextmanager
 def taken_out(settings: Embeddings) -> Iterator[None]:
     """Take the tables of large layers out of models that are built meanwhile.
@@ -108,14 +134,21 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
         layer.built = True
         # Past Keras, which would track them.
         object.__setattr__(layer, "call", _Call(layer))
-        for name in ("save_own_variables", "load_own_variables"):
+        for name in ("save_own_variables", "load_own_variables", "enable_lora", "quantize"):
             object.__setattr__(layer, name, _refuse_files(layer))
 
     def init_with_rows(layer: keras.layers.Embedding, *arguments: Any, weights: Any = None, **options: Any) -> None:
+        if len(arguments) > _WEIGHTS:
+            weights, arguments = arguments[_WEIGHTS], (*arguments[:_WEIGHTS], None, *arguments[_WEIGHTS + 1 :])
         init(layer, *arguments, **options)
-        if weights is not None:  # Keras would build the layer at once
-            rows = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
-            layer.embeddings_initializer = keras.initializers.Constant(rows)
+        if weights is None:
+            return
+        rows = weights if isinstance(weights, list) and len(weights) == 1 else [weights]
+        if _is_wanted(layer, settings):  # Keras would build the layer at once
+            object.__setattr__(layer, GIVEN, rows[0])
+        else:
+            layer.build()
+            layer.set_weights(rows)
 
     keras.layers.Embedding.build, keras.layers.Embedding.__init__ = build_or_take, init_with_rows
     try:
@@ -150,8 +183,8 @@ def _check(layer: keras.layers.Embedding) -> None:
 def _refuse_files(layer: keras.layers.Embedding) -> Callable[..., None]:
     def refuse(*_: Any) -> None:
         raise WorkloadError(
-            f"the layer {layer.name!r} cannot be written to a file of its model, or read from one: its {layer.input_dim:,} rows are spread over "
-            "the parameter servers; the run's checkpoints have them"
+            f"the layer {layer.name!r} cannot be written to a file of its model, read from one, or changed as a whole: its {layer.input_dim:,} rows "
+            "are spread over the parameter servers; the run's checkpoints have them"
         )
 
     return refuse
@@ -192,11 +225,11 @@ _here = _Here()
 @contextmanager
 def looking_up(rows: Rows) -> Iterator[None]:
     """Let the layers that this thread calls get their rows by `rows`."""
-    _here.rows = rows
+    before, _here.rows = _here.rows, rows
     try:
         yield
     finally:
-        _here.rows = None
+        _here.rows = before
 
 
 @dataclass(frozen=True)
@@ -237,6 +270,10 @@ def calls_of(run: Callable[[], object]) -> list[Call]:
     return calls
 
 
+# Operations that draw others each time; Keras's own layers draw by their seeds.
+_DRAWS = frozenset(["RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "Multinomial", "RandomShuffle"])
+
+
 def _dependent(calls: Sequence[Call]) -> Table | None:
     """Return a table whose ids depend on the rows of a call."""
     rows = {call.rows.op for call in calls}
@@ -247,6 +284,11 @@ def _dependent(calls: Sequence[Call]) -> Table | None:
             operation = waiting.pop()
             if operation in rows:
                 return call.table
+            if operation.type in _DRAWS:
+                raise WorkloadError(
+                    f"the ids of the layer {call.table.name!r} are drawn at random in the model, which parameter_server would do twice a step; draw them "
+                    f"in the data, or keep the layer whole with train.embeddings.whole: [{call.table.name}]"
+                )
             if operation not in seen:
                 seen.add(operation)
                 waiting += [tensor.op for tensor in operation.inputs]

@@ -7,12 +7,12 @@ from trainer.engine.parameter_server.state import device
 from trainer.workloads.errors import WorkloadError
 
 _SPARE = 0.9  # the part of what is free that tables may take: steps, messages and TensorFlow need some
-# Files of a Linux machine or container: its limit, what it uses of it, by cgroup 2 and 1, and all of the machine.
+# Files of a Linux machine or container: its limit, what it uses of it and how much of that are copies of files, by cgroup 2 and 1, and all of the machine.
 _LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat"),
 )
-_MACHINE, _NAME = "/proc/meminfo", "/proc/sys/kernel/random/boot_id"
+_MACHINE, _NAME, _HOST = "/proc/meminfo", "/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"
 
 
 def check(wanted: int, servers: int) -> None:
@@ -38,16 +38,17 @@ def check(wanted: int, servers: int) -> None:
 
 
 def _free(server: int) -> tuple[int, str]:
-    """Return the free bytes of a server, and the name of what they are shared with: its machine, or its container alone."""
+    """Return the free bytes of a server, and the name of what they are shared with: its machine, or its container."""
     found: list[int] = []
-    for limit, used in _LIMITS:
+    for limit, used, stat in _LIMITS:
         lines = [_first_line(server, name) for name in (limit, used)]
         if all(line.isdigit() for line in lines):
-            found.append(int(lines[0]) - int(lines[1]))
+            cached = [int(line.split()[1]) for line in _lines(server, stat) if line.startswith(("inactive_file ", "total_inactive_file "))]
+            found.append(int(lines[0]) - int(lines[1]) + max(cached, default=0))
     machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _lines(server, _MACHINE) if line.endswith("kB")}
     total = machine.get("MemAvailable", 2**62)
     if found and min(found) < total:
-        return max(0, min(found)), f"ps-{server}"
+        return max(0, min(found)), _first_line(server, _NAME) + _first_line(server, _HOST)
     return total, _first_line(server, _NAME)
 
 

@@ -65,14 +65,14 @@ class ServerRows:
         for slot in self.slots:
             self._variables[slot] = [self._filled(server, self._start.get(slot, 0.0)) for server in range(self.servers)]
 
-    def draw(self, seed: int) -> None:
+    def draw(self, seed: Sequence[int]) -> None:
         """Let all rows be as they are before training, on the servers that hold them."""
         for index, (table, draw, given) in enumerate(self._draws):
             if given is not None:
                 for part in self.parts(table, ""):
                     self.write(part, tf.constant(given[part.first : part.first + part.count], self.dtype))
             else:
-                self._draw(table, draw, np.random.SeedSequence([seed, index]).generate_state(1)[0])
+                self._draw(table, draw, np.random.SeedSequence([*seed, index]).generate_state(1)[0])
         self._draws = []  # given rows may be many
 
     def _filled(self, server: int, value: float) -> tf.Variable:
@@ -90,7 +90,7 @@ class ServerRows:
         def fill(variable: tf.Variable, server: int) -> None:
             def body(done: tf.Tensor) -> tf.Tensor:
                 size = tf.minimum(block, count - done)
-                rows = draw([size, self.dimension], tf.stack([int(seed) % 2**31 + server, done]))
+                rows = draw([size, self.dimension], tf.stack([int(seed) % 2**30 + server, done]))
                 UsedRows(variable, {}, tf.range(first + done, first + done + size)).put("", rows)
                 return done + size
 

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -18,7 +18,11 @@ from trainer.engine.job import Job
 from trainer.engine.parameter_server.row_holder import rows_file
 from trainer.engine.parameter_server.state import Group, device
 from trainer.engine.parameter_server.worker_pool import watching
+from trainer.engine.session import PeerLostError, cause
 from trainer.workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from trainer.engine.embeddings.table_files import TableFiles
 
 _NAMED = 4  # tables in a message
 
@@ -53,6 +57,16 @@ class Lookups:
         return [RowGradients(lookup, tf.convert_to_tensor(one)) for (lookup, _), one in zip(self._lookups, values, strict=True)]
 
 
+@contextmanager
+def _served() -> Iterator[None]:
+    """Turn every error of TensorFlow into PeerLostError: a server that starts again knows nothing of what it held."""
+    try:
+        with watching():
+            yield
+    except tf.errors.OpError as error:
+        raise PeerLostError(cause(error)) from error
+
+
 NO_LOOKUPS = Lookups([], [])
 
 
@@ -69,6 +83,7 @@ class Tables:
         self.all = list(found)
         self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
         self._rule = row_updates.rule_of(optimizer, names)
+        self._decays = row_updates.decays(optimizer)  # not the servers': a copy does not know what is excluded
         asked = {"gradients.accumulate": job.train.gradients.accumulate > 1, "jit_compile": job.train.jit_compile}
         for setting in (name for name, wanted in asked.items() if wanted):
             raise WorkloadError(
@@ -106,7 +121,7 @@ class Tables:
         """Draw the rows as they are before training, unless a checkpoint's were written."""
         if not self._written:
             for group in self._groups:
-                group.draw(self._seed)
+                group.draw([self._seed, self._groups.index(group)])
 
     def described(self) -> str:
         """Return what to tell of the tables."""
@@ -150,14 +165,13 @@ class Tables:
         with tf.device(device(dense.home)):
             rate = tf.convert_to_tensor(optimizer.learning_rate)
             count = tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
-        decays = row_updates.decays(optimizer)
         for one in of_rows:
             group = one.lookup.group
             if not group.trained:
                 continue
 
             def change(rows: row_updates.UsedRows, gradient: tf.Tensor, dtype: tf.DType = group.dtype) -> None:
-                if decays:
+                if self._decays:
                     row_updates.decay(optimizer, rows, tf.cast(rate, dtype))
                 self._rule.apply(optimizer, rows, gradient, tf.cast(rate, dtype), tf.cast(count, dtype))
 
@@ -169,6 +183,18 @@ class Tables:
         return others
 
     # Checkpoints
+
+    def files(self) -> "TableFiles":
+        """Return what writes the rows into checkpoints, and reads them."""
+        from trainer.engine.embeddings.table_files import TableFiles
+
+        return TableFiles(self)
+
+    def errors_told(self, job: Job) -> AbstractContextManager[None]:
+        """Turn TensorFlow's errors in what follows into what they are; see bad_ids."""
+        from trainer.engine.embeddings.bad_ids import outside_told
+
+        return outside_told(job)
 
     def slots(self, table: Table) -> Sequence[str]:
         """Return what is kept for each row of a table: see ServerRows.slots."""
@@ -182,13 +208,13 @@ class Tables:
 
     def read(self, part: Part) -> tf.Tensor:
         """Return the rows of a part, [count, dimension]."""
-        with watching():
+        with _served():
             return self._group_of[part.table].read(part)
 
     def write(self, part: Part, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""
         self._written = True
-        with watching():
+        with _served():
             self._group_of[part.table].write(part, rows)
 
     @property

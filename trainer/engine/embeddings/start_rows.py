@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.embeddings.layers import Table
+from trainer.engine.embeddings.layers import GIVEN, Table
 from trainer.workloads.errors import WorkloadError
 
 # Of a shape and a seed, int32 [2], the values.
@@ -37,10 +37,12 @@ def draw_of(table: Table) -> Draw:
 
 def given_rows(table: Table) -> np.ndarray[Any, Any] | None:
     """Return the rows that a model gives its table, [rows, dimension]; None where they are drawn."""
-    made = table.layer.embeddings_initializer
-    if not isinstance(made, keras.initializers.Constant) or np.ndim(made.value) == 0:
-        return None
-    rows = np.asarray(made.value)
+    made, given = table.layer.embeddings_initializer, getattr(table.layer, GIVEN, None)
+    if given is None:
+        if not isinstance(made, keras.initializers.Constant) or np.ndim(made.value) == 0:
+            return None
+        given = made.value
+    rows = np.asarray(given)
     if rows.shape != (table.rows, table.dimension):
         raise WorkloadError(
             f"the layer {table.name!r} is given start values of shape {list(rows.shape)}; expected {[table.rows, table.dimension]}"
@@ -50,6 +52,8 @@ def given_rows(table: Table) -> np.ndarray[Any, Any] | None:
 
 def _draw(made: Any, shape: tuple[int, int], dtype: tf.DType) -> Draw | None:
     kinds = keras.initializers
+    if not type(made).__module__.startswith("keras."):  # a class of the user's may draw something else
+        return None
     if isinstance(made, kinds.RandomUniform):
         return lambda size, seed: tf.random.stateless_uniform(size, seed, made.minval, made.maxval, dtype)
     if isinstance(made, kinds.RandomNormal):

@@ -6,6 +6,7 @@ disk by then and their files in memory empty.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,10 @@ from trainer.engine.embeddings.spread_tables import Tables
 
 _FILE = 32 * 2**20  # bytes of rows in a file, about
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
+
+
+class NotFiniteError(Exception):
+    """Rows that are to be saved are not finite, and never are."""
 
 
 class TableFiles:
@@ -59,6 +64,16 @@ class TableFiles:
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[place]) for (index, slot), place in self._places.items()}
         return Streamed.of(captured, self._tables, files, keys)
+
+    def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
+        """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
+        paths, graph, shapes = _paths(saved), _object_graph(path), tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        for (index, _), place in self._places.items():
+            with suppress(StopIteration, IndexError):  # it has no such table: TensorFlow tells
+                there = shapes.get(_key(graph, paths[place]))
+                if there and there != [place.rows, place.dimension]:
+                    return f"the layer {self._tables.all[index].name} has {there} there, and {[place.rows, place.dimension]} here"
+        return ""
 
     def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
         """Read all rows from a checkpoint of `saved`, one whose other parts fit."""
@@ -141,6 +156,8 @@ class Streamed(Captured):
             names.append(self.keys[part.table, part.slot])
             slices.append(part_of(part.table.rows, part.table.dimension, part.first + known, part.count - known))
             tensors.append(self.tables.read(part)[known:])
+            if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # others go on training after what is dense was looked at
+                raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
         prefix = f"{self.place}/{place}"
         _empty(f"{prefix}.data-00000-of-00001")  # of a try that failed: nothing there is written over
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=slices, tensors=tensors)

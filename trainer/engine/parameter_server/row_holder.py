@@ -9,20 +9,33 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.engine.manual import watchdog
+from trainer.events import EVENTS_FD
 from trainer.tf_config import TaskConfig
 
 _RENEW_EVERY = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
 _ANSWER = 1.0  # seconds for the chief to take a connection
 # Of a chief whose machine is gone without a word: seconds until it is asked, between questions, and how many go unanswered.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # those that the system has
 
 
 def rows_file(scratch_dir: str, task_name: str) -> Path:
     """Return the file by which the chief tells a ps that it holds rows."""
     return Path(scratch_dir) / f"{task_name}.rows"
+
+
+def _run_again() -> None:
+    """Begin this process from its start, with all that its parent gave it."""
+    environment = dict(os.environ)
+    with suppress(OSError):  # where there is no /proc its parent hears less of it
+        first = Path("/proc/self/environ").read_bytes()
+        environment = dict(os.fsdecode(one).split("=", 1) for one in first.split(b"\0") if b"=" in one)
+        if (pipe := environment.get(EVENTS_FD, "")).isdecimal():
+            os.set_inheritable(int(pipe), True)
+    os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very program
 
 
 class RowHolder:
@@ -40,14 +53,15 @@ class RowHolder:
             self._file.unlink(missing_ok=True)
             sys.stdout.flush()
             sys.stderr.flush()
-            os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very process
+            _run_again()
         if time.monotonic() >= self._renew_at and self._file.exists():
             self._renew_at = time.monotonic() + _RENEW_EVERY
             another, _ = watchdog.connect(self._chief, _ANSWER)
             if another is not None:
                 another.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in _KEEPALIVE:
-                    another.setsockopt(socket.IPPROTO_TCP, option, value)
+                for name, value in _KEEPALIVE:
+                    if (option := getattr(socket, name, None)) is not None:
+                        another.setsockopt(socket.IPPROTO_TCP, option, value)
                 if self._held is not None:
                     self._held.close()
                 self._held = another

@@ -43,8 +43,11 @@ class ServerSession(ABC):
         self._target, self._stopped = job.steps, stopped
         with watching():
             with tf.device(CHIEF):
-                with nullcontext() if apart else layers.taken_out(job.train.embeddings or Embeddings()):
+                wanted = job.train.embeddings or Embeddings()
+                with nullcontext() if apart else layers.taken_out(wanted):
                     built = model_ops.build(workload, job, replicas)
+                if not apart:
+                    layers.check_all_taken(built.model, wanted)
                 if steps := user_step.own_steps(workload):
                     raise WorkloadError(
                         f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
@@ -58,6 +61,7 @@ class ServerSession(ABC):
             self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
             if self.tables:
                 self.tables.create()
+                layers.refuse_whole_weights(self.model)
         self._step = 0
         self._held = job.steps
         self._spoilt = False

@@ -47,11 +47,11 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
         told.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
+    rows = RowHolder(task, scratch_dir) if task.role == "ps" else None  # before a chief can say that this has any
     # The name keeps it alive: a server that nothing refers to is taken down.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     close_to_others(task.address)
     until: float | None = None
-    rows = RowHolder(task, scratch_dir) if task.role == "ps" else None
     while not (word := _word_in(told)):
         if asked.is_set() and until is None:
             until = time.monotonic() + _SERVES_ON[task.role]

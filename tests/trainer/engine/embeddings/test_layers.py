@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.engine.embeddings import layers
+from trainer.engine.embeddings import layers, start_rows
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 
@@ -151,3 +151,48 @@ def test_ids_that_depend_on_rows_or_come_from_a_loop_are_refused() -> None:
         tf.function(dependent, autograph=False).get_concrete_function(spec)
     with pytest.raises(WorkloadError, match="in a loop or a branch"):
         tf.function(looped, autograph=False).get_concrete_function(spec)
+
+
+def test_ids_that_the_model_draws_are_refused() -> None:
+    with layers.taken_out(Embeddings(min_rows=1)):
+        layer = keras.layers.Embedding(9, 3, name="drawn")
+        layer.build()
+
+    def drawn(ids: tf.Tensor) -> None:
+        layers.calls_of(lambda: layer.call(ids + tf.random.uniform([4], maxval=3, dtype=tf.int32)))
+
+    with pytest.raises(WorkloadError, match="drawn at random in the model"):
+        tf.function(drawn, autograph=False).get_concrete_function(tf.TensorSpec([4], tf.int32))
+
+
+@pytest.mark.parametrize("positional", [True, False])
+def test_rows_that_a_model_gives_stay_with_their_layer(*, positional: bool) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for wanted in (True, False):
+        with layers.taken_out(Embeddings(sharded=["it"] if wanted else [])):
+            arguments = (3, 2, "uniform", None, None, False, rows) if positional else (3, 2)
+            layer = keras.layers.Embedding(*arguments, name="it", **({} if positional else {"weights": [rows]}))
+            layer.build()
+        found = start_rows.given_rows(layer._embeddings) if wanted else layer.get_weights()[0]
+        np.testing.assert_array_equal(found, rows)
+
+
+def test_a_layer_that_was_made_before_is_refused_with_what_to_do() -> None:
+    early = keras.layers.Embedding(50, 3, name="early")
+    settings = Embeddings(min_rows=40)
+    with layers.taken_out(settings):
+        ids = keras.Input([], dtype="int64")
+        model = keras.Model(ids, early(ids))
+    with pytest.raises(WorkloadError, match="make it in the model's function"):
+        layers.check_all_taken(model, settings)
+
+
+def test_all_weights_of_a_model_with_tables_are_not_had_without_a_word() -> None:
+    with layers.taken_out(Embeddings(min_rows=1000)):
+        model = two()
+    layers.refuse_whole_weights(model)
+    for use in (model.get_weights, lambda: model.set_weights([])):
+        with pytest.raises(WorkloadError, match="restore_best_weights"):
+            use()
+    with pytest.raises(WorkloadError, match="changed as a whole"):
+        model.get_layer("large").enable_lora(2)
