@@ -20,7 +20,7 @@ def spec() -> dict[str, Any]:
         "steps": 1_000_000,
         "batch_size": 64,
         "embeddings": {"min_rows": ROWS},
-        "checkpoint": {"every_steps": 100},
+        "checkpoint": {"every_steps": 40},
         "evaluate": {"every_steps": 0},
         "summaries": {"every_steps": 0},
     }

@@ -21,13 +21,11 @@ alive: list[Any] = []
 CASES: dict[str, dict[str, Any]] = {
     "functional": {},
     "sequential": {},
-    "subclassed": {},
     "preprocessed": {},
     "towers": {},
     "ragged": {},
     "alone": {},
     "frozen": {"optimizer": "Adagrad"},
-    "adagrad": {"model": "functional", "optimizer": "Adagrad"},
     "adagrad from nothing": {"model": "few", "optimizer": "Adagrad", "arguments": {"initial_accumulator_value": 0.0}},
     "global clipnorm": {"model": "functional", "optimizer": "Adagrad", "arguments": {"global_clipnorm": 0.05}},
     "clipvalue": {"model": "few", "arguments": {"clipvalue": 0.001}},
@@ -192,16 +190,16 @@ def start(scratch: Path, connection: Any) -> dict[str, Any]:
     import numpy as np
 
     drawn = {}
-    for name in ("uniform", "glorot_normal", "he_uniform", "truncated_normal", "ones"):
+    for name in ("uniform", "glorot_normal", "ones"):
         rows = []
-        for _ in range(2):
+        for _ in range(2 if name == "uniform" else 1):
             one = session(job_of(scratch, {"model": "drawn", "initializer": name}), connection)
             one.push(0)
             rows.append(rows_of(one.tables)["drawn"])
         dense = np.asarray(keras.initializers.get(name)(rows[0].shape))
         drawn[name] = {
             "spread": float(np.abs(rows[0]).mean() / np.abs(dense).mean()),
-            "again": bool(np.array_equal(*rows)),
+            "again": all(np.array_equal(rows[0], other) for other in rows[1:]),
             "distinct": len(np.unique(rows[0])) / rows[0].size,
         }
     return drawn

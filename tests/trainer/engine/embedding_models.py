@@ -38,22 +38,6 @@ def sequential(params: dict[str, Any]) -> keras.Model:
     )
 
 
-class Pooled(keras.Model):
-    """The largest of some items' rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.items, self.head = table("items"), _dense(1)
-
-    def call(self, inputs: Any) -> Any:
-        return self.head(keras.ops.max(self.items(inputs), axis=1))
-
-
-def subclassed(params: dict[str, Any]) -> keras.Model:
-    """A class of one's own, which is built by its first call."""
-    return _compiled(Pooled(), params)
-
-
 class Towers(keras.Model):
     """A user's tower, which the loss compares with rows of items that it looks up itself."""
 
@@ -143,7 +127,6 @@ def train_data(params: dict[str, Any]) -> Any:
         "towers": lambda: {"user": user, "item": items[:, 0]},
         "alone": lambda: {"user": user, "item": items[:, 0]},
         "sequential": lambda: items.astype(np.int32),
-        "subclassed": lambda: items,
         "ragged": lambda: items,
         "few": lambda: items,
         "drawn": lambda: user,
