@@ -99,13 +99,12 @@ def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: R
         name=seen.name,
         backend="kubernetes",
         reason_code=why.code if state is State.PENDING else "",
-        reason_task=why.task,
         run_dir=context.place,
         spec_digest=annotations.get(_DIGEST, ""),
         strategy=annotations.get(_STRATEGY, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
-        **events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, why.text, tasks),
+        **{"reason_task": why.task} | events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, why.text, tasks),
     )
 
 

@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import inventory, run_record
+from launcher.backend.kubernetes import inventory, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, ObjectRef, RunContext
+from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
@@ -68,6 +70,13 @@ def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also
     run = told(Differences(strays=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
     assert run.state is State.PENDING
     golden(run.reason)
+
+
+def test_the_status_of_a_run_that_is_there_says_what_it_lacks_in_the_place_of_what_its_pods_tell() -> None:
+    lacking = Differences(strays=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
+    story, chief = RunEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
+    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), story, RunContext(differences=lacking))
+    assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, lacking.reason, "", ("job/digits-worker",))
 
 
 def test_a_run_that_has_ended_needs_nothing_any_more() -> None:
