@@ -154,6 +154,11 @@ CONTENDERS = (
     *(contender for name, rows in ROWS.items() for contender in _rows(name, rows)),
     _embedding("pss", "ParameterServerStrategy by hand, 1,000,000 rows in two parts", _module("strategy_rows"), 1000),
     _embedding("fit", "Keras fit, one process, 1,000,000 rows", _module("keras_rows"), 160, learns=0.9),
+    _embedding("single", "ours: single, 1,000,000 rows", _module("ours", "--case", "rows_single"), 4000),
+    _embedding("allreduce", "ours: multi_worker_mirrored, 1,000,000 rows", _module("ours", "--case", "rows_allreduce"), 2000),
+    _embedding(
+        "whole", "ours: multi_worker_mirrored, 1,000,000 rows by Keras's update", _module("ours", "--case", "rows_whole"), 160, learns=0.9
+    ),
     _embedding("1-table", "ours: parameter_server, 1,000,000 rows, 26 ids", _module("ours", "--case", "tables_1"), 2000),
     _embedding("26-tables", "ours: parameter_server, 26 tables, an id of each", _module("ours", "--case", "tables_26"), 2000),
     *(_scaling(case, workers) for case in ("waiting_ps", "waiting_allreduce") for workers in WORKERS),
@@ -177,6 +182,8 @@ COMPARISONS = (
     *(Comparison(f"embedding-ours-{name}", f"embedding-tf1-{name}", 1.5) for name in ROWS),
     Comparison("embedding-ours-1e6", "embedding-pss"),
     Comparison("embedding-ours-1e6", "embedding-fit"),
+    Comparison("embedding-single", "embedding-fit", 4),
+    Comparison("embedding-allreduce", "embedding-whole", 15),
     Comparison("embedding-ours-1e7", "embedding-ours-1e4", 0.9),
     Comparison("embedding-26-tables", "embedding-1-table", 0.8),
     *(

@@ -26,9 +26,9 @@ def reduced(floats: int, index: int) -> Any:
     class Slice(AllReduce):
         """Exchanges the beginning of the largest gradient alone."""
 
-        def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def mean_gradients(self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()) -> tuple[list[Any], tf.Tensor]:
             """Return the gradients, the mean of both workers' in their first numbers; and the seconds that took."""
-            dense = [tf.convert_to_tensor(g) for g in gradients]
+            dense = [tf.convert_to_tensor(g) for g in (*gradients, *rows)]
             largest = max(range(len(dense)), key=lambda i: math.prod(dense[i].shape))
             flat = tf.reshape(dense[largest], [-1])
             (mean,), waited = super().mean_gradients([flat[:floats]])

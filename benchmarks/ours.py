@@ -40,7 +40,7 @@ WIRE: dict[str, Any] = {
 }
 
 
-# Tables are spread whatever their size; `rows` in all.
+# Tables are updated by rows whatever their size; `rows` in all.
 ROWS: dict[str, Any] = {"workload": "benchmarks.rows:Rows", "batch_size": 256, "embeddings": {"min_rows": 1}}
 COUNTS = (10**4, 10**5, 10**6, 10**7)
 
@@ -72,6 +72,9 @@ CASES = {
     "wire_ps": Case("parameter_server", WIRE),
     "wire_allreduce": Case("multi_worker_mirrored", WIRE),
     **{f"rows_{rows}": _rows(rows) for rows in COUNTS},
+    "rows_single": Case("single", {**ROWS, "params": {"rows": 10**6}}),
+    "rows_allreduce": Case("multi_worker_mirrored", {**ROWS, "params": {"rows": 10**6}}),
+    "rows_whole": Case("multi_worker_mirrored", {**ROWS, "params": {"rows": 10**6}, "embeddings": {"min_rows": 10**9}}),
     "tables_1": _rows(10**6, ids=26),
     "tables_26": _rows(10**6, ids=26, tables=26),
 }

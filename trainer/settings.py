@@ -67,11 +67,11 @@ Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
 
 class Embeddings(Settings):
-    """The embedding layers of a Keras model whose rows are spread over the ps of asynchronous parameter_server."""
+    """The embedding layers of a Keras model of which a step reads and updates the rows that it uses; asynchronous parameter_server spreads them over its ps."""
 
-    min_rows: int = Field(1_000_000, ge=1, description="Layers of at least so many rows are spread.")
+    min_rows: int = Field(1_000_000, ge=1, description="Layers of at least so many rows are.")
     min_mebibytes: int = Field(64, ge=1, description="So are layers of at least this size.")
-    sharded: list[str] = Field(default=[], description="Names of layers that are spread whatever their size.")
+    sharded: list[str] = Field(default=[], description="Names of layers that are whatever their size.")
     whole: list[str] = Field(default=[], description="Names of layers that are not.")
 
 
@@ -166,7 +166,8 @@ class Train(Settings):
     learning_rate: LearningRate | None = Field(None, description="The learning rate over the steps, instead of the workload's own.")
     gradients: Gradients = Field(default_factory=Gradients, description="Clipping, accumulation, and how gradients travel.")
     embeddings: Embeddings | None = Field(
-        None, description="Which embedding layers asynchronous parameter servers share out row by row; the large ones when left out."
+        None,
+        description="Which embedding layers are read and updated by rows, spread over asynchronous parameter servers; the large ones when left out.",
     )
     precision: Precision = Field(
         "float32", description="The precision of layers; with a mixed one, variables stay float32. mixed_float16 scales the loss."

@@ -24,6 +24,7 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import schedules
+from trainer.engine.byte_sizes import byte_size
 from trainer.engine.model_ops import seeds
 from trainer.engine.run_state import write_atomically
 from trainer.engine.session import PeerLostError
@@ -38,6 +39,7 @@ _CHUNK = 16 * 2**20  # bytes that are on the disk before more are written: progr
 _captures = itertools.count()
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = _NO_ROOM | {errno.EROFS}
+_WITHOUT_ROWS = "where large embedding layers were whole when it was saved, name them in train.embeddings.whole"
 _CHOOSE = "or choose another volume"
 _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
@@ -202,7 +204,8 @@ class Checkpoints:
         try:
             saved.restore(path).assert_existing_objects_matched().expect_partial()
         except (ValueError, AssertionError) as error:  # other shapes, or other variables
-            raise self._other_model(path, error) from error
+            hint = f"; {_WITHOUT_ROWS}" if self._rows else ""
+            raise self._other_model(path, error, hint) from error
         if self._rows:
             self._rows.restore(path, saved)
 
@@ -221,13 +224,13 @@ class Checkpoints:
                 f"made again with such a one to load its state ({error}); let its get_config return all that its constructor takes"
             ) from error
         other = keras.optimizers.LossScaleOptimizer(other) if part else other
-        other.build(self._model.trainable_variables)
+        other.build(own._trainable_variables)  # noqa: SLF001 - not those whose rows are updated by themselves
         return other
 
     @staticmethod
-    def _other_model(path: str, error: Exception) -> CheckpointError:
+    def _other_model(path: str, error: Exception, hint: str = "") -> CheckpointError:
         return CheckpointError(
-            f"the checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}); train under another name, or start afresh"
+            f"the checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}); train under another name, or start afresh{hint}"
         )
 
     def room(self) -> str:
@@ -255,7 +258,7 @@ class Checkpoints:
         free = disk.f_bavail * disk.f_frsize
         taken = sum(file.stat().st_size for path in self._paths for file in _files_of(path))
         fitting = (free + taken) // max(1, size)
-        there = f"{self._directory} has {shown(free)} free, and a checkpoint of this model takes {shown(size)}"
+        there = f"{self._directory} has {byte_size(free)} free, and a checkpoint of this model takes {byte_size(size)}"
         if not fitting and not self._paths:
             raise NoRoomError(f"{there}: not one can be saved; make room there, {_CHOOSE}")
         if fitting >= self._keep:
@@ -334,16 +337,6 @@ class Checkpoints:
             captured.discard()
 
 
-def shown(size: int) -> str:
-    """Return a number of bytes for people."""
-    number, unit = float(size), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if number < 1000:
-            break
-        number, unit = number / 1000, larger
-    return f"{number:.3g} {unit}"
-
-
 def _write_all(fd: int, content: bytes) -> None:
     left = memoryview(content)
     while left:
@@ -374,7 +367,7 @@ def _remove_torn(directory: Path) -> str:
     for path in torn:
         with suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return f"{directory}: remains of checkpoints that were never complete are removed, {shown(size)}"
+    return f"{directory}: remains of checkpoints that were never complete are removed, {byte_size(size)}"
 
 
 def _passed_over(path: str, error: Exception) -> str:

@@ -147,8 +147,9 @@ class _Chief:
         self._best: BestModel | None = None
         if session.tables:
             report("notice", message=session.tables.described())
-        self._export = None if session.tables else job.export
-        if job.export and session.tables:
+        without = session.tables and session.tables.elsewhere
+        self._export = None if without else job.export
+        if job.export and without:
             report("notice", message="the model is not exported: its large embedding layers are in the run's checkpoints alone")
         if self._export and not job.has_evaluator:
             names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()

@@ -9,23 +9,27 @@ import tensorflow as tf
 
 from trainer.engine import optimizer_setup, user_step
 from trainer.engine.embeddings import layers
+from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.job import Job
+from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
 
 
 @dataclass(frozen=True)
 class Built:
-    """A workload's model and optimizer, with all their variables made."""
+    """A workload's model and optimizer, with all their variables made; `tables` are what the optimizer leaves to be updated by rows."""
 
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
+    tables: LocalTables | None = None
 
 
-def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
+def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: bool = False) -> Built:
     """Make the model and the optimizer as the job's settings ask, with start weights from its seed.
 
-    Workloads whose optimizer asks for it get the number of examples of a step, of all `replicas` together; see `Scheduling`.
+    Workloads whose optimizer asks for it get the number of examples of a step, of all `replicas` together; see `Scheduling`. With `by_rows` the
+    model's large embedding layers are LocalTables, where they can be.
 
     Raises:
         WorkloadError: the model has no weights to train.
@@ -38,12 +42,16 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1) -> Built:
     if isinstance(workload, Composing):
         workload.check_together(job.train.gradients.accumulate * replicas)
     optimizer = optimizer_setup.optimizer(workload, job, job.batch_size * job.train.gradients.accumulate * replicas)
-    optimizer.build(model.trainable_variables)
+    tables = None
+    if by_rows and not isinstance(workload, Agent) and not user_step.own_steps(workload):
+        tables = LocalTables.of(model, optimizer, job.train.embeddings or Embeddings())
+    if not tables:
+        optimizer.build(model.trainable_variables)
     if isinstance(workload, Stepping):
         workload.train_with(model, optimizer)
     # A compiled model has an optimizer of its own, perhaps another one by now: checkpoints have the one that trains, beside the model.
     model._delete_tracking("optimizer")  # noqa: SLF001 - tf.train.Checkpoint has no public way to leave a part out
-    return Built(model, optimizer)
+    return Built(model, optimizer, tables)
 
 
 def is_seed(variable: keras.Variable) -> bool:

@@ -29,11 +29,11 @@ class LocalSession:
     """One replica in this process; with a ring of several tasks, one replica in each of them."""
 
     follows_weights = True
-    tables = None
 
     def __init__(self, workload: Workload, job: Job, ring: AllReduce) -> None:
         self._workload, self._job, self._ring = workload, job, ring
-        built = model_ops.build(workload, job, ring.size)
+        built = model_ops.build(workload, job, ring.size, by_rows=True)
+        self.tables = built.tables
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self.is_chief = ring.index == 0
@@ -58,6 +58,7 @@ class LocalSession:
         """Give every task the first one's model, optimizer and step; return that."""
         where = tf.Variable(step, dtype=tf.int64)
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
+        variables += self.tables.variables if self.tables else []
         self._ring.share_from_first([where, *variables])
         for seed in model_ops.seeds(self.model):
             # A seed generator's state is [seed, how often it was drawn from]: the first stays apart, the second in step.
@@ -142,7 +143,7 @@ class LocalSession:
         self._ring.close()
 
     def _make_call(self) -> Any:
-        model, ring, optimizer, replica = self.model, self._ring, self.optimizer, self._replica
+        model, ring, optimizer, replica, tables = self.model, self._ring, self.optimizer, self._replica, self.tables
         width = replica.width
 
         @tf.function(autograph=False)
@@ -161,6 +162,8 @@ class LocalSession:
 
             def step(_: tf.Tensor) -> tf.Tensor:
                 measured, gradients = replica.step(iterator)
+                if tables:
+                    return tf.concat([measured, [tables.apply(gradients, ring.mean_gradients)]], 0)
                 together, waited = ring.mean_gradients(gradients)
                 fused_updates.apply(optimizer, together, model.trainable_variables)
                 return tf.concat([measured, [waited]], 0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import keras
 
+    from trainer.engine.embeddings.local_tables import LocalTables
     from trainer.engine.embeddings.spread_tables import Tables
 
 
@@ -99,8 +100,8 @@ class Session(Protocol):
     follows_weights: bool
 
     @property
-    def tables(self) -> "Tables | None":
-        """Return what large embedding layers of the model have elsewhere; None where all is in `model`."""
+    def tables(self) -> "Tables | LocalTables | None":
+        """Return the large embedding layers whose rows a step updates by themselves; None where there are none."""
 
     @property
     def step(self) -> int:

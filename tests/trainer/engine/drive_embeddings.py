@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 STEPS = 20
+DENSE = {"min_rows": 10**9}
 # Sessions must not be torn down while their servers are gone: TensorFlow would complain of it.
 alive: list[Any] = []
 
@@ -69,7 +70,7 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"cases": {}}
     for name, given in CASES.items():
         params = {"model": name, **given}
-        found["cases"][name] = compared(job_of(scratch, params), connection)
+        found["cases"][name] = compared(job_of(scratch, params), job_of(scratch, params, embeddings=DENSE), connection)
     found["files"] = files(scratch, connection)
     found["outside"] = outside(job_of(scratch, {"model": "outside"}), connection)
     found["start"] = start(scratch, connection)
@@ -104,8 +105,16 @@ def rows_of(tables: Any) -> dict[str, Any]:
     return {name: np.concatenate(parts) for name, parts in rows.items()}
 
 
-def compared(job: Any, connection: Any) -> dict[str, Any]:
-    """Train spread and whole; return the largest difference of any weight, and which layers are spread."""
+def rows_here(local: Any) -> dict[str, Any]:
+    """Return the same of a session that holds all rows itself."""
+    rows: dict[str, Any] = {}
+    for layer, slots in zip(local.tables._layers, local.tables._slots, strict=True):
+        rows |= {layer.name: layer.get_weights()[0], **{f"{layer.name} {slot}": variable.numpy() for slot, variable in slots.items()}}
+    return rows
+
+
+def compared(job: Any, dense: Any, connection: Any) -> dict[str, Any]:
+    """Train spread and by Keras's own updates; return the largest difference of any weight, and which layers are spread."""
     import numpy as np
     import tensorflow as tf
 
@@ -113,7 +122,7 @@ def compared(job: Any, connection: Any) -> dict[str, Any]:
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
-    one = LocalSession(load_workload(job.train), job, AllReduce())
+    one = LocalSession(load_workload(dense.train), dense, AllReduce())
     apply = one.optimizer.apply
     # Of a row that a batch has twice Keras gets two gradients, and its optimizers square, and clip, each by itself.
     object.__setattr__(one.optimizer, "apply", lambda gradients, variables: apply([tf.convert_to_tensor(g) for g in gradients], variables))
@@ -122,8 +131,8 @@ def compared(job: Any, connection: Any) -> dict[str, Any]:
     layers = {layer.name: layer for layer in whole.model._flatten_layers()}
     moved = [layer for name, layer in layers.items() if name in rows]
     differences = [np.max(np.abs(layer.get_weights()[0] - rows[layer.name])) for layer in moved]
-    dense = [v for v in whole.model.trainable_variables if not any(v is w for layer in moved for w in layer.weights)]
-    differences += [np.max(np.abs(np.asarray(v) - np.asarray(w))) for v, w in zip(dense, spread.model.trainable_variables, strict=True)]
+    others = [v for v in whole.model.trainable_variables if not any(v is w for layer in moved for w in layer.weights)]
+    differences += [np.max(np.abs(np.asarray(v) - np.asarray(w))) for v, w in zip(others, spread.model.trainable_variables, strict=True)]
     from tests.trainer.engine import embedding_models
 
     begun = [np.max(np.abs(embedding_models.start(*value.shape).value - value)) for name, value in rows.items() if name in layers]
@@ -140,9 +149,11 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     import tensorflow as tf
 
     from trainer.engine.checkpoints import Checkpoints
+    from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.embeddings import layers, server_rows, table_files
     from trainer.engine.embeddings.spread_tables import Tables
     from trainer.engine.model_ops import build
+    from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
     server_rows._BLOCK = 5 * 16
@@ -163,7 +174,20 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     alive.append(fewer)
     restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, table_files.TableFiles(fewer)).restore(print)
     after = rows_of(fewer)
+    local = LocalSession(load_workload(job.train), job, AllReduce())
+    assert local.tables
+    Checkpoints(scratch / "checkpoints", local.model, local.optimizer, 3, local.tables.files()).restore(print)
+    alone = rows_here(local)
+    local.push(STEPS)
+    local.run(STEPS)
+    Checkpoints(scratch / "local", local.model, local.optimizer, 3, local.tables.files()).save(2 * STEPS)
+    back = Checkpoints(scratch / "local", built.model, built.optimizer, 3, table_files.TableFiles(fewer)).restore(print)
+    later, then = rows_here(local), rows_of(fewer)
     return {
+        "in one process": all(np.array_equal(alone[name], value) for name, value in rows.items()) and len(rows),
+        "back on a server": all(np.array_equal(then[name], value) for name, value in later.items()) and len(later),
+        "moved in one process": min(float(np.max(np.abs(later[name] - value))) for name, value in rows.items()),
+        "step there": back.step if back else None,
         "files": len(list((scratch / "checkpoints").iterdir())),
         "read as variables": all(same),
         "whole in one process": all(np.array_equal(value, rows[name]) for name, value in of_layers.items()) and len(of_layers),

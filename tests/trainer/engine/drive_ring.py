@@ -6,10 +6,13 @@ python drive_ring.py INDEX ADDRESS ADDRESS
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
 NAMES = ("worker-0", "worker-1")
+ROWS = ([1, 7], [7, 2, 3])  # that each task has a gradient of, of 9
 NOWHERE = "192.0.2.1:2222"  # an address for documentation, RFC 5737
 
 
@@ -28,14 +31,17 @@ def main(index: int, addresses: list[str]) -> None:
     def told(tasks: all_reduce.AllReduce) -> dict[str, object]:
         @tf.function(autograph=False)
         def means() -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-            found, waited = tasks.mean_gradients([tf.constant(g) for g in gradients])
-            return found, waited, tasks.total(tf.constant([1.0, index]))
+            at = tf.constant(ROWS[index])
+            rows = tf.IndexedSlices(tf.cast(at[:, None] * [1, 2], tf.float32), at, tf.constant([9, 2]))
+            found, waited = tasks.mean_gradients([tf.constant(g) for g in gradients], [rows])
+            return [tf.convert_to_tensor(one) for one in found], waited, tasks.total(tf.constant([1.0, index]))
 
         with tasks.watching():
             found, waited, total = means()
         return {
-            "means": [mean.numpy().tolist() for mean in found],
-            "types": [mean.dtype.name for mean in found],
+            "means": [mean.numpy().tolist() for mean in found[:-1]],
+            "types": [mean.dtype.name for mean in found[:-1]],
+            "rows": found[-1].numpy().tolist(),
             "waited": float(waited),
             "total": total.numpy().tolist(),
         }
@@ -68,7 +74,34 @@ def main(index: int, addresses: list[str]) -> None:
         report[f"{wire} own"] = told(tasks)
         tasks.barrier()
         tasks.close()
+    report["tables"] = _tables(index, addresses)
     report_and_stay(report)
+
+
+def _tables(index: int, addresses: list[str]) -> dict[str, object]:
+    """Train large embedding layers with the other task; return all weights and slots, and how far those are off that one process trains alone."""
+    from tests.trainer.engine.drive_embeddings import job_of
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.replicated import LocalSession
+    from trainer.workloads.loading import load_workload
+
+    def trained(tasks: AllReduce, accumulate: int) -> list[np.ndarray]:
+        params = {"model": "functional", "optimizer": "Adagrad"}
+        job = job_of(Path(scratch), params, steps=50, gradients={"accumulate": accumulate})
+        session = LocalSession(load_workload(job.train), job, tasks)
+        session.push(0)
+        session.run(50)
+        assert session.tables
+        return [*session.model.get_weights(), *(variable.numpy() for variable in session.tables.variables)]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        tasks = AllReduce(2, index)
+        tasks.meet(NAMES, addresses)
+        together = trained(tasks, 1)
+        tasks.barrier()
+        alone = trained(AllReduce(), 2) if index == 0 else together
+    off = max(float(np.max(np.abs(a - b))) for a, b in zip(together, alone, strict=True))
+    return {"values": [value.tolist() for value in together], "off": off}
 
 
 if __name__ == "__main__":

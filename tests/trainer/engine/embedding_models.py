@@ -49,7 +49,7 @@ class Towers(keras.Model):
     def call(self, inputs: Any) -> Any:
         return self.tower(self.users(inputs["user"]))
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True) -> Any:
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
         return keras.ops.mean(keras.ops.square(y[:, 0] - keras.ops.sum(y_pred * self.items(x["item"]), axis=-1)))
 
 

@@ -45,6 +45,13 @@ def test_a_checkpoint_reads_as_whole_variables_anywhere_bit_for_bit(report: dict
     assert found["step"] == STEPS
 
 
+def test_a_checkpoint_goes_to_one_process_and_back(report: dict[str, Any]) -> None:
+    found = report["files"]
+    assert found["in one process"] == found["back on a server"] == 9
+    assert found["moved in one process"] > 1e-6
+    assert found["step there"] == 2 * STEPS
+
+
 def test_an_id_outside_of_its_table_is_told_with_layer_rows_and_id(report: dict[str, Any]) -> None:
     assert "the layer small has 10 rows, and was given the id" in report["outside"]
 

@@ -122,13 +122,19 @@ class AllReduce:
     def _reduce(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
         return _all_reduced(vector, self.size, _GROUP, instance, self._hint)
 
-    def mean_gradients(self, gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return the mean over all tasks of each gradient, sent as one vector a data type; and the seconds that took.
+    def mean_gradients(self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()) -> tuple[list[Any], tf.Tensor]:
+        """Return the mean over all tasks of each gradient, sent as one vector a data type, then those of `rows`; and the seconds that took.
 
+        Of rows each task sends those that it has, and one that several have comes as often; TensorFlow's collectives send all of them.
         The seconds, a float32 scalar, run from this task's gradients to everybody's: the slowest task waits least.
         """
         if self.size == 1:
-            return list(gradients), tf.constant(0.0)
+            return [*gradients, *rows], tf.constant(0.0)
+        if rows and self._exchange:
+            dense, waited = self.mean_gradients(gradients) if gradients else ([], tf.constant(0.0))
+            means, longer = self._mean_rows(self._exchange, rows)
+            return [*dense, *means], waited + longer
+        gradients = [*gradients, *rows]
         dense = [tf.convert_to_tensor(g) for g in gradients]
         result: list[tf.Tensor] = list(dense)
         packs = []
@@ -141,6 +147,15 @@ class AllReduce:
             for i, part in zip(places, tf.split(mean, [int(np.prod(dense[i].shape)) for i in places]), strict=True):
                 result[i] = tf.reshape(part, dense[i].shape)
         return result, waited
+
+    def _mean_rows(self, exchange: TcpAllReduce, rows: Sequence[tf.IndexedSlices]) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
+        sent = [tensor for one in rows for tensor in (one.indices, self._shortened(one.values))]
+        *joined, waited = tf.numpy_function(exchange.joined, sent, [*(tensor.dtype for tensor in sent), tf.float32])
+        means = []
+        for one, indices, values in zip(rows, joined[::2], joined[1::2], strict=True):
+            mean = tf.cast(tf.ensure_shape(values, [None, *one.values.shape[1:]]), one.values.dtype) / self.size
+            means.append(tf.IndexedSlices(mean, tf.ensure_shape(indices, [None]), one.dense_shape))
+        return means, tf.ensure_shape(waited, [])
 
     def _exchanged(self, exchange: TcpAllReduce, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         means, waits = [], []

@@ -10,15 +10,19 @@ Imports no TensorFlow.
 """
 
 import itertools
+import math
 import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
 
 import numpy as np
 
 Vector = np.ndarray[tuple[int], np.dtype[np.generic]]
+Array = np.ndarray[Any, np.dtype[Any]]
+Result = TypeVar("Result")
 
 _HUB_BYTES = 2**19  # what the first task takes in at most to add up alone; beyond, it would be what all wait for
 _PAIR = 2
@@ -67,20 +71,34 @@ class TcpAllReduce:
             PeerGoneError: a peer is gone, or does not answer any more. Nothing can be exchanged then.
         """
         began = time.perf_counter()
-        return self._guarded(vector, len(self._names)), np.float32(time.perf_counter() - began)
+        return self._guarded(self._way, vector, len(self._names)), np.float32(time.perf_counter() - began)
 
     def total(self, vector: Vector) -> Vector:
         """Return the sum over all tasks; otherwise as `mean`."""
-        return self._guarded(vector, 1)
+        return self._guarded(self._way, vector, 1)
+
+    def joined(self, *arrays: Array) -> list[Any]:
+        """Return each array with those of all tasks, one after another in the tasks' order, and the seconds as `mean`. First axes may differ.
+
+        Raises:
+            PeerGoneError: as `mean`.
+        """
+        began = time.perf_counter()
+        counts = np.array([len(array) for array in arrays], np.int64)
+        pieces = self._guarded(
+            self._gathered, np.concatenate([np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (counts, *arrays)])
+        )
+        by_task = [_parts(piece, arrays) for piece in pieces]
+        return [*(np.concatenate(parts) for parts in zip(*by_task, strict=True)), np.float32(time.perf_counter() - began)]
 
     def close(self) -> None:
         """End all connections."""
         for connection in (*self._prompt.values(), *self._patient.values()):
             connection.close()
 
-    def _guarded(self, vector: Vector, divisor: int) -> Vector:
+    def _guarded(self, way: Callable[..., Result], *given: Any) -> Result:
         try:
-            return self._way(vector, divisor)
+            return way(*given)
         except PeerGoneError as error:
             self.problem = str(error)
             raise
@@ -122,6 +140,13 @@ class TcpAllReduce:
         whole[mine] = done
         self._swap(dict.fromkeys(self._peers, done), {peer: whole[parts[peer]] for peer in self._peers})
         return whole.astype(_sum_type(vector.dtype), copy=False)
+
+    def _gathered(self, message: Vector) -> list[Vector]:
+        sizes = {peer: np.empty(1, np.int64) for peer in self._peers}
+        self._swap(dict.fromkeys(self._peers, np.array([message.size])), sizes)
+        into = {peer: np.empty(int(size[0]), np.uint8) for peer, size in sizes.items()}
+        self._swap(dict.fromkeys(self._peers, message), into)
+        return [message if index == self._index else into[index] for index in range(len(self._names))]
 
     def _buffers(self, count: int, size: int, dtype: np.dtype[np.generic]) -> list[Vector]:
         key = (size, dtype.name)
@@ -201,6 +226,18 @@ def _watch_over(connection: socket.socket) -> None:
     for name, value in _KEEPALIVE.items():
         if option := getattr(socket, name, None):  # not every system has every one
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _parts(piece: Vector, like: Sequence[Array]) -> list[Array]:
+    """Return the arrays of a message that begins with the length of each; types and further axes are those of `like`."""
+    head = 8 * len(like)
+    counts = piece[:head].view(np.int64)
+    sizes = [int(count) * math.prod(one.shape[1:]) * one.itemsize for count, one in zip(counts, like, strict=True)]
+    ends = np.cumsum([head, *sizes])
+    return [
+        np.frombuffer(piece[start:end].tobytes(), one.dtype).reshape(-1, *one.shape[1:])
+        for one, start, end in zip(like, ends[:-1], ends[1:], strict=True)
+    ]
 
 
 def _bytes(vector: Vector) -> memoryview:

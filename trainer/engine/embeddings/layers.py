@@ -1,11 +1,11 @@
-"""Finds the large `keras.layers.Embedding` layers of a model as it is built, and takes their tables out of it.
+"""Finds the large `keras.layers.Embedding` layers of a model: takes their tables out of it as it is built, or has rows read where they are.
 
-A layer that is taken has a `Table` where Keras keeps the matrix. It has no variable: no process but a parameter server ever holds rows
+A layer whose table is taken out has a `Table` where Keras keeps the matrix. It has no variable: no process but a parameter server ever holds rows
 that it does not use. Calls of the layer ask `lookup` for rows.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -87,11 +87,41 @@ def tables(model: keras.Model) -> list[Table]:
     return list(found.values())
 
 
+def _whole(model: keras.Model) -> list[keras.layers.Embedding]:
+    """Return the layers whose matrix is here, each once, in the order of `tables`."""
+    layers = dict.fromkeys(model._flatten_layers())  # noqa: SLF001 - see `tables`
+    return [
+        layer
+        for layer in layers
+        if isinstance(layer, keras.layers.Embedding) and not isinstance(getattr(layer, "_embeddings", None), Table)
+    ]
+
+
+def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embedding]:
+    """Return the layers that are whole and that `taken_out` would take, but for those that do what only a whole matrix can.
+
+    Raises:
+        WorkloadError: no layer has a name that the settings give.
+    """
+    whole = _whole(model)
+    _check_names({layer.name for layer in whole}, settings)
+    return [layer for layer in whole if _is_wanted(layer, settings) and not _whole_only(layer)]
+
+
+def gather_rows(layer: keras.layers.Embedding) -> None:
+    """Let a layer read the rows of its matrix that it is asked for. Keras reads the matrix, and copies it once rows are written."""
+    variable, rows = layer._embeddings._value, int(layer.input_dim)  # noqa: SLF001 - past Keras's cast of the whole of it
+
+    def gather(ids: tf.Tensor) -> tf.Tensor:
+        return tf.gather(variable, tf.where(ids < 0, ids + tf.cast(rows, ids.dtype), ids))  # as Keras takes them
+
+    object.__setattr__(layer, "call", _Call(layer, gather))
+
+
 def check_all_taken(model: keras.Model, settings: Embeddings) -> None:
     """Raise WorkloadError where a large layer of a model that was built with `taken_out` is whole: it was made before that."""
-    for layer in model._flatten_layers():  # noqa: SLF001 - see `tables`
-        whole = isinstance(layer, keras.layers.Embedding) and not isinstance(getattr(layer, "_embeddings", None), Table)
-        if whole and _is_wanted(layer, settings):
+    for layer in _whole(model):
+        if _is_wanted(layer, settings):
             raise WorkloadError(
                 f"the layer {layer.name!r} is made where its module is imported, and so holds all of its {layer.input_dim:,} rows in this process; "
                 f"make it in the model's function, or keep it whole with train.embeddings.whole: [{layer.name}]"
@@ -130,10 +160,10 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
             build(layer, input_shape)
             return
         _check(layer)
-        layer._embeddings = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
+        layer._embeddings = table = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
         layer.built = True
         # Past Keras, which would track them.
-        object.__setattr__(layer, "call", _Call(layer))
+        object.__setattr__(layer, "call", _Call(layer, lambda ids: (_here.rows or table.look_up)(table, ids)))
         for name in ("save_own_variables", "load_own_variables", "enable_lora", "quantize"):
             object.__setattr__(layer, name, _refuse_files(layer))
 
@@ -155,8 +185,11 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
         yield
     finally:
         keras.layers.Embedding.build, keras.layers.Embedding.__init__ = build, init
-    unknown = sorted({*settings.sharded, *settings.whole} - seen)
-    if unknown:
+    _check_names(seen, settings)
+
+
+def _check_names(seen: Collection[str], settings: Embeddings) -> None:
+    if unknown := sorted({*settings.sharded, *settings.whole} - set(seen)):
         raise WorkloadError(
             f"train.embeddings names {', '.join(unknown)}, and the model has no such Embedding layer; it has {', '.join(sorted(seen)) or 'none'}"
         )
@@ -169,11 +202,15 @@ def _is_wanted(layer: keras.layers.Embedding, settings: Embeddings) -> bool:
     return layer.name in settings.sharded or layer.input_dim >= settings.min_rows or size >= settings.min_mebibytes * 2**20
 
 
-def _check(layer: keras.layers.Embedding) -> None:
+def _whole_only(layer: keras.layers.Embedding) -> list[str]:
+    """Return what a layer does that only a whole matrix can."""
     reasons = [f"{name}: {why}" for name, why in _WHOLE_ONLY.items() if getattr(layer, name, None)]
-    if type(layer).call is not keras.layers.Embedding.call:
-        reasons.append(f"{type(layer).__name__} has a `call` of its own")
-    if reasons:
+    own_call = type(layer).call is not keras.layers.Embedding.call
+    return [*reasons, *([f"{type(layer).__name__} has a `call` of its own"] if own_call else [])]
+
+
+def _check(layer: keras.layers.Embedding) -> None:
+    if reasons := _whole_only(layer):
         raise WorkloadError(
             f"the layer {layer.name!r} has {layer.input_dim:,} rows, which parameter_server spreads over its ps, and that cannot be: "
             f"{'; '.join(reasons)}. Leave that out, or keep the layer whole with train.embeddings.whole: [{layer.name}]"
@@ -191,10 +228,10 @@ def _refuse_files(layer: keras.layers.Embedding) -> Callable[..., None]:
 
 
 class _Call:
-    """Stands in for Keras's `call` in a layer whose table was taken out."""
+    """Stands in for Keras's `call` in a layer whose rows are looked up by `rows`."""
 
-    def __init__(self, layer: keras.layers.Embedding) -> None:
-        self._layer = layer
+    def __init__(self, layer: keras.layers.Embedding, rows: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        self._layer, self._rows = layer, rows
 
     def __call__(self, inputs: Any) -> Any:
         """Return the rows of `inputs`, ids of any shape: [..., dimension]. Ragged ids have ragged rows; what is sparse counts as 0."""
@@ -204,8 +241,7 @@ class _Call:
             inputs = tf.sparse.to_dense(inputs)
         if inputs.dtype not in (tf.int32, tf.int64):
             inputs = tf.cast(inputs, tf.int32)
-        table = self._layer._embeddings  # noqa: SLF001
-        return tf.cast((_here.rows or table.look_up)(table, inputs), self._layer.compute_dtype)
+        return tf.cast(self._rows(inputs), self._layer.compute_dtype)
 
 
 def _zeros(table: Table, ids: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Updates of the rows that a step used, on the server that holds them, by the formulas of Keras's optimizers.
+"""Updates of the rows that a step used, where they are, by the formulas of Keras's optimizers.
 
 SGD without momentum and Adagrad do what the dense optimizer does: a row without a gradient does not move. All others are the lazy form: slots
 and weight decay of a row move in the steps that use it alone. What is a sum is added, so that workers that update a row at the same time
@@ -119,17 +119,22 @@ _NOT = {
 }
 
 
+def unsupported(optimizer: keras.optimizers.Optimizer) -> list[str]:
+    """Return why an optimizer cannot update rows; nothing where it can."""
+    reasons = [why for name, why in _NOT.items() if getattr(optimizer, name, None)]
+    if type(optimizer) not in _RULES:
+        known = ", ".join(kind.__name__ for kind in _RULES)
+        reasons.append(f"expected one of Keras's {known}, not {type(optimizer).__name__}")
+    return reasons
+
+
 def rule_of(optimizer: keras.optimizers.Optimizer, layers: Sequence[str]) -> Rule:
     """Return the rule of an optimizer. `layers` are the names of those whose rows it is to update, for messages.
 
     Raises:
         WorkloadError: there is none.
     """
-    reasons = [why for name, why in _NOT.items() if getattr(optimizer, name, None)]
-    if type(optimizer) not in _RULES:
-        known = ", ".join(kind.__name__ for kind in _RULES)
-        reasons.append(f"expected one of Keras's {known}, not {type(optimizer).__name__}")
-    if reasons:
+    if reasons := unsupported(optimizer):
         raise WorkloadError(
             f"the optimizer {type(optimizer).__name__} cannot update the rows of large embedding layers on parameter servers ({', '.join(layers)}): "
             f"{'; '.join(reasons)}. Use another, or keep the layers whole with train.embeddings.whole"
@@ -143,6 +148,35 @@ def decays(optimizer: keras.optimizers.Optimizer) -> bool:
     return optimizer.weight_decay is not None and not (excluded and excluded.search("embeddings"))
 
 
-def decay(optimizer: keras.optimizers.Optimizer, rows: UsedRows, rate: tf.Tensor) -> None:
-    """Let rows decay, before their update."""
-    rows.add(-rate * optimizer.weight_decay * rows.get())
+def update(
+    rule: Rule,
+    optimizer: keras.optimizers.Optimizer,
+    rows: UsedRows,
+    gradient: tf.Tensor,
+    rate: tf.Tensor,
+    count: tf.Tensor,
+    *,
+    decays: bool,
+) -> None:
+    """Update rows by their gradients, [_, dimension], after the decay of weights. For the rest see Apply."""
+    rate = tf.cast(rate, gradient.dtype)
+    if decays:
+        rows.add(-rate * optimizer.weight_decay * rows.get())
+    rule.apply(optimizer, rows, gradient, rate, tf.cast(count, gradient.dtype))
+
+
+def clipped(
+    optimizer: keras.optimizers.Optimizer, dense: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Return the gradients of a step clipped as the optimizer is to: by value, or by the norm of all together.
+
+    The optimizer clips what is dense once more: by value to the same, by norm not at all, as it is below the limit by then.
+    """
+    limit = optimizer.clipvalue
+    if limit:
+        return list(dense), [tf.clip_by_value(one, -limit, limit) for one in rows]
+    if not optimizer.global_clipnorm:
+        return list(dense), list(rows)
+    norm = tf.linalg.global_norm([*dense, *rows])
+    scale = optimizer.global_clipnorm / tf.maximum(norm, optimizer.global_clipnorm)
+    return [g * tf.cast(scale, g.dtype) for g in dense], [r * tf.cast(scale, r.dtype) for r in rows]

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from trainer.engine.checkpoints import shown
+from trainer.engine.byte_sizes import byte_size
 from trainer.engine.parameter_server.state import device
 from trainer.workloads.errors import WorkloadError
 
@@ -32,7 +32,7 @@ def check(wanted: int, servers: int) -> None:
                 else f"{enough} ps of this size would do"
             )
             raise WorkloadError(
-                f"the embedding layers take {shown(wanted)} on each of {servers} ps, and ps-{server} has {shown(free)} free{where}; {remedy}, "
+                f"the embedding layers take {byte_size(wanted)} on each of {servers} ps, and ps-{server} has {byte_size(free)} free{where}; {remedy}, "
                 "or give each more memory"
             )
 

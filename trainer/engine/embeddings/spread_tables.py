@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from trainer.engine.checkpoints import shown
+from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import Call, Table
 from trainer.engine.embeddings.server_rows import Lookup, Part, ServerRows
@@ -73,6 +73,8 @@ NO_LOOKUPS = Lookups([], [])
 class Tables:
     """The tables of a model, on `servers` parameter servers."""
 
+    elsewhere = True
+
     def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int) -> None:
         """Look whether they can be trained; nothing is made yet.
 
@@ -127,11 +129,11 @@ class Tables:
         """Return what to tell of the tables."""
         servers = self._groups[0].servers
         largest = sorted(self.all, key=lambda table: -table.bytes)[:_NAMED]
-        lines = [f"{t.name} ({t.rows:,} x {t.dimension}, {shown(t.bytes)})" for t in largest]
+        lines = [f"{t.name} ({t.rows:,} x {t.dimension}, {byte_size(t.bytes)})" for t in largest]
         if more := len(self.all) - len(largest):
             lines.append(f"and {more} more")
         total = sum(group.bytes_of_server for group in self._groups) * servers
-        return f"embedding layers on {servers} ps: {', '.join(lines)}; {shown(total)} with the optimizer's slots"
+        return f"embedding layers on {servers} ps: {', '.join(lines)}; {byte_size(total)} with the optimizer's slots"
 
     # Steps
 
@@ -157,29 +159,19 @@ class Tables:
         to a server.
         """
         optimizer = dense.optimizer
-        others, of_rows = clipped(
-            optimizer,
-            [one for one in gradients if not isinstance(one, RowGradients)],
-            [one for one in gradients if isinstance(one, RowGradients)],
+        used = [one for one in gradients if isinstance(one, RowGradients) and one.lookup.group.trained]
+        others, values = row_updates.clipped(
+            optimizer, [one for one in gradients if not isinstance(one, RowGradients)], [one.values for one in used]
         )
         with tf.device(device(dense.home)):
             rate = tf.convert_to_tensor(optimizer.learning_rate)
             count = tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
-        for one in of_rows:
+        for one, clipped in zip(used, values, strict=True):
             group = one.lookup.group
-            if not group.trained:
-                continue
-
-            def change(rows: row_updates.UsedRows, gradient: tf.Tensor, dtype: tf.DType = group.dtype) -> None:
-                if self._decays:
-                    row_updates.decay(optimizer, rows, tf.cast(rate, dtype))
-                self._rule.apply(optimizer, rows, gradient, tf.cast(rate, dtype), tf.cast(count, dtype))
-
             for server, (at, positions) in enumerate(zip(one.lookup.local, one.lookup.positions, strict=True)):
-                values = one.values if group.servers == 1 else tf.gather(one.values, positions)
-                values = sent(values, server)
+                gradient = sent(clipped if group.servers == 1 else tf.gather(clipped, positions), server)
                 with tf.device(device(server)):
-                    change(group.used(server, at), values)
+                    row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
         return others
 
     # Checkpoints
@@ -221,20 +213,3 @@ class Tables:
     def bytes(self) -> int:
         """Return what a checkpoint of them takes."""
         return sum(table.bytes * len(self.slots(table)) for table in self.all)
-
-
-def clipped(
-    optimizer: keras.optimizers.Optimizer, dense: Sequence[tf.Tensor], rows: Sequence[RowGradients]
-) -> tuple[list[tf.Tensor], list[RowGradients]]:
-    """Return the gradients of a step clipped as the optimizer is to: by value, or by the norm of all together.
-
-    The servers' optimizer clips what is dense once more: by value to the same, by norm not at all, as it is below the limit by then.
-    """
-    limit = optimizer.clipvalue
-    if limit:
-        return list(dense), [RowGradients(one.lookup, tf.clip_by_value(one.values, -limit, limit)) for one in rows]
-    if not optimizer.global_clipnorm:
-        return list(dense), list(rows)
-    norm = tf.linalg.global_norm([*dense, *(one.values for one in rows if one.lookup.group.trained)])
-    scale = optimizer.global_clipnorm / tf.maximum(norm, optimizer.global_clipnorm)
-    return [g * tf.cast(scale, g.dtype) for g in dense], [RowGradients(r.lookup, r.values * tf.cast(scale, r.values.dtype)) for r in rows]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.drive_ring import NAMES
+from tests.trainer.engine.drive_ring import NAMES, ROWS
 from tests.trainer.engine.drivers import driven, reported
 from trainer.engine.collectives.all_reduce import AllReduce
 
@@ -43,9 +43,21 @@ def test_both_tasks_get_the_mean_of_gradients_of_any_kind(reports: list[dict[str
     assert first["means"] == second["means"]
     assert first["types"] == second["types"] == ["float32", "float16", "float32", "float64"]
     assert first["total"] == second["total"] == [2.0, 1.0]
+    rows = np.zeros([9, 2])
+    for at in (row for task in ROWS for row in task):
+        rows[at] += np.array([at, 2 * at]) / 2
+    assert first["rows"] == second["rows"]
+    np.testing.assert_allclose(first["rows"], rows, rtol=tolerance)
     for mean, *owns in zip(first["means"], *(report["own"] for report in reports), strict=True):
         half = 1e-3 if np.size(mean) == 3 else 0.0  # that gradient is float16 itself
         np.testing.assert_allclose(mean, np.mean(owns, axis=0), rtol=max(tolerance, half), atol=max(tolerance, half))
+
+
+@pytest.mark.slow
+def test_two_tasks_learn_the_rows_that_one_process_learns_of_twice_the_batch(reports: list[dict[str, Any]]) -> None:
+    first, second = (report["tables"] for report in reports)
+    assert first["values"] == second["values"]
+    assert first["off"] < 1e-6
 
 
 @pytest.mark.slow

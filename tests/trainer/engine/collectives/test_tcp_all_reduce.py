@@ -99,6 +99,16 @@ def test_totals_and_means_of_several_forms_one_after_the_other(group: Groups) ->
     assert others == [first, first]
 
 
+@pytest.mark.parametrize("lengths", [(2, 3), (0, 4, 2), (0, 0), (40_000, 1, 7)], ids=str)
+def test_arrays_of_different_lengths_come_one_after_the_other(group: Groups, lengths: tuple[int, ...]) -> None:
+    random = np.random.default_rng(3)
+    given = [(np.arange(count), random.normal(size=(count, 3)).astype(BFLOAT16)) for count in lengths]
+    for places, rows, waited in at_once([partial(task.joined, *own) for task, own in zip(group(len(lengths)), given, strict=True)]):
+        np.testing.assert_array_equal(places, np.concatenate([own for own, _ in given]))
+        np.testing.assert_array_equal(rows, np.concatenate([own for _, own in given]))
+        assert waited >= 0
+
+
 def test_who_comes_last_waits_least(group: Groups) -> None:
     tasks = group(2)
     vector = np.ones(10, np.float32)

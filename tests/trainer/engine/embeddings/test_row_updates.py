@@ -55,9 +55,8 @@ class Rows:
     def update(self, at: list[int], step: int) -> None:
         rows = row_updates.UsedRows(self.variable, self.slots, tf.constant(at))
         rate = tf.constant(self._optimizer.learning_rate.numpy())
-        if row_updates.decays(self._optimizer):
-            row_updates.decay(self._optimizer, rows, rate)
-        self._rule.apply(self._optimizer, rows, tf.constant(gradients(step)[at]), rate, tf.constant(step + 1.0))
+        gradient, decays = tf.constant(gradients(step)[at]), row_updates.decays(self._optimizer)
+        row_updates.update(self._rule, self._optimizer, rows, gradient, rate, tf.constant(step + 1.0), decays=decays)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))

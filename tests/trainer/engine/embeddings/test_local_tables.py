@@ -1,0 +1,86 @@
+"""Large embedding layers in one process, whose rows are updated by themselves, learn what the whole matrix learns by Keras's own update."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.trainer.engine import embedding_models
+from tests.trainer.engine.drive_embeddings import DENSE, job_of, trained
+from trainer.engine.checkpoints import CheckpointError, Checkpoints
+from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.embeddings.local_tables import summed
+from trainer.engine.replicated import LocalSession
+from trainer.workloads.errors import WorkloadError
+from trainer.workloads.loading import load_workload
+
+CASES: dict[str, dict[str, Any]] = {
+    "functional": {},
+    "frozen": {"optimizer": "Adagrad"},
+    "accumulated": {"model": "functional", "gradients": {"accumulate": 2}},
+    "global clipnorm": {"model": "functional", "optimizer": "Adagrad", "arguments": {"global_clipnorm": 0.05}},
+    "adamw": {"model": "few", "optimizer": "AdamW", "arguments": {"weight_decay": 0.1}},
+    "alone": {},
+}
+
+
+def session(scratch: Path, params: dict[str, Any], **settings: Any) -> LocalSession:
+    job = job_of(scratch, params, **settings)
+    return LocalSession(load_workload(job.train), job, AllReduce())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_learn_what_the_whole_matrix_learns(tmp_path: Path, case: str) -> None:
+    params = {"model": case, **CASES[case]}
+    settings = {"gradients": params.pop("gradients", {})}
+    by_rows, dense = session(tmp_path, params, **settings), session(tmp_path, params, embeddings=DENSE, **settings)
+    assert by_rows.tables
+    assert not dense.tables
+    apply = dense.optimizer.apply
+    # Of a row that a batch has twice Keras gets two gradients, and its optimizers square, and clip, each by itself.
+    object.__setattr__(
+        dense.optimizer, "apply", lambda gradients, variables: apply([tf.convert_to_tensor(g) for g in gradients], variables)
+    )
+    weights = [one.model.get_weights() for one in (trained(by_rows), trained(dense))]
+    assert max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True)) < 1e-5
+    moved = [np.max(np.abs(embedding_models.start(*w.shape).value - w)) for w in weights[0] if w.shape in {(23, 4), (23, 1), (6, 4)}]
+    assert max(moved) > 1e-4, moved
+
+
+def test_what_needs_the_whole_matrix_has_it(tmp_path: Path) -> None:
+    assert session(tmp_path, {"model": "few", "optimizer": "Lion"}).tables is None
+    with pytest.raises(WorkloadError, match=r"train\.embeddings names rows, and the model has no such Embedding layer; it has few"):
+        session(tmp_path, {"model": "few"}, embeddings={"sharded": ["rows"]})
+
+
+def test_a_row_that_no_batch_has_stays_with_its_slots_and_a_checkpoint_has_all(tmp_path: Path) -> None:
+    params = {"model": "few", "optimizer": "Adam"}
+    first, second = session(tmp_path, params), session(tmp_path, params)
+    assert first.tables is not None
+    assert second.tables is not None
+    trained(first)
+    Checkpoints(tmp_path / "checkpoints", first.model, first.optimizer, 1, first.tables.files()).save(20)
+    restored = Checkpoints(tmp_path / "checkpoints", second.model, second.optimizer, 1, second.tables.files()).restore(print)
+    assert restored
+    assert restored.step == 20
+    for ours, theirs in zip(first.tables.variables, second.tables.variables, strict=True):
+        assert np.any(ours.numpy())
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def test_a_checkpoint_of_the_whole_matrix_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    params = {"model": "few", "optimizer": "Adagrad"}
+    dense, by_rows = session(tmp_path, params, embeddings=DENSE), session(tmp_path, params)
+    Checkpoints(tmp_path / "checkpoints", dense.model, dense.optimizer, 1).save(20)
+    assert by_rows.tables is not None
+    with pytest.raises(CheckpointError, match=r"name them in train\.embeddings\.whole"):
+        Checkpoints(tmp_path / "checkpoints", by_rows.model, by_rows.optimizer, 1, by_rows.tables.files()).restore(print)
+
+
+def test_a_gradient_has_each_row_once_and_a_whole_one_those_that_are_not_0() -> None:
+    some = summed(tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 3, 7]), tf.constant([9, 1])))
+    assert (some.indices.numpy().tolist(), some.values.numpy().tolist()) == ([7, 3], [[5.0], [2.0]])
+    whole = summed(tf.constant([[0.0], [2.0], [0.0], [3.0]]))
+    assert (whole.indices.numpy().tolist(), whole.values.numpy().tolist()) == ([1, 3], [[2.0], [3.0]])
