@@ -101,9 +101,11 @@ def _scaling(case: str, workers: int) -> Contender:
     return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, learns=0.97, repeats=1)
 
 
-def _embedding(name: str, title: str, command: tuple[str, ...], steps: int, *, learns: float = 0.5, quick: bool = True) -> Contender:
+def _embedding(
+    name: str, title: str, command: tuple[str, ...], steps: int, *, learns: float = 0.5, quick: bool = True, gradients: int = 1
+) -> Contender:
     # Some take a minute, and gigabytes of memory; nothing of it hangs on how the run began.
-    return Contender(f"embedding-{name}", "embedding", title, command, steps, learns=learns, repeats=1, quick=quick)
+    return Contender(f"embedding-{name}", "embedding", title, command, steps, learns=learns, repeats=1, quick=quick, gradients=gradients)
 
 
 def _rows(name: str, rows: int) -> tuple[Contender, Contender]:
@@ -155,10 +157,11 @@ CONTENDERS = (
     _embedding("pss", "ParameterServerStrategy by hand, 1,000,000 rows in two parts", _module("strategy_rows"), 1000),
     _embedding("fit", "Keras fit, one process, 1,000,000 rows", _module("keras_rows"), 160, learns=0.9),
     _embedding("single", "ours: single, 1,000,000 rows", _module("ours", "--case", "rows_single"), 4000),
-    _embedding("allreduce", "ours: multi_worker_mirrored, 1,000,000 rows", _module("ours", "--case", "rows_allreduce"), 2000),
+    _embedding("allreduce", "ours: multi_worker_mirrored, 1,000,000 rows", _module("ours", "--case", "rows_allreduce"), 2000, gradients=2),
     _embedding(
         "whole", "ours: multi_worker_mirrored, 1,000,000 rows by Keras's update", _module("ours", "--case", "rows_whole"), 160, learns=0.9
     ),
+    _embedding("sync", "ours: synchronous parameter_server, 1,000,000 rows", _module("ours", "--case", "rows_sync"), 1000, gradients=2),
     _embedding("1-table", "ours: parameter_server, 1,000,000 rows, 26 ids", _module("ours", "--case", "tables_1"), 2000),
     _embedding("26-tables", "ours: parameter_server, 26 tables, an id of each", _module("ours", "--case", "tables_26"), 2000),
     *(_scaling(case, workers) for case in ("waiting_ps", "waiting_allreduce") for workers in WORKERS),
@@ -185,6 +188,7 @@ COMPARISONS = (
     Comparison("embedding-single", "embedding-fit", 4),
     Comparison("embedding-allreduce", "embedding-whole", 15),
     Comparison("embedding-ours-1e7", "embedding-ours-1e4", 0.9),
+    Comparison("embedding-sync", "embedding-ours-1e6", 0.6, of="gradients"),
     Comparison("embedding-26-tables", "embedding-1-table", 0.8),
     *(
         Comparison(f"{kind}-x{workers}", f"{kind}-x1", 15.5 if workers == 16 else None, of="gradients")

@@ -54,8 +54,9 @@ class Case:
     servers: int = 1
 
 
-def _rows(rows: int, **params: int) -> Case:
-    return Case("parameter_server", {**ROWS, "params": {"rows": rows, **params}}, servers=2)
+def _rows(rows: int, *, sync: bool = False, **params: int) -> Case:
+    together = {"sync": {"replicas_to_aggregate": task.WORKERS}} if sync else {}
+    return Case("parameter_server", {**ROWS, "params": {"rows": rows, **params}, **together}, servers=2)
 
 
 CASES = {
@@ -72,6 +73,7 @@ CASES = {
     "wire_ps": Case("parameter_server", WIRE),
     "wire_allreduce": Case("multi_worker_mirrored", WIRE),
     **{f"rows_{rows}": _rows(rows) for rows in COUNTS},
+    "rows_sync": _rows(10**6, sync=True),
     "rows_single": Case("single", {**ROWS, "params": {"rows": 10**6}}),
     "rows_allreduce": Case("multi_worker_mirrored", {**ROWS, "params": {"rows": 10**6}}),
     "rows_whole": Case("multi_worker_mirrored", {**ROWS, "params": {"rows": 10**6}, "embeddings": {"min_rows": 10**9}}),

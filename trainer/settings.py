@@ -67,7 +67,7 @@ Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 
 
 class Embeddings(Settings):
-    """The embedding layers of a Keras model of which a step reads and updates the rows that it uses; asynchronous parameter_server spreads them over its ps."""
+    """The embedding layers of a Keras model of which a step reads and updates the rows that it uses; parameter_server spreads them over its ps."""
 
     min_rows: int = Field(1_000_000, ge=1, description="Layers of at least so many rows are.")
     min_mebibytes: int = Field(64, ge=1, description="So are layers of at least this size.")
@@ -167,7 +167,7 @@ class Train(Settings):
     gradients: Gradients = Field(default_factory=Gradients, description="Clipping, accumulation, and how gradients travel.")
     embeddings: Embeddings | None = Field(
         None,
-        description="Which embedding layers are read and updated by rows, spread over asynchronous parameter servers; the large ones when left out.",
+        description="Which embedding layers are read and updated by rows, spread over parameter servers; the large ones when left out.",
     )
     precision: Precision = Field(
         "float32", description="The precision of layers; with a mixed one, variables stay float32. mixed_float16 scales the loss."

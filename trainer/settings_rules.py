@@ -93,9 +93,9 @@ def _wire(train: Train, strategy: Strategy) -> Iterator[Misfit]:
 def _embeddings(train: Train, strategy: Strategy) -> Iterator[Misfit]:
     if train.embeddings is None:
         return
-    if not STRATEGIES[strategy].on_servers or train.sync:
-        message = f"embedding layers stay whole {'with `sync`' if train.sync else f'with strategy {strategy}'}"
-        yield Misfit(("embeddings",), message, "asynchronous parameter_server", "remove `embeddings`, or change the strategy")
+    if STRATEGIES[strategy].on_devices or not STRATEGIES[strategy].trains:
+        message = f"a step updates the whole matrix of embedding layers with strategy {strategy}"
+        yield Misfit(("embeddings",), message, "another strategy", "remove `embeddings`, or change the strategy")
     for name in sorted({*train.embeddings.sharded} & {*train.embeddings.whole}):
         yield Misfit(("embeddings", "whole"), f"{name!r} is also in `sharded`", "each layer in one of them", f"remove {name!r} from one")
 

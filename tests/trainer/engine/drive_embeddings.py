@@ -169,7 +169,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     of_layers = {layer.name: layer.get_weights()[0] for layer in whole.layers if isinstance(getattr(layer, "input_dim", None), int)}
     with layers.taken_out(job.train.embeddings):
         built = build(load_workload(job.train), job)
-    fewer = Tables(layers.tables(built.model), built.optimizer, job, 1)
+    fewer = Tables(layers.tables(built.model), built.optimizer, job, 1, apart=False)
     fewer.create()
     alive.append(fewer)
     restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, table_files.TableFiles(fewer)).restore(print)

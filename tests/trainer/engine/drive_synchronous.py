@@ -30,6 +30,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bfloat16": ({"optimizer": "SGD"}, {"wire": "bfloat16"}),
 }
 
+# name -> the parameters of tests.trainer.engine.embedding_models.
+TABLES: dict[str, dict[str, Any]] = {
+    "tables": {"model": "functional", "optimizer": "Adagrad"},
+    "tables alone": {"model": "alone", "optimizer": "Adam"},
+}
+
 alive: list[Any] = []  # sessions must not be torn down while their servers are gone
 
 
@@ -44,6 +50,63 @@ def main(scratch: str) -> None:
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def rows_compared(scratch: Path, params: dict[str, Any], connection: Any) -> dict[str, Any]:
+    """Train large embedding layers in rounds of all workers, and in one process on the batches of each round; return how far they are apart."""
+    import numpy as np
+
+    from tests.trainer.engine.drive_embeddings import job_of, rows_here, rows_of
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.engine.replicated import LocalSession
+    from trainer.workloads.loading import load_workload
+
+    job = job_of(scratch, params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS})
+    remote = SynchronousSession(load_workload(job.train), job, connection, lambda: False)
+    alive.append(remote)
+    one = job_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
+    local = LocalSession(load_workload(one.train), one, AllReduce())
+    local.push(0)
+    local.run(ROUNDS)
+    remote.push(0)
+    last = [remote.run(ROUNDS // 5) for _ in range(5)][-1]
+    remote.pull()
+    rows, here = rows_of(remote.tables), rows_here(local)
+    remote.close()
+    pairs = [(rows[name], value) for name, value in here.items()]
+    pairs += zip(remote.model.trainable_variables, [v for v in local.model.trainable_variables if "embeddings" not in v.name], strict=True)
+    difference = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
+    return {"difference": difference, "step": remote.step, "dropped": last.dropped}
+
+
+def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
+    """Return how far rows move where three of four workers make a round, and why clipping by the norm of all is refused."""
+    import numpy as np
+
+    from tests.trainer.engine import embedding_models
+    from tests.trainer.engine.drive_embeddings import job_of, rows_of
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.workloads.errors import WorkloadError
+    from trainer.workloads.loading import load_workload
+
+    def session(**gradients: float) -> Any:
+        params, sync = {"model": "functional", "optimizer": "Adagrad"}, {"replicas_to_aggregate": WORKERS - 1}
+        job = job_of(scratch, params, steps=ROUNDS, sync=sync, gradients=gradients)
+        alive.append(SynchronousSession(load_workload(job.train), job, connection, lambda: False))
+        return alive[-1]
+
+    made = session()
+    made.push(0)
+    made.run(ROUNDS, finish=True)
+    rows = rows_of(made.tables)["shared"]
+    made.close()
+    try:
+        session(clip_global_norm=0.1)
+    except WorkloadError as error:
+        refused = str(error)
+    moved = float(np.max(np.abs(rows - embedding_models.start(*rows.shape).value)))
+    return {"rows with a back-up": {"step": made.step, "moved": moved}, "norm of rows": refused}
 
 
 def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the other, on one cluster
@@ -88,6 +151,10 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         local.run(ROUNDS)
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(weights(local), weights(remote), strict=True))
         report["cases"][name] = {"difference": difference, "step": remote.step, "dropped": last.dropped}
+
+    for name, params in TABLES.items():
+        report["cases"][name] = rows_compared(Path(here.scratch), params, connection)
+    report |= rows_of_some(Path(here.scratch), connection)
 
     # A round with three of four, all alike, and with the fourth ten times slower.
     for name, slow in (("alike", 1), ("one slower", SLOWER)):

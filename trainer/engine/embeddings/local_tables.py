@@ -24,7 +24,7 @@ Exchange = Callable[[Sequence[Any], Sequence[tf.IndexedSlices]], tuple[list[Any]
 class LocalTables:
     """Updates a model whose large layers have rows: see `of`. Checkpoints have the slots of rows where those of spread tables are."""
 
-    elsewhere = False
+    elsewhere = moves_in_saves = False
 
     def __init__(self, model: keras.Model, found: Sequence[keras.layers.Embedding], optimizer: keras.optimizers.Optimizer) -> None:
         self._optimizer, self._layers = optimizer, list(found)
@@ -73,10 +73,10 @@ class LocalTables:
         """Update the model by one gradient a trainable variable of it; return the seconds of the exchange."""
         optimizer = self._optimizer
         dense = [g for g, place in zip(gradients, self._places, strict=True) if place is None]
-        rows = [summed(g) for g, place in zip(gradients, self._places, strict=True) if place is not None]
+        rows = [row_updates.summed(g) for g, place in zip(gradients, self._places, strict=True) if place is not None]
         together, waited = exchange(dense, rows)
         # Of several tasks: a row that two of them used is there twice.
-        means = [summed(one) for one in together[len(dense) :]]
+        means = [row_updates.summed(one) for one in together[len(dense) :]]
         others, values = row_updates.clipped(optimizer, together[: len(dense)], [one.values for one in means])
         rate, count = tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations + 1, tf.float32)
         order = [place for place in self._places if place is not None]
@@ -113,12 +113,3 @@ class LocalTables:
 
     def restore(self, *_: Any) -> None:
         """Do nothing: TensorFlow has restored all of it."""
-
-
-def summed(gradient: Any) -> tf.IndexedSlices:
-    """Return the gradient of a matrix as that of its rows which it is not 0 for, each once."""
-    if not isinstance(gradient, tf.IndexedSlices):  # the model uses the whole matrix, or several batches make a step
-        used = tf.where(tf.reduce_any(tf.not_equal(gradient, 0), 1))[:, 0]
-        return tf.IndexedSlices(tf.gather(gradient, used), used, tf.shape(gradient))
-    rows, place = tf.unique(gradient.indices)
-    return tf.IndexedSlices(tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows)), rows, gradient.dense_shape)

@@ -180,3 +180,12 @@ def clipped(
     norm = tf.linalg.global_norm([*dense, *rows])
     scale = optimizer.global_clipnorm / tf.maximum(norm, optimizer.global_clipnorm)
     return [g * tf.cast(scale, g.dtype) for g in dense], [r * tf.cast(scale, r.dtype) for r in rows]
+
+
+def summed(gradient: Any) -> tf.IndexedSlices:
+    """Return the gradient of a matrix as that of its rows which it is not 0 for, each once."""
+    if not isinstance(gradient, tf.IndexedSlices):  # the model uses the whole matrix, or several batches make a step
+        used = tf.where(tf.reduce_any(tf.not_equal(gradient, 0), 1))[:, 0]
+        return tf.IndexedSlices(tf.gather(gradient, used), used, tf.shape(gradient))
+    rows, place = tf.unique(gradient.indices)
+    return tf.IndexedSlices(tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows)), rows, gradient.dense_shape)

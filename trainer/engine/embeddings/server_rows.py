@@ -44,7 +44,7 @@ class ServerRows:
             self._bases[table] = keys
             keys += -(-table.rows // servers) * servers
         self._local = keys // servers  # rows of each server
-        self._key = tf.int32 if keys <= tf.int32.max else tf.int64
+        self.key = tf.int32 if keys <= tf.int32.max else tf.int64
         self._variables: dict[str, list[tf.Variable]] = {}
         self._readers: dict[str, Any] = {}
         self._writers: dict[str, Any] = {}
@@ -181,7 +181,11 @@ class ServerRows:
         valid = tf.logical_or(tf.equal(tf.size(call.ids), 0), tf.logical_and(low >= 0, tf.cast(high, tf.int64) < table.rows))
         message = f"{OUTSIDE}the layer {table.name} has {table.rows:,} rows, and was given the id"
         with tf.control_dependencies([tf.debugging.Assert(valid, [message, wrong])]):
-            return tf.cast(call.ids, self._key) + tf.constant(self._bases[table], self._key)
+            return tf.cast(call.ids, self.key) + tf.constant(self._bases[table], self.key)
+
+    def no_rows(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the places of no rows on a server, and their gradients."""
+        return tf.zeros([0], self.key), tf.zeros([0, self.dimension], self.dtype)
 
     def used(self, server: int, at: tf.Tensor) -> UsedRows:
         """Return the rows at places `at` of a server, to be updated there."""

@@ -34,6 +34,11 @@ class RowGradients:
     lookup: Lookup
     values: tf.Tensor
 
+    def of_server(self, server: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the places of a server's rows on it, and their gradients."""
+        alone = self.lookup.group.servers == 1
+        return self.lookup.local[server], self.values if alone else tf.gather(self.values, self.lookup.positions[server])
+
 
 class Lookups:
     """All rows that a batch uses. `rows` are what gradients are taken of."""
@@ -71,11 +76,11 @@ NO_LOOKUPS = Lookups([], [])
 
 
 class Tables:
-    """The tables of a model, on `servers` parameter servers."""
+    """The tables of a model, on `servers` parameter servers, which update them together or, with `apart`, each by itself in rounds."""
 
     elsewhere = True
 
-    def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int) -> None:
+    def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int, *, apart: bool) -> None:
         """Look whether they can be trained; nothing is made yet.
 
         Raises:
@@ -84,13 +89,18 @@ class Tables:
         names = [table.name for table in found]
         self.all = list(found)
         self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
+        self.moves_in_saves = not apart
         self._rule = row_updates.rule_of(optimizer, names)
         self._decays = row_updates.decays(optimizer)  # not the servers': a copy does not know what is excluded
-        asked = {"gradients.accumulate": job.train.gradients.accumulate > 1, "jit_compile": job.train.jit_compile}
+        asked = {
+            "gradients.accumulate": job.train.gradients.accumulate > 1,
+            "gradients.clip_global_norm": apart and servers > 1 and bool(optimizer.global_clipnorm),
+            "jit_compile": job.train.jit_compile,
+        }
         for setting in (name for name, wanted in asked.items() if wanted):
             raise WorkloadError(
-                f"train.{setting} is not possible beside embedding layers on parameter servers ({', '.join(names)}); leave it out, or keep the "
-                "layers whole with train.embeddings.whole"
+                f"train.{setting} is not possible beside embedding layers on {'synchronous ' if apart else ''}parameter servers "
+                f"({', '.join(names)}); leave it out, or keep the layers whole with train.embeddings.whole"
             )
 
         def kind(table: Table) -> tuple[int, str, bool]:
@@ -152,6 +162,17 @@ class Tables:
         lookup = self._group_of[table].look_up([Call(table, ids, ids)])
         return lookup.each(lookup.rows)[0]
 
+    @property
+    def trained(self) -> list[ServerRows]:
+        """Return the tables that are trained, those of one dimension and type together."""
+        return [group for group in self._groups if group.trained]
+
+    def update(
+        self, group: ServerRows, server: int, at: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
+    ) -> None:
+        """Update the rows at places `at` of a server, each there once, on the caller's device."""
+        row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
+
     def apply(self, gradients: Sequence[Any], dense: Group, sent: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:
         """Update the rows that a step used, by the RowGradients among `gradients`; return the others.
 
@@ -168,10 +189,20 @@ class Tables:
             count = tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
         for one, clipped in zip(used, values, strict=True):
             group = one.lookup.group
-            for server, (at, positions) in enumerate(zip(one.lookup.local, one.lookup.positions, strict=True)):
-                gradient = sent(clipped if group.servers == 1 else tf.gather(clipped, positions), server)
+            for server in range(group.servers):
+                at, gradient = RowGradients(one.lookup, clipped).of_server(server)
+                gradient = sent(gradient, server)
                 with tf.device(device(server)):
-                    row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
+                    self.update(group, server, at, gradient, optimizer, rate, count)
+        return others
+
+    def apply_mean(self, dense: Group, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+        """Update rows on the server of `dense` by their mean gradients of all workers, those of `trained` in turn; return the other `gradients`."""
+        optimizer = dense.optimizer
+        others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
+        rate, count = tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
+        for group, one, gradient in zip(self.trained, rows, values, strict=True):
+            self.update(group, dense.home, one.indices, gradient, optimizer, rate, count)
         return others
 
     # Checkpoints

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -44,21 +43,20 @@ class ServerSession(ABC):
         with watching():
             with tf.device(CHIEF):
                 wanted = job.train.embeddings or Embeddings()
-                with nullcontext() if apart else layers.taken_out(wanted):
+                with layers.taken_out(wanted):
                     built = model_ops.build(workload, job, replicas)
-                if not apart:
-                    layers.check_all_taken(built.model, wanted)
+                layers.check_all_taken(built.model, wanted)
                 if steps := user_step.own_steps(workload):
                     raise WorkloadError(
                         f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
                         "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
                     )
                 found = layers.tables(built.model)
-                self.tables = Tables(found, built.optimizer, job, connection.servers) if found else None
+                self.tables = Tables(found, built.optimizer, job, connection.servers, apart=apart) if found else None
                 self._replica = Replica(workload, built.model, built.optimizer, job, tables=self.tables)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
-            self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart)
+            self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart, everywhere=bool(found))
             if self.tables:
                 self.tables.create()
                 layers.refuse_whole_weights(self.model)

@@ -93,17 +93,20 @@ class ServerState:
     """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
 
     `apart`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
-    else all that the servers hold is updated together. Random layers' seeds stay out: each step of each worker has its own, see Replica.
+    else all that the servers hold is updated together. With `everywhere` a server that holds nothing counts updates, too. Random layers' seeds stay out: each step of each worker has its own, see Replica.
     """
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, apart: bool = False) -> None:
+    def __init__(
+        self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, apart: bool = False, everywhere: bool = False
+    ) -> None:
         self._model = model
         flat = packing.elementwise(optimizer) and all(v.constraint is None for v in model.trainable_variables)
-        if apart and (not flat or optimizer.global_clipnorm is not None):
-            servers = 1
-        packs = packing.lay_out(model.trainable_variables, servers, flat=flat)
-        by_group = [[p for p in packs if p.server == server] for server in range(servers)] if apart else [packs]
-        self.groups = [Group(model, optimizer, members, members[0].server if apart else 0) for members in by_group if members or not packs]
+        holders = 1 if apart and (not flat or optimizer.global_clipnorm is not None) else servers
+        packs = packing.lay_out(model.trainable_variables, holders, flat=flat)
+        by_group = {server: [p for p in packs if p.server == server] for server in range(servers)} if apart else {0: packs}
+        self.groups = [
+            Group(model, optimizer, members, server) for server, members in by_group.items() if members or everywhere or not packs
+        ]
         with tf.device(device(0)):
             self.averages = [tf.Variable(v.value) for v in self._average_sources()]
 

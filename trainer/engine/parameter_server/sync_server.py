@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.engine.embeddings.row_updates import summed
+from trainer.engine.embeddings.spread_tables import RowGradients, Tables
 from trainer.engine.parameter_server.state import Group, device
 
 _HELLO = -1  # in the place of the step: a worker's first request, without a gradient
@@ -24,27 +26,30 @@ _ASKED, _REPLIED = 2, 1  # numbers in front of a request (worker, step), and of 
 class Server:
     """The queues of one server, and what is run on it and against it.
 
-    A message is a list with one vector of bytes a tensor: the group's packs, and `averages` behind them.
+    A message is a list with one vector of bytes a tensor: the group's packs, `averages` behind them, and in a request, for the rows of each
+    of `tables` that are trained, their places on the server and their gradients.
     """
 
-    def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, short: tf.DType) -> None:
-        self._group, self._averages, self._workers = group, averages, workers
+    def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, short: tf.DType, tables: Tables | None = None) -> None:
+        self._group, self._averages, self._workers, self._tables = group, averages, workers, tables
+        self._rows = tables.trained if tables else []
         self._device = device(group.home)
         self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in averages]
         self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in averages]
         # Gradients of float32 may travel shorter; the moving averages' changes never do.
         self._sent = [short if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
-        kinds = [tf.uint8] * len(self._types)
+        self._sent += [kind for rows in self._rows for kind in (rows.key, short if rows.dtype == tf.float32 else rows.dtype)]
+        self._replied = [tf.uint8] * max(1, len(self._types))  # the step, where it has nothing else
         with tf.device(self._device):
             # Without bounds: who is never waited for cannot be blocked. A worker has one request under way at a time.
-            self._requests = tf.queue.FIFOQueue(-1, kinds)
-            self._replies = [tf.queue.FIFOQueue(-1, kinds) for _ in range(workers)]
+            self._requests = tf.queue.FIFOQueue(-1, [tf.uint8] * len(self._sent))
+            self._replies = [tf.queue.FIFOQueue(-1, self._replied) for _ in range(workers)]
 
     # What workers run.
 
     def hello(self, worker: tf.Tensor) -> None:
         """Ask for the current values without a gradient; replies to an earlier process in this place are thrown away."""
-        self._ask([write_message([worker, tf.constant(_HELLO)], tf.zeros([0])) for _ in self._types])
+        self._ask([write_message([worker, tf.constant(_HELLO)], tf.zeros([0])) for _ in self._sent])
 
     def replies_to(self, worker: tf.Tensor) -> tf.Tensor:
         """Return the handle of the queue that `receive` waits at."""
@@ -54,13 +59,16 @@ class Server:
     def receive(self, queue: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Wait for a reply; return the step, negative when there is nothing to compute, and the tensors."""
         with tf.device(self._device):
-            parts = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.uint8] * len(self._types))
+            parts = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
         parts = [tf.identity(part) for part in parts]
         (step,) = read_numbers(parts[0], _REPLIED)
-        return step, [read_tensor(p, _REPLIED, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=True)]
+        return step, [read_tensor(p, _REPLIED, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=False)]
 
-    def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor]) -> None:
-        """Ask with the gradients of `step`, one tensor a pack, and the changes of the averages."""
+    def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
+        """Ask with the gradients of `step`, one tensor a pack, the changes of the averages, and gradients of rows."""
+        of_tables = {one.lookup.group: one for one in rows}
+        for group in self._rows:
+            tensors = [*tensors, *(of_tables[group].of_server(self._group.home) if group in of_tables else group.no_rows())]
         self._ask([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
 
     def _ask(self, parts: list[tf.Tensor]) -> None:
@@ -71,7 +79,7 @@ class Server:
 
     def interrupt(self) -> None:
         """Let `rounds` return before it has done all of them, and `answering` at once."""
-        self._ask([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._types])
+        self._ask([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._sent])
 
     def end(self, worker: int) -> None:
         """Tell a worker that there is nothing more to compute."""
@@ -96,7 +104,7 @@ class Server:
             with tf.device(self._device):
                 # No step is the current one, and no number of gradients enough.
                 reply = self._reply(tf.cast(self._group.step.read_value(), tf.int32))
-                _, _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))
+                _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))[1:]
                 return late
 
         return run
@@ -120,7 +128,7 @@ class Server:
         def run(count: tf.Tensor) -> tf.Tensor:
             with tf.device(self._device):
                 start = (tf.constant(0), tf.constant(0), tf.constant(False), self._reply(tf.cast(self._group.step.read_value(), tf.int32)))
-                unknown = [tf.TensorShape([None])] * len(self._types)
+                unknown = [tf.TensorShape([None])] * len(self._replied)
                 shapes = (tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([]), unknown)
                 done, dropped, *_ = tf.while_loop(
                     lambda done, _, ended, __: (done < count) & ~ended, body, start, shape_invariants=shapes, parallel_iterations=1
@@ -130,7 +138,10 @@ class Server:
         return run
 
     def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Take requests until `needed` gradients are of step `now`; return sums, who sent them, the late ones, whether ended."""
+        """Take requests until `needed` gradients are of step `now`; return sums, who sent them, the late ones, whether ended.
+
+        Rows are not added up: they come one after the other, their places before them.
+        """
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
             parts = _listed(self._requests.dequeue())
@@ -138,8 +149,12 @@ class Server:
             here = tf.range(self._workers) == worker
 
             def accept() -> tuple[Any, ...]:
-                arrived = (read_tensor(p, _ASKED, t, s) for p, t, s in zip(parts, self._sent, self._shapes, strict=True))
-                added = [total + tf.cast(one, total.dtype) for total, one in zip(sums, arrived, strict=True)]
+                arrived = [read_tensor(p, _ASKED, t, s) for p, t, s in zip(parts, self._sent, shapes, strict=True)]
+                known = len(self._types)
+                added = [total + tf.cast(one, total.dtype) for total, one in zip(sums[:known], arrived[:known], strict=True)]
+                added += [
+                    tf.concat([before, tf.cast(one, before.dtype)], 0) for before, one in zip(sums[known:], arrived[known:], strict=True)
+                ]
                 return count + 1, late, tf.constant(False), asked | here, added
 
             def answer() -> tuple[Any, ...]:
@@ -158,22 +173,37 @@ class Server:
             return tf.switch_case(kind, [accept, answer, end, pass_over])
 
         zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
+        zeros += [tensor for rows in self._rows for tensor in rows.no_rows()]
+        shapes = [*self._shapes, *(shape for rows in self._rows for shape in ([-1], [-1, rows.dimension]))]
         start = (tf.constant(0), tf.constant(0), tf.constant(False), tf.zeros([self._workers], tf.bool), zeros)
+        grows = [tf.TensorShape([None if size == -1 else size for size in shape]) for shape in shapes]
         _, late, ended, asked, sums = tf.while_loop(
-            lambda count, _, ended, *__: (count < needed) & ~ended, body, start, parallel_iterations=1
+            lambda count, _, ended, *__: (count < needed) & ~ended,
+            body,
+            start,
+            shape_invariants=(*(one.shape for one in start[:4]), grows),
+            parallel_iterations=1,
         )
         return sums, asked, late, ended
 
     def _apply(self, sums: Sequence[tf.Tensor], needed: int) -> None:
-        means = [total / tf.cast(needed, total.dtype) for total in sums]
+        known = len(self._types)
+        means = [total / tf.cast(needed, total.dtype) for total in sums[:known]]
         packs = len(self._group.variables)
-        self._group.apply(means[:packs])
+        dense = means[:packs]
+        if self._tables:
+            rows = [
+                summed(tf.IndexedSlices(values / tf.cast(needed, values.dtype), places, tf.constant([0])))
+                for places, values in zip(sums[known::2], sums[known + 1 :: 2], strict=True)
+            ]
+            dense = self._tables.apply_mean(self._group, dense, rows)
+        self._group.apply(dense)
         for average, change in zip(self._averages, means[packs:], strict=True):
             average.assign_add(change)
 
     def _reply(self, step: tf.Tensor) -> list[tf.Tensor]:
         values = [v.value.read_value() for v in self._group.variables] + [a.read_value() for a in self._averages]
-        return [write_message([step], value) for value in values]
+        return [write_message([step], value) for value in values or [tf.zeros([0])]]
 
     def _answer(self, worker: tf.Tensor, reply: Sequence[tf.Tensor]) -> None:
         queue = self.replies_to(worker)
@@ -184,7 +214,7 @@ class Server:
         queue = self.replies_to(worker)
 
         def body(count: tf.Tensor) -> tf.Tensor:
-            gone = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.uint8] * len(self._types))
+            gone = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
             with tf.control_dependencies(_listed(gone)):
                 return count + 1
 

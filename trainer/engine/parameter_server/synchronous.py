@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import clock
+from trainer.engine.embeddings.spread_tables import RowGradients
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
@@ -46,7 +47,8 @@ class SynchronousSession(ServerSession):
         averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
         with watching():
             self._servers = [
-                Server(group, mine, connection.workers, short) for group, mine in zip(self._state.groups, averages, strict=True)
+                Server(group, mine, connection.workers, short, self.tables)
+                for group, mine in zip(self._state.groups, averages, strict=True)
             ]
         self._rounds = [server.rounds(self._needed) for server in self._servers]
         self._answering = [server.answering() for server in self._servers]
@@ -210,17 +212,19 @@ class SynchronousSession(ServerSession):
                 with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way
                     began = clock.now()
                 received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
-                with tf.control_dependencies([tensors[0] for _, tensors in received]):
+                with tf.control_dependencies([step for step, _ in received]):
                     waited = clock.since(began)
                 ended = tf.reduce_any([step < 0 for step, _ in received])
                 averages = received[0][1][len(state.groups[0].packs) :]
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
                 # After the end this computes once more, in vain: cheaper than a condition around every step.
-                measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, received[0][0])
+                with tf.control_dependencies([step for step, _ in received]):  # before it a server's rows are of an earlier one
+                    measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, received[0][0])
+                rows = [one for one in gradients if isinstance(one, RowGradients)]
                 changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
                 joined = state.packed(gradients)
                 for server, (step, _), packs, extra in zip(servers, received, joined, changes, strict=True):
-                    server.send(worker, tf.where(ended, LAST, step), [*packs, *extra])
+                    server.send(worker, tf.where(ended, LAST, step), [*packs, *extra], rows)
                 with tf.control_dependencies([pack for packs in joined for pack in packs]):
                     # Not times 0: what is computed after the end may be no number.
                     added = tf.where(ended, 0.0, tf.concat([measured, [waited]], 0))

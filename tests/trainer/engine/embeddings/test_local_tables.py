@@ -11,7 +11,7 @@ from tests.trainer.engine import embedding_models
 from tests.trainer.engine.drive_embeddings import DENSE, job_of, trained
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.embeddings.local_tables import summed
+from trainer.engine.embeddings.row_updates import summed
 from trainer.engine.replicated import LocalSession
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.loading import load_workload

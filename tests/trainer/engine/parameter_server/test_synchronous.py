@@ -9,7 +9,7 @@ import pytest
 
 from tests import forked
 from tests.trainer.engine import drive_synchronous
-from tests.trainer.engine.drive_synchronous import CASES, LONGEST, ROUNDS, SLOWER, STEP_SECONDS, WORKERS
+from tests.trainer.engine.drive_synchronous import CASES, LONGEST, ROUNDS, SLOWER, STEP_SECONDS, TABLES, WORKERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the driver starts seven processes and traces a dozen functions
 
@@ -25,7 +25,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("case", sorted({**CASES, **TABLES}))
 def test_four_workers_on_two_servers_learn_what_one_process_learns_with_the_fourfold_batch(report: dict[str, Any], case: str) -> None:
     """The sums of 4 means of 8 examples and the mean of 32 round differently: 5e-6 on weights of size 1 after 50 rounds."""
     assert report["cases"][case]["step"] == ROUNDS
@@ -51,6 +51,17 @@ def test_gradients_beyond_the_needed_ones_are_dropped_and_counted(report: dict[s
     """70 rounds of 3 of 4: at most one dropped each; of a fourth that is ten times slower one for each of its steps."""
     assert 2 <= report["dropped one slower"] <= report["all seconds one slower"] / (SLOWER * STEP_SECONDS) + 4
     assert 10 <= report["dropped alike"] <= 80
+
+
+def test_rows_learn_with_a_back_up_worker_too(report: dict[str, Any]) -> None:
+    assert report["rows with a back-up"]["step"] == ROUNDS
+    assert report["rows with a back-up"]["moved"] > 1e-4
+
+
+def test_a_norm_of_rows_on_several_servers_is_refused(report: dict[str, Any]) -> None:
+    assert report["norm of rows"].startswith(
+        "train.gradients.clip_global_norm is not possible beside embedding layers on synchronous parameter servers (shared, other, wide)"
+    )
 
 
 def test_progress_shows_who_is_slow(report: dict[str, Any]) -> None:
