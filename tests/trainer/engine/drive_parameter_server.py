@@ -67,7 +67,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     from tests.trainer.engine.small import Small
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.job import Job, job
-    from trainer.engine.parameter_server import servers
+    from trainer.engine.parameter_server import packing, servers
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.worker_pool import connect
     from trainer.engine.replicated import LocalSession
@@ -75,6 +75,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     from trainer.tf_config import parse
 
     task = parse(tf_config)
+    packing.TOGETHER_BYTES = 0  # small models, too, are on both servers
     connection = connect(task)
 
     def job_of(steps: int, **settings: Any) -> Job:

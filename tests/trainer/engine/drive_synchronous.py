@@ -120,11 +120,13 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
 
     from tests.trainer.engine.small import Delayed, Small, small_job
     from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.parameter_server import packing
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.engine.parameter_server.worker_pool import connect
     from trainer.engine.replicated import LocalSession
     from trainer.tf_config import parse
 
+    packing.TOGETHER_BYTES = 0  # small models, too, are on both servers
     connection = connect(parse(here.tf_config))
 
     def session(workload: Any, needed: int, steps: int, stopped: Callable[[], bool] = lambda: False, **train: Any) -> Any:

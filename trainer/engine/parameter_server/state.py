@@ -30,6 +30,7 @@ class Group:
             # Slots stand beside their variables; Keras makes them like the variable they belong to.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
             self._build_slots()
+            self._update_beside()
             # The fused update counts atomically, so that its count is the global step: each operation with an effect
             # is one more message a step. Keras's own reads, adds and writes: workers lose each other's counts.
             self._counts = fused_updates.fuses(self.optimizer, self.variables)
@@ -46,6 +47,16 @@ class Group:
         self.optimizer.add_variable_from_reference = add_beside
         self.optimizer.build(self.variables)
         del self.optimizer.add_variable_from_reference
+
+    def _update_beside(self) -> None:
+        """Let each variable be updated where it is: else its slots would travel to `home`, and the changes back."""
+        update = self.optimizer.update_step
+
+        def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+            with tf.device(variable.device):
+                update(gradient, variable, learning_rate)
+
+        self.optimizer.update_step = update_step
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Update the variables, on the servers, with one gradient a pack; counts a step."""

@@ -18,7 +18,7 @@ def variables(*shapes: tuple[int, ...]) -> list[keras.Variable]:
 
 
 @settings(deadline=None)  # TensorFlow on a busy machine takes its time
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
+@given(st.lists(st.integers(1, 50_000), min_size=1, max_size=12), st.integers(1, 5))
 def test_every_variable_is_on_one_server_and_comes_back_whole(lengths: list[int], servers: int) -> None:
     given_variables = variables(*[(length,) for length in lengths])
     packs = packing.lay_out(given_variables, servers, flat=True)
@@ -31,9 +31,13 @@ def test_every_variable_is_on_one_server_and_comes_back_whole(lengths: list[int]
 
 
 def test_servers_hold_about_the_same() -> None:
-    packs = packing.lay_out(variables(*[(size,) for size in (100, 90, 60, 50, 40, 10)]), 2, flat=True)
+    packs = packing.lay_out(variables(*[(1000 * size,) for size in (100, 90, 60, 50, 40, 10)]), 2, flat=True)
     loads = [sum(sum(pack.sizes) for pack in packs if pack.server == server) for server in (0, 1)]
     assert max(loads) <= sum(loads) / 2 * 4 / 3  # Graham's bound for the largest first
+
+
+def test_few_bytes_stay_on_one_server() -> None:
+    assert [pack.server for pack in packing.lay_out(variables((100,), (4000,)), 2, flat=True)] == [0]
 
 
 def test_a_large_model_is_cut_into_several_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
