@@ -1,7 +1,8 @@
 """The note of which messages of a run were sent, or are being sent by somebody: none is sent twice. Pure; where the entries are kept is another matter.
 
 An entry is `{key, since, at, state, words}`: `claimed` `until` its sender has had its time, then `sent` or `failed`. A claim whose sender is gone
-is void then. It may have sent the message just before: the receiver knows a second one by its id.
+is void then. It may have sent the message just before: the receiver knows a second one by its id. A key has the channel and the start of the run:
+each start of one name tells for itself.
 """
 
 from collections.abc import Sequence
@@ -33,20 +34,30 @@ def settled(entries: Sequence[Entry], message: Message, channel: str, outcome: E
     return _with(entries, message, channel, outcome)
 
 
+def has(entries: Sequence[Entry], message: Message, channel: str) -> bool:
+    """Return whether the entries have anything on a message; not where another start has begun them anew since it was claimed."""
+    keys = [_key(key, channel, message) for key in message.keys]
+    return any(entry["key"] in keys for entry in entries)
+
+
 def words(entries: Sequence[Entry]) -> tuple[str, ...]:
     """Return in a line each how sending has ended, for people."""
     return tuple(dict.fromkeys(str(entry["words"]) for entry in entries if entry.get("words")))
 
 
+def _key(key: str, channel: str, message: Message) -> str:
+    return f"{channel} {key} {int(message.started or 0)}"
+
+
 def _with(entries: Sequence[Entry], message: Message, channel: str, told: Entry) -> list[Entry]:
-    keys = [f"{channel} {key}" for key in message.keys]
+    keys = [_key(key, channel, message) for key in message.keys]
     kept = [entry for entry in entries if entry["key"] not in keys]
     return [*kept, *({"key": key, "since": message.since, **told} for key in keys)][-_MOST:]
 
 
 def _of(entries: Sequence[Entry], key: str, channel: str, message: Message, now: float) -> Entry | None:
     """Return the entry by which a message was told, or is being told; None where none was, or that of another stall long ago."""
-    found = next((entry for entry in entries if entry["key"] == f"{channel} {key}"), None)
+    found = next((entry for entry in entries if entry["key"] == _key(key, channel, message)), None)
     if found is None or key == "ended":
         return found
     is_same = abs(float(found["since"]) - message.since) <= _SAME

@@ -1,4 +1,4 @@
-"""Tells people how a run on Kubernetes goes, each message once, by any number of watchers: what was sent is noted on the attendant's Job, or else in the record."""
+"""Tells people how a run on Kubernetes goes, each message once, by any number of watchers: what was sent is noted in the record, or else on the attendant's Job."""
 
 import base64
 import dataclasses
@@ -121,16 +121,21 @@ class Notifier:
     def _note(self, one: _OnItsWay, outcome: ledger.Entry) -> bool:
         """Note how sending a message has ended; return whether that is done, and not that somebody else was changing the note."""
         kept = self._kept()
+        entries = noted(kept[1] if kept else None)
+        if kept is None or not ledger.has(entries, one.message, one.kind):
+            return True  # the run is deleted, or another start of it keeps its own entries here now
         told = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
-        return kept is None or self._write(kept, ledger.settled(noted(kept[1]), one.message, one.kind, told))
+        return self._write(kept, ledger.settled(entries, one.message, one.kind, told))
 
     def _kept(self) -> tuple[str, Object] | None:
-        """Return kind and object on which it is noted what was sent: every watcher has to find the same."""
-        own = self._cluster.get("Job", f"{self._run}-{ATTENDANT}")
-        if own is not None:
-            return "Job", own
-        record = self._cluster.get("ConfigMap", run_record.name_of(self._run))
-        return None if record is None else ("ConfigMap", record)
+        """Return kind and object on which it is noted what was sent: every watcher has to find the same.
+
+        The record, where a launcher has made one: `kubernetes.ttl` deletes the attendant's Job.
+        """
+        for kind, name in (("ConfigMap", run_record.name_of(self._run)), ("Job", f"{self._run}-{ATTENDANT}")):
+            if (there := self._cluster.get(kind, name)) is not None:
+                return kind, there
+        return None
 
     def _write(self, kept: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
         """Write the note; return whether nobody has changed the object since it was read."""

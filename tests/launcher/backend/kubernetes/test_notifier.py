@@ -1,6 +1,7 @@
 """People are told once how a run on Kubernetes goes, by any number of watchers: what was sent is noted in the cluster."""
 
 import base64
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -22,15 +23,16 @@ from tests.hook import Server, serving
 FAILED = RunStatus("digits", "kubernetes", State.FAILED, "chief: boom", started=1.0, ended=2.0, step=7)
 
 
+RECORD, ATTENDANT = ("ConfigMap", "digits-record"), ("Job", "digits-attendant")
+
+
 class There:
-    """A namespace with the record of a run, and with its attendant's Job where that is wanted: a change is refused that was overtaken."""
+    """A namespace with the record of a run, its attendant's Job, or both: a change is refused that was overtaken."""
 
     namespace = "n"
 
-    def __init__(self, *, attendant: bool = False) -> None:
-        self.objects = {("ConfigMap", "digits-record"): made("digits-record")}
-        if attendant:
-            self.objects["Job", "digits-attendant"] = made("digits-attendant")
+    def __init__(self, *kept: tuple[str, str]) -> None:
+        self.objects = {(kind, name): made(name) for kind, name in kept or [RECORD]}
         self.time = 1000.0
         self.fails: LauncherError | None = None
         self.overtaken = 0
@@ -89,26 +91,41 @@ def look_until(one: Notifier, status: RunStatus, condition: Callable[[], object]
     return said
 
 
-def entries(there: There, kind: str = "ConfigMap", name: str = "digits-record") -> list[dict[str, Any]]:
-    return notifier.noted(there.objects[kind, name])
+def entries(there: There, kept: tuple[str, str] = RECORD) -> list[dict[str, Any]]:
+    return notifier.noted(there.objects[kept])
 
 
-@pytest.mark.parametrize("attendant", [False, True])
-def test_an_end_is_told_once_by_all_who_watch_and_by_those_who_come_later(attendant: bool) -> None:
-    there = There(attendant=attendant)
+@pytest.mark.parametrize("kept", [[RECORD], [ATTENDANT], [RECORD, ATTENDANT]])
+def test_an_end_is_told_once_by_all_who_watch_and_by_those_who_come_later(kept: list[tuple[str, str]]) -> None:
+    there = There(*kept)
     with serving(200) as server:
         first, second = watching(there, server, 60.0), watching(there, server, 60.0)
         assert [*first.look(FAILED), *second.look(FAILED)] == []
         assert (first.busy, second.busy) == (True, True)  # the second waits for what becomes of it
         assert list(first.finish(FAILED)) == []
+        if RECORD in kept:
+            there.objects.pop(ATTENDANT, None)  # by kubernetes.ttl
         third = watching(there, server)
         assert list(third.finish(FAILED)) == []
         assert (first.busy, third.busy, len(server.got)) == (False, False, 1)
     assert server.got[0][2]["text"] == "digits has failed at step 7: chief: boom"
-    kind, name = ("Job", "digits-attendant") if attendant else ("ConfigMap", "digits-record")
-    [entry] = entries(there, kind, name)
-    assert (entry["key"], entry["state"]) == ("webhook ended", "sent")
+    [entry] = entries(there, kept[0])
+    assert (entry["key"], entry["state"]) == ("webhook ended 1", "sent")
     assert entry["words"].startswith("failed: told by webhook at ")
+
+
+@pytest.mark.parametrize("is_anew", [True, False])
+def test_a_late_outcome_of_an_earlier_start_does_not_silence_the_next_one(is_anew: bool) -> None:
+    there, next_one = There(), dataclasses.replace(FAILED, started=3.0, ended=4.0)
+    with serving(200) as server:
+        earlier, later = watching(there, None), watching(there, server)
+        assert list(earlier.look(FAILED)) == []
+        if is_anew:  # by `up`; who applies the objects of a run leaves the record
+            there.objects[RECORD] = made("digits-record")
+        assert list(earlier.finish(FAILED)) == ["failed: nobody was told by webhook: the webhook was not reached: Connection refused"]
+        assert len(entries(there)) == (0 if is_anew else 1)
+        assert list(later.finish(next_one)) == []
+        assert len(server.got) == 1
 
 
 def test_one_that_was_to_be_sent_by_somebody_who_is_gone_is_sent_by_another() -> None:
