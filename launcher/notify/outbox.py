@@ -21,17 +21,21 @@ VARIABLE = "NOTIFY_WEBHOOK"
 
 @dataclass(frozen=True)
 class Channel:
-    """A way to tell people: `command`, or `webhook` by its URL or by a file that has it."""
+    """A way to tell people: `command`, which runs in `directory`, or `webhook` by its URL or by a file that has it."""
 
     kind: str  # command, webhook
     command: tuple[str, ...] = ()
+    directory: str = ""
     url: str | None = None
     url_file: str | None = None
     allow_http: bool = False
 
     def order(self, message: Message, seconds: float) -> dict[str, Any]:
         """Return what a sender is asked for that tries for `seconds`."""
-        where: dict[str, Any] = {"command": list(self.command)} if self.kind == "command" else {"allow_http": self.allow_http}
+        is_command = self.kind == "command"
+        where: dict[str, Any] = (
+            {"command": list(self.command), "directory": self.directory} if is_command else {"allow_http": self.allow_http}
+        )
         for key, value in (("url", self.url), ("url_file", self.url_file)):
             where |= {} if value is None else {key: value}
         return {"payload": message.payload(), "channel": self.kind, "seconds": seconds, **where}
@@ -91,10 +95,10 @@ def told(outcomes: Path) -> tuple[str, ...]:
     return ledger.words(list(found.values()))
 
 
-def channels(notify: Mapping[str, Any] | None, url: str | None) -> Sequence[Channel]:
+def channels(notify: Mapping[str, Any] | None, url: str | None, directory: str) -> Sequence[Channel]:
     """Return the ways to tell people that a spec's section names, as it is dumped; a webhook's alone where its URL is known."""
     given = notify or {}
-    found = [Channel("command", tuple(given["command"]))] if given.get("command") else []
+    found = [Channel("command", tuple(given["command"]), directory)] if given.get("command") else []
     if given.get("webhook") and url is not None:
         found.append(Channel("webhook", url=url, allow_http=bool(given["webhook"].get("allow_http"))))
     return found

@@ -1,7 +1,7 @@
 """Sends one message: `python -m launcher.notify.sender`, a process of its own, so that nothing that hangs holds up a run, its supervisor or a launcher.
 
-It reads an order from stdin, JSON with `payload`, `channel` (command or webhook), `seconds` for which it is tried, and `command`, or for a webhook
-`url` or `url_file`, and `allow_http`. It writes one line of JSON to stdout, how it ended, and where that is a failure a line to stderr. An URL is a
+It reads an order from stdin, JSON with `payload`, `channel` (command or webhook), `seconds` for which it is tried, and `command` with the `directory` in which it runs, or for
+a webhook `url` or `url_file`, and `allow_http`. It writes one line of JSON to stdout, how it ended, and where that is a failure a line to stderr. An URL is a
 password: no line, argument or variable has it.
 """
 
@@ -147,12 +147,16 @@ def _within(seconds: float) -> Iterator[None]:
 def _call(order: Mapping[str, Any]) -> None:
     payload, words = order["payload"], order["command"]
     within = float(order.get("ends_within", _COMMAND_ENDS_WITHIN))
+    directory = str(order.get("directory") or "")
+    if directory and not Path(directory).is_dir():
+        raise FailedError(f"{words[0]} cannot be started: there is no directory {directory}")
     try:
         process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            cwd=directory or None,
             env={**os.environ, **variables(payload)},
             start_new_session=True,
         )

@@ -20,12 +20,12 @@ _LOOK_EVERY = 5.0  # seconds, while a task is stalled
 class Teller:
     """The messages of one start of a run. `due` is when to look next, of time.monotonic; None where nothing is to be looked at."""
 
-    def __init__(self, notify: Mapping[str, Any] | None, outcomes: Path, clock: Callable[[], float] = time.time) -> None:
-        """Take the webhook's URL out of this environment, which tasks inherit; forget what an earlier start has told."""
+    def __init__(self, notify: Mapping[str, Any] | None, outcomes: Path, directory: str, clock: Callable[[], float] = time.time) -> None:
+        """Run a program in `directory`. Take the webhook's URL out of this environment, which tasks inherit; forget what an earlier start has told."""
         self.due: float | None = None
         self._clock, self._outcomes = clock, outcomes
         has_webhook = bool(notify and notify.get("webhook"))
-        self._channels = outbox.channels(notify, os.environ.pop(VARIABLE, None) if has_webhook else None)
+        self._channels = outbox.channels(notify, os.environ.pop(VARIABLE, None) if has_webhook else None, directory)
         self._due = Due()
         self._entries: list[ledger.Entry] = []
         self._sent: list[Sending] = []

@@ -184,7 +184,7 @@ class RunController:
         self._ready_by: float | None = began + plan.start_timeout if self._trains else None
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
         self._record = Record(layout.state, self._snapshot)
-        self._teller = Teller(plan.notify, layout.notified)
+        self._teller = Teller(plan.notify, layout.notified, plan.spec_dir)
         self._home = locks.Hold(layout.lock)
         self._home_seen, self._home_lost = self._started, False
         self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())

@@ -45,8 +45,8 @@ class Notify(Section):
 
     command: Command | None = Field(
         None,
-        description="A program that gets the message as JSON on stdin and in variables NOTIFY_*. A path with a slash is relative to the spec. It is run by who "
-        "keeps the run on this machine or in containers; on Kubernetes by a launcher that watches, and nowhere else.",
+        description="A program that gets the message as JSON on stdin and in variables NOTIFY_*. A path with a slash is relative to the spec. It runs in "
+        "the spec's directory, by who keeps the run on this machine or in containers; on Kubernetes by a launcher that watches, and nowhere else: `wait` runs it where it is called.",
     )
     webhook: Annotated[Webhook | None, BeforeValidator(_webhook, json_schema_input_type=Webhook)] = Field(
         None, description="A server that gets the message; on Kubernetes from the attendant, or without one from a launcher that watches."

@@ -87,6 +87,7 @@ class KubernetesBackend:
         self._marks: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
         self._notifiers: dict[str, notifier.Notifier] = {}
+        self._spec_dirs: dict[str, str] = {}  # of what this process has started
         self._stopping: list[str] = []  # in this process; one that is asked for twice twice
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
@@ -117,6 +118,7 @@ class KubernetesBackend:
         self._forget(name)
         self._ended.pop(name, None)
         self._notifiers.pop(name, None)
+        self._spec_dirs[name] = plan.spec_dir
         # Before anything is made: whatever becomes of this process, the other verbs find it.
         said = made.options.namespace is not None
         put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
@@ -244,7 +246,7 @@ class KubernetesBackend:
         found: dict[str, Callable[[], Channel]] = {}
         cluster, watcher, webhook = self._cluster(name), self._look_at(name).watcher, told.webhook
         if told.command is not None:
-            made = Channel("command", tuple(told.command))
+            made = Channel("command", tuple(told.command), self._spec_dirs.get(name) or str(Path.cwd()))
             found["command"] = lambda: made
         if webhook is not None and (not has_attendant or (watcher.attendant is not None and not watcher.is_attended())):
             found["webhook"] = lambda: notifier.of_secret(cluster, webhook)

@@ -19,7 +19,7 @@ PLACE = "T0KEN-in-the-path"
 def write(tmp_path: Path, command: str, notify: dict[str, Any], **more: Any) -> str:
     """Write a spec whose program is a shell's, and the program that is told; return the spec's name."""
     tell = tmp_path / "tell"
-    tell.write_text(f"#!/bin/sh\ncat >> {tmp_path}/told\n")
+    tell.write_text("#!/bin/sh\ncat >> told\n")  # in the directory of the spec
     tell.chmod(0o755)
     document = {"version": 1, "name": "toy", "command": ["sh", "-c", command], "notify": notify}
     document["limits"] = {"max_restarts": 0, "grace_period": "1s"} | more

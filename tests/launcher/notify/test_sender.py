@@ -35,6 +35,14 @@ def called(*command: str, seconds: float = 0.0, ends_within: float = 60.0) -> tu
     return sender.deliver(order, FAST)
 
 
+def test_a_program_runs_in_its_directory_and_one_that_is_gone_is_named(tmp_path: Path) -> None:
+    order = outbox.Channel("command", ("touch", "here"), str(tmp_path)).order(END, 0.0)
+    assert sender.deliver(order) == ("", 1)
+    assert (tmp_path / "here").exists()
+    lacking = f"touch cannot be started: there is no directory {tmp_path}/gone"
+    assert sender.deliver(order | {"directory": f"{tmp_path}/gone"}) == (lacking, 1)
+
+
 def test_a_webhook_gets_the_message_as_json() -> None:
     with serving(204) as server:
         assert posted(f"{server.address}/{PLACE}") == ("", 1)
