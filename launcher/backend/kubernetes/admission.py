@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.backend.kubernetes import diagnosis
+from launcher.backend.kubernetes import diagnosis, notifier
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.room import amount, shown
@@ -112,10 +112,14 @@ def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> 
 
 def untold(cluster: Cluster, spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     """Yield that a run's webhook has no URL, in words, with the command that makes it; without it the run goes on all the same."""
-    webhook = spec.notify.webhook if spec.notify else None
-    if webhook is not None and not _is_there(cluster, "Secret", webhook.secret):
-        words = f"there is no Secret {webhook.secret} in {cluster.words()}, which has the URL of notify.webhook: nobody is told by it"
-        yield words, f"make it: kubectl create secret generic {webhook.secret} -n {cluster.namespace} --from-literal={webhook.key}=URL"
+    if spec.notify is None or spec.notify.webhook is None:
+        return
+    try:
+        notifier.of_secret(cluster, spec.notify.webhook)
+    except notifier.NoChannelError as lacking:
+        yield f"{lacking.message}, which has the URL of notify.webhook: nobody is told by it", f"make it: {lacking.remedy}"
+    except ForbiddenError:  # the attendant's pod may mount it all the same
+        return
 
 
 def _is_there(cluster: Cluster, kind: str, name: str) -> bool:

@@ -237,10 +237,12 @@ def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     if spec.notify is None or spec.notify.webhook is None:
         return
     lacking = [warning("notify", words, remedy) for words, remedy in admission.untold(cluster, spec)]
-    if spec.kubernetes.attendant is None and not _may(cluster, "", "secrets", "get"):
+    secret, key, may = spec.notify.webhook.secret, spec.notify.webhook.key, _may(cluster, "", "secrets", "get")
+    if spec.kubernetes.attendant is None and not may:
         words = "you may not read Secrets, and there is no attendant: nobody tells the webhook"
         lacking.append(warning("notify", words, "write `kubernetes: {attendant: true}`, whose pod mounts the Secret"))
-    yield from lacking or [ok("notify", f"the Secret {spec.notify.webhook.secret} is there")]
+    there = f"the Secret {secret} is there, with its key {key}"
+    yield from lacking or [ok("notify", there if may else f"the attendant's pod mounts the Secret {secret}, which you may not read")]
 
 
 def _storage(cluster: Cluster, made: Run) -> Iterator[Finding]:

@@ -165,7 +165,10 @@ def of_secret(cluster: Cluster, webhook: Webhook) -> Channel:
     try:
         url = base64.b64decode(((made or {}).get("data") or {})[webhook.key], validate=True).decode()
     except (KeyError, ValueError):
-        what = f"the Secret {webhook.secret}" if made is None else f"the key {webhook.key} in the Secret {webhook.secret}"
-        remedy = f"kubectl create secret generic {webhook.secret} -n {cluster.namespace} --from-literal={webhook.key}=URL"
-        raise NoChannelError(f"there is no {what.removeprefix('the ')} in {cluster.words()}", remedy) from None
+        what, of = f"Secret {webhook.secret}", f"-n {cluster.namespace}"
+        remedy = f"kubectl create secret generic {webhook.secret} {of} --from-literal={webhook.key}=URL"
+        if made is not None:
+            added = json.dumps({"stringData": {webhook.key: "URL"}})
+            what, remedy = f"key {webhook.key} in the {what}", f"kubectl patch secret {webhook.secret} {of} --patch '{added}'"
+        raise NoChannelError(f"there is no {what} in {cluster.words()}", remedy) from None
     return Channel("webhook", url=url, allow_http=webhook.allow_http)

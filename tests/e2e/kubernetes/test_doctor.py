@@ -35,14 +35,17 @@ def test_everything_that_a_spec_lacks_there_is_named(namespace: Namespace, tmp_p
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         "version: 1\nname: greedy\nroles: {chief: {cpu: 900}}\nimage: no-such/image:1\ntrain: {workload: mnist_mlp}\n"
-        "storage: {class: no-such}\nkubernetes: {image_pull_policy: Never}\n"
+        "storage: {class: no-such}\nkubernetes: {image_pull_policy: Never}\nnotify: {webhook: {secret: hook}}\n"
     )
+    namespace.kubectl("create", "secret", "generic", "hook", "--from-literal=address=https://example.com")
     code, found = doctor(namespace.name, str(spec))
     assert code == 1
     assert found["capacity"] == ("problem", "no node has room for 1 chief")
     assert found["storage"] == ("problem", "there is no storage class no-such")
     assert found["image"][0] == "problem"
     assert "ErrImageNeverPull" in found["image"][1]
+    assert found["notify"][0] == "warning"
+    assert found["notify"][1].startswith("there is no key url in the Secret hook in ")
 
 
 def test_a_class_without_volumes_for_many_nodes_is_named_with_both_ways_out(launcher: Launcher, tmp_path: Path) -> None:

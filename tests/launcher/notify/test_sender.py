@@ -36,6 +36,7 @@ def called(*command: str, seconds: float = 0.0, ends_within: float = 60.0) -> tu
 
 
 def test_a_program_runs_in_its_directory_and_one_that_is_gone_is_named(tmp_path: Path) -> None:
+    assert END is not None
     order = outbox.Channel("command", ("touch", "here"), str(tmp_path)).order(END, 0.0)
     assert sender.deliver(order) == ("", 1)
     assert (tmp_path / "here").exists()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import notifier
+from launcher.backend.kubernetes import admission, notifier
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.notifier import NOTE, NoChannelError, Notifier
@@ -17,6 +17,7 @@ from launcher.errors import LauncherError
 from launcher.notify.message import SETTLES
 from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
+from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Webhook
 from tests.hook import Server, serving
 
@@ -197,19 +198,28 @@ def test_a_stall_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "data, words",
+    "data, words, remedy",
     [
-        (None, "there is no Secret hook in namespace n"),
-        ({"other": "eA=="}, "there is no key url in the Secret hook in namespace n"),
+        (None, "there is no Secret hook in namespace n", "kubectl create secret generic hook -n n --from-literal=url=URL"),
+        (
+            {"other": "eA=="},
+            "there is no key url in the Secret hook in namespace n",
+            """kubectl patch secret hook -n n --patch '{"stringData": {"url": "URL"}}'""",
+        ),
     ],
 )
-def test_a_secret_that_is_not_there_is_named_with_what_makes_it(data: dict[str, str] | None, words: str) -> None:
+def test_a_secret_or_key_that_is_not_there_is_named_with_what_makes_it(data: dict[str, str] | None, words: str, remedy: str) -> None:
     there = There()
     if data is not None:
         there.objects["Secret", "hook"] = {"data": data}
     with pytest.raises(NoChannelError) as lacking:
         notifier.of_secret(cast("Cluster", there), Webhook(secret="hook"))  # noqa: S106  its name
-    assert (lacking.value.message, lacking.value.remedy) == (words, "kubectl create secret generic hook -n n --from-literal=url=URL")
+    assert (lacking.value.message, lacking.value.remedy) == (words, remedy)
+    values = {"version": 1, "name": "digits", "train": {"workload": "mnist_mlp"}, "notify": {"webhook": {"secret": "hook"}}}
+    told = list(admission.untold(cast("Cluster", there), ClusterSpec.model_validate(values)))
+    assert told == [(f"{words}, which has the URL of notify.webhook: nobody is told by it", f"make it: {remedy}")]
+    there.fails = ForbiddenError("you may not get secrets", "have that allowed", "rule")
+    assert list(admission.untold(cast("Cluster", there), ClusterSpec.model_validate(values))) == []
 
 
 def test_the_url_is_read_from_the_secret() -> None:
