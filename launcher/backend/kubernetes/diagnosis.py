@@ -110,6 +110,7 @@ _SHARED = (
     "offers ReadWriteMany"
 )
 _VOLUME_ELSEWHERE = "the volume is on another node: free that one, or use ReadWriteMany"
+_VOLUME = re.compile(r'for volume "([^"]+)"')
 _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
 
 
@@ -127,8 +128,8 @@ def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] =
 def of_events(events: Iterable[Object]) -> Diagnosis | None:
     """Return what warnings tell, the newest first: of a Job that may not make pods, of a claim that is not served, of a mount."""
     told = list(events)
-    attached = max((event_time(event) for event in told if event.get("reason") == "SuccessfulAttachVolume"), default="")
-    over = [event for event in told if event.get("reason") == "FailedAttachVolume" and event_time(event) <= attached]
+    failing = attaching(told)
+    over = [event for event in told if event.get("reason") == "FailedAttachVolume" and event not in failing]
     warnings = sorted((event for event in told if event.get("type") == "Warning" and event not in over), key=event_time, reverse=True)
     for event in warnings:
         message = str(event.get("message", ""))
@@ -139,6 +140,21 @@ def of_events(events: Iterable[Object]) -> Diagnosis | None:
         if event.get("reason") in {"FailedCreate", "FailedMount", "FailedAttachVolume", "ProvisioningFailed", "FailedScheduling"}:
             return Diagnosis("event", f"{event['reason']}: {_line(str(event.get('message', '')))}", "see kubectl get events")
     return None
+
+
+def attaching(events: Iterable[Object]) -> list[Object]:
+    """Return of each volume of a pod the last event, where that is that it could not be attached; one attached since says so by an event, too."""
+    last: dict[str, Object] = {}
+    for event in sorted(events, key=lambda event: (event_time(event), event.get("reason") == "SuccessfulAttachVolume")):
+        if event.get("reason") in {"FailedAttachVolume", "SuccessfulAttachVolume"}:
+            last[volume_of(event)] = event
+    return [event for event in last.values() if event["reason"] == "FailedAttachVolume"]
+
+
+def volume_of(event: Object) -> str:
+    """Return the name of the volume that an event is about, empty where it names none."""
+    found = _VOLUME.search(str(event.get("message", "")))
+    return found[1] if found else ""
 
 
 def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:

@@ -26,7 +26,7 @@ _RELEASE = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"stat
 
 
 def of_pod(
-    pod: Object, pods: Sequence[Object], claims: Iterable[Object], events: Iterable[Object], *, has_led: bool = False
+    pod: Object, pods: Sequence[Object], claims: Sequence[Object], events: Iterable[Object], *, has_led: bool = False
 ) -> Diagnosis | None:
     """Return what keeps a pod that waits from the node of its volume, None where that is not the reason or the node is not known.
 
@@ -40,7 +40,10 @@ def of_pod(
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _NOT_BESIDE in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
         return _beside(pod, pods, message, has_led=has_led)
-    return _attached(pod, pods, _attaching(events))
+    held = [event for event in diagnosis.attaching(events) if _ATTACHED.search(str(event.get("message", "")))]
+    found = [_attached(pod, pods, claims, event) for event in held]
+    words, remedies = ("; ".join(dict.fromkeys(one[part] for one in found)) for part in (0, 1))
+    return Diagnosis("storage", words, remedies) if found else None
 
 
 def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
@@ -114,38 +117,31 @@ def _is_followed(pod: Object) -> bool:
     return VOLUME_LABEL in labels and labels.get(COMPONENT) != HOUSEKEEPING
 
 
-def _attaching(events: Iterable[Object]) -> str:
-    """Return the last word on a pod's volume, where that is that another node has it; a volume that was attached since says so by an event, too."""
-    about = [event for event in events if str(event.get("reason")).endswith("AttachVolume")]
-    message = str(max(about, key=diagnosis.event_time).get("message", "")) if about else ""
-    return message if _ATTACHED.search(message) else ""
-
-
-def _attached(pod: Object, pods: Sequence[Object], message: str) -> Diagnosis | None:
-    if not message:
-        return None
-    mine = _claims(pod)
-    if users := _USED_BY.search(message):
+def _attached(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:
+    """Return in words that another node has a volume of a pod, as an event says, and what frees it."""
+    volume, all_mine = diagnosis.volume_of(event), _claims(pod)
+    bound = {one["metadata"]["name"] for one in claims if one.get("spec", {}).get("volumeName") == volume}
+    mine = all_mine & bound or all_mine
+    its = f"its volume {min(all_mine & bound, default=volume)}" if len(all_mine) > 1 else "its volume"
+    if users := _USED_BY.search(str(event.get("message", ""))):
         names = {one["metadata"]["name"] for one in pods}
         if not names & set(re.split(r"[ ,]+", users[1])):  # of another run, or somebody else's
-            return Diagnosis("storage", f"its volume is in use on another node, by {users[1]}", "it is free when that pod has ended")
+            return f"{its} is in use on another node, by {users[1]}", "it is free when that pod has ended"
     nodes = [_node(one) for one in pods if one is not pod and mine & _claims(one) and _node(one) not in {"", _node(pod)}]
     if not nodes:
-        return Diagnosis(
-            "storage",
-            "its volume is still attached to a node where no pod of the run is any more, as of a node that was lost",
+        freed = (
             "Kubernetes detaches it some six minutes after it has lost a node; kubectl get volumeattachments names the node, and kubectl delete node "
-            "NODE detaches it at once where that is gone for good",
+            "NODE detaches it at once where that is gone for good"
         )
+        return f"{its} is still attached to a node where no pod of the run is any more, as of a node that was lost", freed
     node = nodes[-1]
     if not _is_lost(node, pods):
-        return Diagnosis("storage", f"its volume is in use on the node {node}", "it is free when the pod there has ended")
-    return Diagnosis(
-        "storage",
-        f"its volume is still attached to the node {node}, which is lost",
+        return f"{its} is in use on the node {node}", "it is free when the pod there has ended"
+    freed = (
         f"Kubernetes detaches it some six minutes after it has lost the node; at once: kubectl taint node {node} "
-        f"node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete node {node}",
+        f"node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete node {node}"
     )
+    return f"{its} is still attached to the node {node}, which is lost", freed
 
 
 def _scheduling(pod: Object) -> str:

@@ -193,6 +193,15 @@ def test_warnings_are_recognised(warning: str, golden: Golden) -> None:
     assert found.remedy
 
 
+def test_a_volume_that_was_attached_since_says_nothing_of_another_one() -> None:
+    at = "2026-01-01T00:00:0{}Z".format
+    failed = {"type": "Warning", "reason": "FailedAttachVolume", "message": EVENTS["attached elsewhere"][1], "lastTimestamp": at(0)}
+    other = {"type": "Normal", "reason": "SuccessfulAttachVolume", "message": 'AttachVolume.Attach succeeded for volume "pvc-2"'}
+    other["lastTimestamp"] = at(1)
+    assert diagnosis.of_events([failed, other]) is not None
+    assert diagnosis.of_events([failed, other | {"message": 'AttachVolume.Attach succeeded for volume "pvc-1"'}]) is None
+
+
 def test_the_newest_warning_is_told_and_one_that_is_not_known_as_it_is(golden: Golden) -> None:
     old = {"type": "Warning", "reason": "FailedMount", "message": 'secret "a" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
     new = {"type": "Warning", "reason": "FailedMount", "message": 'secret "b" not found', "lastTimestamp": "2026-01-01T00:01:00Z"}

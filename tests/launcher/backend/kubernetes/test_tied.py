@@ -20,6 +20,9 @@ from tests.launcher.backend.kubernetes.objects import COMPLETE, NOW, ended, even
 OTHERS = "0/4 nodes are available: 1 node(s) had untolerated taint(s), 3 node(s) didn't match PersistentVolume's node affinity."
 BEFORE = "0/4 nodes are available: 1 node(s) were unschedulable, 3 node(s) had volume node affinity conflict. preemption: 0/4"
 BESIDE = "0/4 nodes are available: 1 Insufficient cpu, 3 node(s) didn't match pod affinity rules."
+# As the controller that attaches volumes writes it.
+EXCLUSIVE = 'Multi-Attach error for volume "{}" Volume is already exclusively attached to one node and can\'t be attached to another'
+SUCCEEDED = 'AttachVolume.Attach succeeded for volume "{}"'
 LOCAL_PATH = "rancher.io/local-path"
 
 
@@ -95,8 +98,9 @@ def test_a_pod_that_holds_others_to_a_lost_node_is_named_with_the_command_that_f
 
 def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node(golden: Golden) -> None:
     new = waiting("chief", node="node-1")
-    said = 'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be attached to another'
-    warning = event("FailedAttachVolume", said, "2026-01-01T00:09:01Z", uid=new["metadata"]["uid"]) | {"type": "Warning"}
+    warning = event("FailedAttachVolume", EXCLUSIVE.format("pvc-1"), "2026-01-01T00:09:01Z", uid=new["metadata"]["uid"]) | {
+        "type": "Warning"
+    }
     task = told(lost("chief", "node-3"), new, events=(warning,))
     golden(task.reason)
     assert "kubectl taint node node-3 node.kubernetes.io/out-of-service" in task.remedy
@@ -105,9 +109,31 @@ def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node(golden:
     gone = told(new, events=(warning,))  # the pod that used it is there no more
     golden(gone.reason)
     assert "kubectl get volumeattachments names the node" in gone.remedy
-    attached = event("SuccessfulAttachVolume", "AttachVolume.Attach succeeded", "2026-01-01T00:09:31Z", uid=new["metadata"]["uid"])
+    attached = event("SuccessfulAttachVolume", SUCCEEDED.format("pvc-1"), "2026-01-01T00:09:31Z", uid=new["metadata"]["uid"])
     assert told(new, events=(warning, attached)).reason == ""
     assert told(new, events=(attached, warning | {"lastTimestamp": "2026-01-01T00:09:40Z"})).reason == gone.reason
+
+
+def test_of_two_volumes_each_is_told_by_what_was_said_of_it() -> None:
+    new = waiting("chief", node="node-1")
+    new["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "pictures"}})
+    bound = [claim() | {"spec": {"volumeName": "pvc-1"}}, {"metadata": {"name": "pictures"}, "spec": {"volumeName": "pvc-2"}}]
+
+    def said(reason: str, message: str, second: int) -> dict[str, Any]:
+        kind = {"type": "Warning" if reason.startswith("Failed") else "Normal"}
+        return event(reason, message, f"2026-01-01T00:09:0{second}Z", uid=new["metadata"]["uid"]) | kind
+
+    def reason(*events: dict[str, Any]) -> str:
+        pods = [lost("chief", "node-3"), new]
+        (task,) = pod_status.status(ClusterSnapshot("digits", [job("chief")], pods, bound, events), NOW).tasks
+        return task.reason
+
+    mine = said("FailedAttachVolume", EXCLUSIVE.format("pvc-1"), 1)
+    others = said("FailedAttachVolume", 'Multi-Attach error for volume "pvc-2" Volume is already used by pod(s) reader', 2)
+    first, second = "its volume digits is still attached to the node node-3", "its volume pictures is in use on another node, by reader"
+    assert reason(mine, others) == f"1m: {first}, which is lost; {second}"
+    assert reason(mine, others, said("SuccessfulAttachVolume", SUCCEEDED.format("pvc-2"), 3)) == f"1m: {first}, which is lost"
+    assert reason(mine, others, said("SuccessfulAttachVolume", SUCCEEDED.format("pvc-1"), 3)) == f"1m: {second}"
 
 
 def test_a_volume_that_another_pod_uses_is_told_with_that(golden: Golden) -> None:
