@@ -43,12 +43,28 @@ class Record:
         """Keep space for the last state. Raises OSError when there is none."""
         self._reserves = True
         try:
-            # Not zeros: a file system that compresses would not keep space for those.
-            self._reserve.write_bytes(os.urandom(_RESERVE))
+            self._fill_reserve()
         except OSError:
             with contextlib.suppress(OSError):
                 self._reserve.unlink()
             raise
+
+    def _fill_reserve(self) -> None:
+        """Raises OSError where there is no room; as much of the space as there was is kept then."""
+        with self._reserve.open("ab", buffering=0) as file:
+            # Not zeros: a file system that compresses would not keep space for those.
+            left = os.urandom(max(0, _RESERVE - file.tell()))
+            while left:
+                left = left[file.write(left) :]
+
+    def _keep_reserve(self) -> bool:
+        """Keep the space again where it was used, as much of it as nobody else has taken; return whether all of it is there."""
+        if self._reserves:
+            try:
+                self._fill_reserve()
+            except OSError:
+                return False
+        return True
 
     def changed(self, *, at_once: bool = True) -> None:
         """Note that there is something to write."""
@@ -70,13 +86,10 @@ class Record:
             saved = self._save_in_reserve(snapshot)
             self.due = self._written + _AGAIN
             return saved
-        self.due = None
         if self._failing_since is not None:
             say(f"the state can be written again, after {self._written - self._failing_since:.0f} s")
             self._failing_since = None
-        if self._reserves and not self._reserve.exists():
-            with contextlib.suppress(OSError):
-                self.reserve()
+        self.due = None if self._keep_reserve() else self._written + _AGAIN
         return True
 
     def _note_failure(self, error: OSError) -> None:
@@ -92,8 +105,8 @@ class Record:
             state_file.write(self._path, snapshot)
         except OSError:
             return False
-        with contextlib.suppress(OSError):  # somebody else has taken it: as long as the disk is full, the last state has none
-            self.reserve()
+        finally:
+            self._keep_reserve()
         return True
 
     def save_at_last(self) -> None:

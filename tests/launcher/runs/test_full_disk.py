@@ -107,6 +107,30 @@ def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: 
     ]
 
 
+def test_the_space_is_kept_again_as_soon_as_there_is_room(disk: Path) -> None:
+    now, reserve, more = [1000.0], disk / "reserve", disk / "more"
+    reason = ["x" * 300_000]
+    record = Record(
+        disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.RUNNING, reason=reason[0]), "here"), lambda: now[0]
+    )
+    record.reserve()
+    whole = reserve.stat().st_size
+    fill(disk)
+    assert not record.save()  # not even in that space
+    assert reserve.stat().st_size == whole
+    reserve.unlink()
+    more.write_bytes(bytes(whole - 100_000))  # somebody has taken most of it
+    reason[0] = "x"
+    assert record.save()
+    assert 0 < reserve.stat().st_size < whole
+    assert record.due == now[0] + 2
+    (disk / "filler").unlink()
+    now[0] += 2
+    assert record.save_if_due()
+    assert reserve.stat().st_size == whole
+    assert record.due is None
+
+
 def test_a_last_state_has_its_space_though_others_have_taken_the_room(disk: Path) -> None:
     record = Record(disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.SUCCEEDED), "here"))
     record.reserve()
