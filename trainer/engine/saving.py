@@ -21,6 +21,7 @@ _DELAY = (1.0, 30.0)  # seconds until a retry: first, and at most; doubled each 
 _LAST_DELAY = 5.0  # the most for the last state of all, which may have no more than a grace period
 _REPORT_AGAIN = 60.0  # seconds after which the same failure is reported once more
 _LOOK_EVERY = 0.05
+_savers: list["Saver"] = []  # of this process
 _MARGIN = 5.0  # seconds of the grace period, at most half of it, that are left for saying what was lost, and for ending
 
 
@@ -32,6 +33,12 @@ class Patience:
     grace: float = 30.0
     silent: float = 10.0
     first_delay: float = _DELAY[0]
+
+
+def let_end() -> None:
+    """Let saves that are under way end, as `Saver.wait` does: for who is about to end the process."""
+    for saver in _savers:
+        saver.wait()
 
 
 class Saver:
@@ -51,6 +58,7 @@ class Saver:
         self._told = -math.inf
         self._delay, self._retry_at = 0.0, math.inf
         self.last: int | None = None if checkpoints.latest is None else step_of(checkpoints.latest)
+        _savers.append(self)
         for work in (self._write_on, self._watch):
             threading.Thread(target=work, name="saving", daemon=True).start()
 

@@ -1,6 +1,7 @@
 """Saves on volumes that are full, read-only or do not answer: training goes on, it is said at once, and nothing is lost."""
 
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small
+from tests.trainer.engine.small import Small, small_job
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.volumes import Volume, volume
-from trainer.engine import evaluations, loop, saving
-from trainer.engine.checkpoints import NoRoomError, list_checkpoints
+from trainer.engine import evaluations, loop, model_ops, saving
+from trainer.engine.checkpoints import Captured, Checkpoints, NoRoomError, list_checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.export import BestModel
+from trainer.engine.parameter_server import server_watch
 from trainer.engine.replicated import LocalSession
 from trainer.engine.session import SaveError, StopError
 from trainer.events import Reporter, render
@@ -149,6 +151,46 @@ def test_a_volume_that_does_not_answer_holds_up_no_step(
 
 
 @pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_task_that_a_lost_ps_ends_lets_its_save_end_and_one_that_hangs_is_never_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    begun, goes_on, left = threading.Event(), threading.Event(), list[list[str]]()
+
+    class Held(Captured):
+        def chunks(self, name: str) -> Iterator[bytes]:
+            for chunk in super().chunks(name):
+                yield chunk[: len(chunk) // 2]
+                begun.set()
+                goes_on.wait(60)
+                yield chunk[len(chunk) // 2 :]
+
+    class Slow(Checkpoints):
+        def capture(self, *of: Any) -> Captured:
+            return Held(**vars(super().capture(*of)))
+
+    state = model_ops.build(Small({}), small_job(1))
+    checkpoints = Slow(tmp_path, state.model, state.optimizer, 3)
+    saver = saving.Saver(checkpoints, Reporter("chief"), saving.Patience(silent=60.0 if ends else 0.5), lambda *_: None)
+    monkeypatch.setattr(saving, "_savers", [saver])
+    monkeypatch.setattr(os, "_exit", lambda code: left.append([str(code), *list_checkpoints(tmp_path)]))
+    assert saver.save(7)
+    assert begun.wait(60)
+    if ends:
+        threading.Timer(0.5, goes_on.set).start()
+    try:
+        server_watch.leave(Reporter("chief"), "ps-0 was lost")
+        assert left == [["75", *[str(tmp_path / "ckpt-7")] * ends]]
+        copy = tmp_path / "as it is left"
+        shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns(copy.name))
+        restored = Checkpoints(copy, state.model, state.optimizer, 3).restore(print)
+        assert (restored and restored.step) == (7 if ends else None)
+        assert ends or not list(copy.glob("ckpt-*"))
+    finally:
+        goes_on.set()
+        saver.wait()
+
+
 def test_a_run_ends_when_nothing_could_be_saved_for_the_timeout(disk: Path) -> None:
     told = r"the last checkpoint is of step 10: nothing could be saved to .*checkpoints \(No space left on device\) for 3 s"
     with pytest.raises(SaveError, match=told):

@@ -23,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer import error_file
+from trainer.engine import saving
 from trainer.engine.manual import watchdog
 from trainer.engine.parameter_server.servers import leaving_file
 from trainer.engine.session import PeerLostError
@@ -181,7 +182,8 @@ def _peer(connection: socket.socket) -> tuple[str, int]:
 
 
 def leave(report: Reporter, reason: str) -> None:
-    """End this process as one whose peer was lost: it waits inside TensorFlow, which nothing interrupts."""
+    """End this process as one whose peer was lost: it waits inside TensorFlow, which nothing interrupts. A save that is under way may end."""
+    saving.let_end()
     print(reason, file=sys.stderr)
     error_file.write(reason, "" if report.start is None else str(report.start))
     with suppress(OSError):
