@@ -77,3 +77,4 @@ class Plan:
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to
     notify: dict[str, Any] | None = None  # who is told of it: the spec's section
+    restarts_stalled: bool = False  # tasks without progress are started again

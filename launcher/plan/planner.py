@@ -109,6 +109,7 @@ def plan(
         notices=(*notices, *left_out(spec, target)),
         spec_dir=str(common.spec_dir),
         notify=spec.notify.model_dump(mode="json") if spec.notify else None,
+        restarts_stalled=limits.on_stall == "restart",
     )
 
 

@@ -25,6 +25,7 @@ from launcher.runs.process_identity import Identity
 from launcher.runs.progress import Progress
 from launcher.runs.reasons import with_remedy
 from launcher.runs.restart_policy import Verdict
+from launcher.runs.stalled_tasks import silent_servers
 from launcher.runs.state_file import Snapshot
 from launcher.runs.state_writer import Record, say
 from launcher.runs.status import Location, RunStatus, State
@@ -78,6 +79,10 @@ class ControlledTask(ABC):
     @abstractmethod
     def kill(self) -> None:
         """End it, and all it started, now."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End it now, to be started again by what follows from that."""
 
     @abstractmethod
     def verdict(self, code: int) -> Verdict:
@@ -259,6 +264,7 @@ class RunController:
         self._record.changed(at_once=changed)
         if changed and event["event"] == "stalled":
             self._teller.stalled()
+            self._interrupt_frozen(told_of, event)
         if self._progress.ready:
             self._ready_by = None
         if changed and own and event["event"] == "restarting":
@@ -363,6 +369,15 @@ class RunController:
         for peer in self._tasks.values():
             if peer is not task and self._state(peer.name) is State.SUCCEEDED and peer.task.role != "evaluator":
                 peer.restart_later(f"{task.name} is started again and needs it", counts=False)
+
+    def _interrupt_frozen(self, waiting: ControlledTask, event: Event) -> None:
+        """Have servers started again that do not answer, where the user wants that: one whose parent is frozen with it cannot do so itself."""
+        for name in silent_servers(event) if self._plan.restarts_stalled and not self._ending else ():
+            task = self._tasks.get(name)
+            if task is not None and task.running and not task.tracker.stall.doing:
+                task.tracker.failure = f"it did not answer, and {waiting.name} waited for it"
+                say(f"{name} is killed, to be started again: {task.tracker.failure}")
+                task.interrupt()
 
     def _finish(self) -> None:
         """Let the other tasks end by themselves, and ask those to that have not after their time."""

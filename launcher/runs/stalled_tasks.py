@@ -40,6 +40,11 @@ class Stall:
         return replace(task, heard=self.heard)
 
 
+def silent_servers(event: Event) -> list[str]:
+    """Return the tasks that do not answer one that makes no progress, by its `stalled`; none where it waits for no server."""
+    return text(event, "place").split(", ") if text(event, "doing") == "servers" else []
+
+
 def culprits(status: RunStatus) -> list[TaskStatus]:
     """Return the tasks that hold up a run: of those that are stalled, one that waits for others does not, unless all do."""
     stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]

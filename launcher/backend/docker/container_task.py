@@ -156,6 +156,11 @@ class ContainerTask(ControlledTask):
         with self._noted("killing"):
             self.container().kill()
 
+    def interrupt(self) -> None:
+        """Kill its container, paused or not; the engine leaves that ended."""
+        with self._noted("killing"):
+            self.container().kill()
+
     def stop(self, grace: float) -> None:
         """Have the engine stop it, on a thread, and kill it after `grace` seconds. It is asked until the engine has done so."""
         self.stop_at = time.monotonic() + _ASK_AGAIN

@@ -147,6 +147,11 @@ class ProcessTask(ControlledTask):
             self._killed, self.kill_at = True, time.monotonic() + _KILL_AGAIN
             process_identity.kill_session(self._process.pid)
 
+    def interrupt(self) -> None:
+        """Kill the process and all it started: what is frozen hears nothing else."""
+        if self._process:
+            process_identity.kill_session(self._process.pid)
+
     def verdict(self, code: int) -> Verdict:
         """Return what follows from this exit; code 75 is the parent's own, and the program's would be another."""
         return self.verdict_by_rule(code, "on_failure" if code == ExitCode.PEER_LOST else self.task.restart.when)

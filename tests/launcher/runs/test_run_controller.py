@@ -48,6 +48,10 @@ class Placed(ControlledTask):
         """Note it."""
         self.done_to.append("kill")
 
+    def interrupt(self) -> None:
+        """Note it."""
+        self.done_to.append("interrupt")
+
     def never_again(self) -> None:
         """Note it."""
         self.done_to.append("never again")
@@ -98,7 +102,13 @@ class Made:
     """A run of a test."""
 
     def __init__(
-        self, directory: Path, *names: str, strategy: Strategy = "parameter_server", scope: Scope = "alone", most: int = 3
+        self,
+        directory: Path,
+        *names: str,
+        strategy: Strategy = "parameter_server",
+        scope: Scope = "alone",
+        most: int = 3,
+        restarts_stalled: bool = False,
     ) -> None:
         self.layout = RunPaths(directory / "run")
         self.layout.tasks.mkdir(parents=True)
@@ -108,7 +118,8 @@ class Made:
             Task(name, name.partition("-")[0], 0, "", {}, (), {}, Resources(), rule, mounts_run_dir=False)  # type: ignore[arg-type]
             for name in names
         )
-        plan = Plan("run", "local", strategy, "", tasks, str(self.layout.run_dir), 600.0, 30.0, None, (names[0],))
+        where, decisive = str(self.layout.run_dir), (names[0],)
+        plan = Plan("run", "local", strategy, "", tasks, where, 600.0, 30.0, None, decisive, restarts_stalled=restarts_stalled)
         self.tasks = {task.name: Placed(task, self.layout.log(task.name)) for task in tasks}
         self.script = Script(list(self.tasks.values()))
         self.run = RunController(self.layout, plan, self.script.tasks, self.script)
@@ -183,6 +194,29 @@ def test_who_asks_twice_or_at_once_has_every_task_killed(tmp_path: Path, signals
     assert found == dict.fromkeys(("chief", "ps-0"), (State.STOPPED, "killed"))
     assert made.script.outcome is not None
     assert made.script.outcome.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_server_that_does_not_answer_is_started_again_and_not_one_whose_own_parent_sees_to_it(tmp_path: Path, restarts: bool) -> None:
+    made = Made(tmp_path, "chief", "worker-0", "ps-0", "ps-1", restarts_stalled=restarts)
+
+    def stalled(task: str, doing: str, place: str = "") -> Callable[[], None]:
+        event = {"event": "stalled", "time": 1.0, "task": task, "seconds": 60.0, "doing": doing, "place": place}
+        return lambda: made.run.told(made.tasks[task], event)
+
+    frozen: list[list[str]] = []
+    made.keep(
+        stalled("worker-0", "peers"),
+        stalled("ps-1", "stopped"),
+        stalled("chief", "servers", "ps-0, ps-1"),
+        lambda: frozen.extend(task.done_to for task in made.script.tasks),
+        made.end(**{"ps-0": 137}) if restarts else lambda: None,
+        lambda: made.run.asked(signal.SIGQUIT),
+        made.end(**({} if restarts else {"ps-0": 137}), chief=137, **{"worker-0": 137, "ps-1": 137}),
+    )
+    told = made.tasks["ps-0"].tracker.restarts
+    assert [restart.cause for restart in told] == ["it did not answer, and chief waited for it"] * restarts
+    assert [task.name for task in made.script.tasks if "interrupt" in task.done_to] == ["ps-0"] * restarts
 
 
 def test_a_stop_after_the_work_is_done_asks_those_at_once_that_had_time_to_end_by_themselves(tmp_path: Path, golden: Golden) -> None:
