@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+# Of a disk, and how the trainer's `save_failed` begins to name the cause.
+FAULTS = {"full": "No space left on device", "read-only": "Read-only file system", "frozen": "it has not answered since"}
 _TOOLS = ("mkfs.ext4", "fsfreeze", "losetup")
 
 
@@ -47,18 +50,39 @@ class Volume:
         """Have them go on."""
         subprocess.run(["fsfreeze", "--unfreeze", self.place], check=True)
 
+    @contextmanager
+    def failing(self, fault: str) -> Iterator[None]:
+        """Have one of FAULTS for a `with` block."""
+        ways: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+            "full": (self.fill, self.free),
+            "read-only": (partial(self.remount, "ro"), partial(self.remount, "rw")),
+            "frozen": (self.freeze, self.thaw),
+        }
+        begin, end = ways[fault]
+        begin()
+        try:
+            yield
+        finally:
+            end()
+
+
+@contextmanager
+def mounted(device: str, place: Path) -> Iterator[Volume]:
+    """Mount a device; another place where it is mounted has the same file system."""
+    place.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", device, place], check=True)
+    try:
+        yield Volume(place)
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", place], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["umount", "-l", place], check=True)
+
 
 @contextmanager
 def volume(place: Path, image: Path, size: int = 8_000_000, owner: int = 0) -> Iterator[Volume]:
     """Mount a disk of so many bytes, kept in the file `image`; skip the test where that cannot be done."""
-    with device(image, size, owner) as disk:
-        place.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", disk, place], check=True)
-        try:
-            yield Volume(place)
-        finally:
-            subprocess.run(["fsfreeze", "--unfreeze", place], check=False, stderr=subprocess.DEVNULL)
-            subprocess.run(["umount", "-l", place], check=True)
+    with device(image, size, owner) as disk, mounted(disk, place) as made:
+        yield made
 
 
 @contextmanager

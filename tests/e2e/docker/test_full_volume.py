@@ -1,6 +1,7 @@
-"""A run whose volume is a small disk that is full for a while: training goes on, it is told, and later steps are saved."""
+"""A run whose volume is a small disk that is full, read-only and frozen, each for a while: training goes on, it is told, and later steps are saved."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from launcher.docker_cli import docker
 from launcher.render import labels
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import ROOT, cleaned, unique
-from tests.volumes import volume
+from tests.volumes import FAULTS, volume
+from trainer.events import Event
 
 pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(600)]
 
@@ -26,7 +28,7 @@ SPEC: dict[str, Any] = {
 }
 
 
-def test_a_volume_that_is_full_for_a_while_costs_no_step(image: Built, tmp_path: Path) -> None:
+def test_a_volume_that_takes_nothing_for_a_while_costs_no_step(image: Built, tmp_path: Path) -> None:
     del image
     name = unique("full")
     file = tmp_path / f"{name}.yaml"
@@ -37,19 +39,24 @@ def test_a_volume_that_is_full_for_a_while_costs_no_step(image: Built, tmp_path:
         bound = ("--opt", "type=none", "--opt", "o=bind", "--opt", f"device={disk.place}")
         docker("volume", "create", *words, *bound, f"{name}_run")
         run.launcher("up", str(file), "--resume", "--detach")
-        run.until("a checkpoint", lambda: run.events("chief", "checkpoint"), 240)
 
-        disk.fill()
-        failed = run.until("the full volume to be told of", lambda: run.events("chief", "save_failed"))[0]
-        assert (failed["path"], failed["cause"]) == (f"/runs/{name}/checkpoints", "No space left on device")
-        assert failed["free"] < failed["size"]
-        step = run.step()
-        run.until("more steps", lambda: run.step() >= step + 20)
-        told = run.events("chief", "checkpoint")
+        def wait(what: str, kind: str, after: int = 0) -> Event:
+            found: list[Event] = run.until(what, lambda: run.events("chief", kind)[after:], 240)
+            return found[0]
 
-        disk.free()
-        saved = run.until("later steps to be saved", lambda: run.events("chief", "checkpoint")[len(told) :])[0]
-        assert saved["step"] > failed["step"] > failed["saved"]
+        wait("a checkpoint", "checkpoint")
+        for fault, cause in FAULTS.items():
+            before, since = len(run.events("chief", "save_failed")), time.monotonic()
+            with disk.failing(fault):
+                failed = wait(f"the {fault} volume to be told of", "save_failed", before)
+                print(f"{fault}: told after {time.monotonic() - since:.1f} s: {failed['cause']}")
+                assert (failed["path"], failed["cause"][: len(cause)]) == (f"/runs/{name}/checkpoints", cause)
+                assert fault != "full" or failed["free"] < failed["size"]
+                wait("20 more steps", "progress", len(run.events("chief", "progress")) + 4)
+                told = len(run.events("chief", "checkpoint"))
+            # A write that hung goes on where it was.
+            saved = wait("later steps to be saved", "checkpoint", told + (fault == "frozen"))
+            assert saved["step"] > failed["step"] > failed["saved"]
         assert len(run.events("chief", "started")) == 1
         run.launcher("down", name)
         record = json.loads((disk.place / name / "run.json").read_text())

@@ -1,6 +1,7 @@
-"""A run whose claim is a small disk that is full for a while: training goes on, it is told, and later steps are saved."""
+"""A run whose claim is a small disk that is full, read-only and frozen, each for a while: training goes on, it is told, and later steps are saved."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,43 +11,41 @@ import pytest
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, paced, until
 from tests.e2e.kubernetes.launching import UP, Launcher
 from tests.e2e.kubernetes.nodes import changeable, node_tool
-from tests.volumes import device
+from tests.volumes import FAULTS, Volume, device, mounted
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(900)]
 
-FULL = "No space left on device"
-FILL = "import contextlib\nwith open('/runs/filler', 'wb', 0) as file, contextlib.suppress(OSError):\n while file.write(bytes(4096)): pass"
-
 
 @pytest.fixture
-def claim(namespace: Namespace, tmp_path: Path) -> Iterator[str]:
-    """A claim of a disk of 32 MB on one node, a loop device that the node mounts: its machine is this one."""
+def disk(namespace: Namespace, tmp_path: Path) -> Iterator[Volume]:
+    """The disk of 32 MB, on one node, of the claim `small`: a loop device that the node mounts, and this test, as its machine is this one."""
     node_tool()
     volume = f"full-{namespace.name}"
     with device(tmp_path / "image", 32_000_000, owner=1000) as path:
         node = changeable().names[0]
         here = [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]
         shared: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
-        disk = shared | {
+        made_of = shared | {
             "capacity": {"storage": "32M"},
             "persistentVolumeReclaimPolicy": "Retain",
             "local": {"path": path, "fsType": "ext4"},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": here}]}},
         }
         asked = shared | {"volumeName": volume, "resources": {"requests": {"storage": "32M"}}}
-        for kind, name, spec in (("PersistentVolume", volume, disk), ("PersistentVolumeClaim", "small", asked)):
+        for kind, name, spec in (("PersistentVolume", volume, made_of), ("PersistentVolumeClaim", "small", asked)):
             made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
             namespace.kubectl("apply", "-f", "-", text=json.dumps(made))
         try:
-            yield "small"
+            with mounted(path, tmp_path / "disk") as both:
+                yield both
         finally:
             namespace.kubectl("delete", "jobs,pods,pvc", "--all", "--timeout=120s", check=False, timeout=150)
             kubectl("delete", "pv", volume, "--timeout=60s", check=False)
 
 
-def test_a_claim_that_is_full_for_a_while_costs_no_step(launcher: Launcher, claim: str, tmp_path: Path) -> None:
+def test_a_claim_that_takes_nothing_for_a_while_costs_no_step(launcher: Launcher, disk: Volume, tmp_path: Path) -> None:
     namespace, file = launcher.namespace, tmp_path / "spec.yaml"
-    kubernetes = changeable().spec(f"claim: {claim}")
+    kubernetes = changeable().spec("claim: small")
     spec = f"version: 1\nname: full\nstrategy: single\nroles: {{chief: {{}}}}\ntensorboard: false\n{kubernetes}{paced(2)}"
     file.write_text(spec)
     launcher("up", str(file), "--detach", timeout=UP)
@@ -60,18 +59,18 @@ def test_a_claim_that_is_full_for_a_while_costs_no_step(launcher: Launcher, clai
         until(lambda: len(told(kind)) > after, 240, what, lambda: namespace.describe("full"))
         return told(kind)[after]
 
-    def chief(program: str) -> None:
-        namespace.kubectl("exec", "job/full-chief", "--", "python", "-c", program)
-
     wait("a checkpoint", "checkpoint")
-    chief(FILL)
-    failed = wait("the full volume to be told of", "save_failed")
-    assert (failed["path"], failed["cause"]) == ("/runs/full/checkpoints", FULL)
-    assert failed["free"] < failed["size"]
-    wait("more steps", "progress", len(told("progress")) + 1)
-    saved = len(told("checkpoint"))
-    chief("import os; os.unlink('/runs/filler')")
-    assert wait("later steps to be saved", "checkpoint", saved)["step"] > failed["step"] > failed["saved"]
+    for fault, cause in FAULTS.items():
+        before, since = len(told("save_failed")), time.monotonic()
+        with disk.failing(fault):
+            failed = wait(f"the {fault} volume to be told of", "save_failed", before)
+            print(f"{fault}: told after {time.monotonic() - since:.1f} s: {failed['cause']}")
+            assert (failed["path"], failed["cause"][: len(cause)]) == ("/runs/full/checkpoints", cause)
+            assert fault != "full" or failed["free"] < failed["size"]
+            wait("more steps", "progress", len(told("progress")) + 1)
+            saved = len(told("checkpoint")) + (fault == "frozen")  # a write that hung goes on where it was
+        assert wait("later steps to be saved", "checkpoint", saved)["step"] > failed["step"] > failed["saved"]
+    assert len(told("started")) == 1
     launcher("down", "full")
     status = launcher.status("full")
     assert (status["state"], status["checkpoint_step"]) == ("stopped", status["step"])
