@@ -12,12 +12,23 @@ from tests.e2e.kubernetes.launching import Launcher
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
-# Of images without the trainer: its chief ends, the others never do.
+# Of images without the trainer: its chief ends once the others are at work, which never end.
 PROGRAM = """\
-import json, os, sys, time
-leads = json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief"
+import contextlib, json, os, socket, sys, time
+of_run = json.loads(os.environ["TF_CONFIG"])
+cluster, task = of_run["cluster"], of_run["task"]
+port = cluster[task["type"]][task["index"]].rpartition(":")[2]
 print("at work", flush=True)
-time.sleep(3 if leads else 3600)
+if task["type"] != "chief":
+    with socket.create_server(("", int(port))):
+        time.sleep(3600)
+left = [*cluster["ps"], *cluster["worker"]]
+while left:
+    host, _, port = left[0].rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
+        left.pop(0)
+    time.sleep(0.2)
+time.sleep(1)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
 
