@@ -39,7 +39,12 @@ _CHUNK = 16 * 2**20  # bytes that are on the disk before more are written: progr
 _captures = itertools.count()
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = _NO_ROOM | {errno.EROFS}
-_WITHOUT_ROWS = "where large embedding layers were whole when it was saved, name them in train.embeddings.whole"
+# What to do where a checkpoint's large embedding layers were updated by rows and are not now, and the reverse.
+_BY_ROWS = (
+    "; its large embedding layers were updated by rows: go on with strategy single, multi_worker_mirrored or parameter_server, and the optimizer, "
+    "clipping and train.embeddings that it was saved with"
+)
+_WHOLE = "; where large embedding layers were whole when it was saved, name them in train.embeddings.whole"
 _CHOOSE = "or choose another volume"
 _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
@@ -204,7 +209,8 @@ class Checkpoints:
         try:
             saved.restore(path).assert_existing_objects_matched().expect_partial()
         except (ValueError, AssertionError) as error:  # other shapes, or other variables
-            hint = f"; {_WITHOUT_ROWS}" if self._rows else ""
+            by_rows = any(name.startswith("tables/") for name, _ in tf.train.list_variables(path))
+            hint = _BY_ROWS if by_rows and not self._rows else _WHOLE if self._rows and not by_rows else ""
             raise self._other_model(path, error, hint) from error
         if self._rows:
             self._rows.restore(path, saved)

@@ -341,8 +341,8 @@ class _Chief:
         self._report.alive("saving", step=step)
         if self.saver.save(step, self._hooks.state(step), last=last):
             self._saved_step = step
-            if self._session.tables and not self._session.tables.moves_in_saves:
-                self.saver.wait()  # rows are read while they are written
+            if not last and self._session.tables and self._session.tables.held_while_saved:
+                self.saver.complete(lambda: False, stopping=False)  # rows are read from the servers while they are written
         self._report.alive("training", step=step)
 
 

@@ -82,11 +82,17 @@ class Replica:
         return measured, gradients
 
     def stateless_step(
-        self, iterator: Any, values: list[tf.Tensor], averages: list[tf.Tensor], worker: tf.Tensor, step: tf.Tensor
+        self,
+        iterator: Any,
+        values: list[tf.Tensor],
+        averages: list[tf.Tensor],
+        worker: tf.Tensor,
+        step: tf.Tensor,
+        rows_after: Sequence[tf.Tensor] = (),
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         """Do the same at given trainable values and moving averages; also return the averages after the step.
 
-        With tables, the gradients of the rows that it used, RowGradients, come after those of `values`.
+        With tables, the gradients of the rows that it used, RowGradients, come after those of `values`; rows are looked up when `rows_after` are known.
 
         Random layers draw what no other `worker` does, nor this one in another `step`; both are scalars of integers.
         """
@@ -105,7 +111,8 @@ class Replica:
                 outputs = model_ops.in_float32(outputs)
                 return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
 
-            used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
+            with tf.control_dependencies(list(rows_after)):
+                used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
             with tf.GradientTape() as tape:
                 tape.watch([*values, *used.rows])
                 with used.given():

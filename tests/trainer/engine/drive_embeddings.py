@@ -108,7 +108,8 @@ def rows_of(tables: Any) -> dict[str, Any]:
 def rows_here(local: Any) -> dict[str, Any]:
     """Return the same of a session that holds all rows itself."""
     rows: dict[str, Any] = {}
-    for layer, slots in zip(local.tables._layers, local.tables._slots, strict=True):
+    for layer in local.tables._layers:
+        slots = local.tables._rows[id(layer.embeddings.value)].slots
         rows |= {layer.name: layer.get_weights()[0], **{f"{layer.name} {slot}": variable.numpy() for slot, variable in slots.items()}}
     return rows
 

@@ -96,6 +96,12 @@ def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
         alive.append(SynchronousSession(load_workload(job.train), job, connection, lambda: False))
         return alive[-1]
 
+    given = job_of(scratch, {"model": "given"}, steps=5, sync={"replicas_to_aggregate": WORKERS})
+    fixed = SynchronousSession(load_workload(given.train), given, connection, lambda: False)
+    alive.append(fixed)
+    fixed.push(0)
+    fixed.run(5, finish=True)
+    fixed.close()
     made = session()
     made.push(0)
     made.run(ROUNDS, finish=True)
@@ -106,7 +112,7 @@ def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
     except WorkloadError as error:
         refused = str(error)
     moved = float(np.max(np.abs(rows - embedding_models.start(*rows.shape).value)))
-    return {"rows with a back-up": {"step": made.step, "moved": moved}, "norm of rows": refused}
+    return {"rows with a back-up": {"step": made.step, "moved": moved}, "norm of rows": refused, "given rows": fixed.step}
 
 
 def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the other, on one cluster

@@ -110,6 +110,43 @@ def frozen(params: dict[str, Any]) -> keras.Model:
     return _compiled(keras.Model(user, _head(rows)), params)
 
 
+def given(params: dict[str, Any]) -> keras.Model:
+    """A table that is not trained, and one variable that is."""
+    user = keras.Input([], dtype="int64")
+    learned = keras.layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.RandomUniform(seed=6))
+    return _compiled(keras.Model(user, learned(table("given", trainable=False)(user))), params)
+
+
+class Normed(keras.layers.Embedding):
+    """A layer whose rows have length 1."""
+
+    @property
+    def embeddings(self) -> Any:
+        return keras.ops.normalize(super().embeddings)
+
+
+class Spare(keras.Model):
+    """A model with a layer that it does not use, and one of its own kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.used, self.normed = table("spare"), table("used"), Normed(ROWS, DIMENSION, name="normed")
+        self.head = keras.layers.Dense(1)
+
+    def build(self, _: Any) -> None:
+        for layer in (self.used, self.normed, self.head):
+            layer.build((None, DIMENSION))
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        return self.head(self.used(inputs) + self.normed(inputs))
+
+
+def spare(params: dict[str, Any]) -> keras.Model:
+    """A model with a layer that is never built."""
+    return _compiled(Spare(), params)
+
+
 def outside(params: dict[str, Any]) -> keras.Model:
     """A table that is too small for its ids."""
     user = keras.Input([], dtype="int64")
@@ -132,6 +169,8 @@ def train_data(params: dict[str, Any]) -> Any:
         "drawn": lambda: user,
         "frozen": lambda: user,
         "outside": lambda: user,
+        "given": lambda: user,
+        "spare": lambda: user,
     }
     targets = generator.normal(size=(EXAMPLES, 1)).astype(np.float32)
     return inputs[params["model"]](), targets

@@ -13,12 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.engine.byte_sizes import byte_size
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 
 # Rows of a table for a tensor of ids of any shape.
 Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 
+_NAMED = 4  # layers in a message
 GIVEN = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
 _WEIGHTS = 6  # place of `weights` among the arguments of Keras's layer
 # What Keras's layer may do with its matrix, and rows that live elsewhere cannot.
@@ -87,14 +89,22 @@ def tables(model: keras.Model) -> list[Table]:
     return list(found.values())
 
 
+def described(layers: Sequence[keras.layers.Embedding]) -> str:
+    """Return names and sizes of the largest of these layers."""
+    sizes = {layer: layer.input_dim * layer.output_dim * int(tf.as_dtype(layer.variable_dtype).size) for layer in layers}
+    largest = sorted(layers, key=lambda layer: -sizes[layer])[:_NAMED]
+    named = [f"{one.name} ({one.input_dim:,} x {one.output_dim}, {byte_size(sizes[one])})" for one in largest]
+    return ", ".join([*named, *([f"and {len(layers) - len(largest)} more"] if len(layers) > len(largest) else [])])
+
+
+def _embedding_layers(model: keras.Model) -> list[keras.layers.Embedding]:
+    """Return the embedding layers of a model, each once, in the order of `tables`."""
+    return [layer for layer in dict.fromkeys(model._flatten_layers()) if isinstance(layer, keras.layers.Embedding)]  # noqa: SLF001 - see `tables`
+
+
 def _whole(model: keras.Model) -> list[keras.layers.Embedding]:
-    """Return the layers whose matrix is here, each once, in the order of `tables`."""
-    layers = dict.fromkeys(model._flatten_layers())  # noqa: SLF001 - see `tables`
-    return [
-        layer
-        for layer in layers
-        if isinstance(layer, keras.layers.Embedding) and not isinstance(getattr(layer, "_embeddings", None), Table)
-    ]
+    """Return those whose matrix is here."""
+    return [layer for layer in _embedding_layers(model) if layer.built and not isinstance(layer._embeddings, Table)]  # noqa: SLF001
 
 
 def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embedding]:
@@ -103,9 +113,8 @@ def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embeddi
     Raises:
         WorkloadError: no layer has a name that the settings give.
     """
-    whole = _whole(model)
-    _check_names({layer.name for layer in whole}, settings)
-    return [layer for layer in whole if _is_wanted(layer, settings) and not _whole_only(layer)]
+    _check_names({layer.name for layer in _embedding_layers(model)}, settings)
+    return [layer for layer in _whole(model) if _is_wanted(layer, settings) and not _whole_only(layer)]
 
 
 def gather_rows(layer: keras.layers.Embedding) -> None:
@@ -205,8 +214,8 @@ def _is_wanted(layer: keras.layers.Embedding, settings: Embeddings) -> bool:
 def _whole_only(layer: keras.layers.Embedding) -> list[str]:
     """Return what a layer does that only a whole matrix can."""
     reasons = [f"{name}: {why}" for name, why in _WHOLE_ONLY.items() if getattr(layer, name, None)]
-    own_call = type(layer).call is not keras.layers.Embedding.call
-    return [*reasons, *([f"{type(layer).__name__} has a `call` of its own"] if own_call else [])]
+    own = [name for name in ("call", "embeddings") if getattr(type(layer), name) is not getattr(keras.layers.Embedding, name)]
+    return reasons + [f"{type(layer).__name__} has `{name}` of its own" for name in own]
 
 
 def _check(layer: keras.layers.Embedding) -> None:

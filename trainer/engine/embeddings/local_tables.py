@@ -1,13 +1,13 @@
 """Tables of large embedding layers that are whole in this process: a step reads and updates the rows of its batch alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import layers, row_updates
 from trainer.engine.embeddings.row_updates import UsedRows
 from trainer.engine.job import Job
@@ -21,29 +21,39 @@ if TYPE_CHECKING:
 Exchange = Callable[[Sequence[Any], Sequence[tf.IndexedSlices]], tuple[list[Any], tf.Tensor]]
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """A table that is trained, with the optimizer's slots, and whether its weights decay."""
+
+    variable: tf.Variable
+    slots: Mapping[str, tf.Variable]
+    decays: bool
+
+
 class LocalTables:
     """Updates a model whose large layers have rows: see `of`. Checkpoints have the slots of rows where those of spread tables are."""
 
-    elsewhere = moves_in_saves = False
+    elsewhere = held_while_saved = False
 
     def __init__(self, model: keras.Model, found: Sequence[keras.layers.Embedding], optimizer: keras.optimizers.Optimizer) -> None:
         self._optimizer, self._layers = optimizer, list(found)
-        self._rule, self._decays = row_updates.rule_of(optimizer, [layer.name for layer in found]), row_updates.decays(optimizer)
-        self._variables = [layer.embeddings.value for layer in found if layer.trainable]
-        places = {id(variable): place for place, variable in enumerate(self._variables)}
-        self._places = [places.get(id(v.value)) for v in model.trainable_variables]
-        self._others = [v for v, place in zip(model.trainable_variables, self._places, strict=True) if place is None]
+        self._model, self._rule = model, row_updates.rule_of(optimizer, [layer.name for layer in found])
         starts = self._rule.slots(optimizer)
-        self._slots = [
-            {slot: tf.Variable(tf.fill(v.shape, tf.cast(start, v.dtype)), trainable=False) for slot, start in starts.items()}
-            for v in self._variables
-        ]
-        slots = iter(self._slots)
-        of_layers = {str(i): tf.train.Checkpoint(**(next(slots) if layer.trainable else {})) for i, layer in enumerate(found)}
-        self.parts = {"tables": tf.train.Checkpoint(**of_layers)}
-        for layer in found:
+        self._rows: dict[int, _Rows] = {}  # by the id of the variable that a layer has
+        of_layers = {}
+        for number, layer in enumerate(found):
+            matrix = layer.embeddings
+            slots = {
+                name: tf.Variable(tf.fill(matrix.shape, tf.cast(start, matrix.dtype)), trainable=False) for name, start in starts.items()
+            }
+            if layer.trainable:
+                # As Keras asks it; nothing decays without a weight_decay.
+                decays = optimizer.weight_decay is not None and optimizer._use_weight_decay(matrix)  # noqa: SLF001
+                self._rows[id(matrix.value)] = _Rows(matrix.value, slots, decays)
+            of_layers[str(number)] = tf.train.Checkpoint(**(slots if layer.trainable else {}))
             layers.gather_rows(layer)
-        optimizer.build(self._others)
+        self.parts = {"tables": tf.train.Checkpoint(**of_layers)}
+        optimizer.build([v for v in model.trainable_variables if id(v.value) not in self._rows])
 
     @classmethod
     def of(cls, model: keras.Model, optimizer: keras.optimizers.Optimizer, settings: Embeddings) -> "LocalTables | None":
@@ -58,12 +68,11 @@ class LocalTables:
     @property
     def variables(self) -> list[tf.Variable]:
         """Return the slots of all rows."""
-        return [variable for slots in self._slots for variable in slots.values()]
+        return [variable for rows in self._rows.values() for variable in rows.slots.values()]
 
     def described(self) -> str:
         """Return what to tell of the tables."""
-        names = ", ".join(f"{one.name} ({one.input_dim:,} x {one.output_dim})" for one in self._layers)
-        return f"embedding layers updated by the rows that a step uses: {names}; {byte_size(self.bytes)} of the optimizer's slots"
+        return f"embedding layers updated by the rows that a step uses: {layers.described(self._layers)}"
 
     def errors_told(self, _: Job) -> AbstractContextManager[None]:
         """Return what leaves errors as they are: TensorFlow names an id outside of a table."""
@@ -71,20 +80,20 @@ class LocalTables:
 
     def apply(self, gradients: Sequence[Any], exchange: Exchange) -> tf.Tensor:
         """Update the model by one gradient a trainable variable of it; return the seconds of the exchange."""
-        optimizer = self._optimizer
-        dense = [g for g, place in zip(gradients, self._places, strict=True) if place is None]
-        rows = [row_updates.summed(g) for g, place in zip(gradients, self._places, strict=True) if place is not None]
-        together, waited = exchange(dense, rows)
+        optimizer, variables = self._optimizer, self._model.trainable_variables  # a callback may have frozen some
+        others = [v for v in variables if id(v.value) not in self._rows]
+        dense = [g for v, g in zip(variables, gradients, strict=True) if id(v.value) not in self._rows]
+        tables = [(self._rows[id(v.value)], g) for v, g in zip(variables, gradients, strict=True) if id(v.value) in self._rows]
+        together, waited = exchange(dense, [row_updates.summed(gradient) for _, gradient in tables])
         # Of several tasks: a row that two of them used is there twice.
         means = [row_updates.summed(one) for one in together[len(dense) :]]
-        others, values = row_updates.clipped(optimizer, together[: len(dense)], [one.values for one in means])
+        dense, values = row_updates.clipped(optimizer, together[: len(dense)], [one.values for one in means])
         rate, count = tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations + 1, tf.float32)
-        order = [place for place in self._places if place is not None]
-        for place, mean, gradient in zip(order, means, values, strict=True):
-            used = UsedRows(self._variables[place], self._slots[place], mean.indices)
-            row_updates.update(self._rule, optimizer, used, gradient, rate, count, decays=self._decays)
-        if others or fused_updates.fuses(optimizer, self._others):
-            fused_updates.apply(optimizer, others, self._others)
+        for (rows, _), mean, gradient in zip(tables, means, values, strict=True):
+            used = UsedRows(rows.variable, rows.slots, mean.indices)
+            row_updates.update(self._rule, optimizer, used, gradient, rate, count, decays=rows.decays)
+        if dense or fused_updates.fuses(optimizer, others):
+            fused_updates.apply(optimizer, dense, others)
         else:  # Keras counts no step without gradients
             optimizer.iterations.assign_add(1)
         return waited

@@ -24,8 +24,6 @@ from trainer.workloads.errors import WorkloadError
 if TYPE_CHECKING:
     from trainer.engine.embeddings.table_files import TableFiles
 
-_NAMED = 4  # tables in a message
-
 
 @dataclass(frozen=True)
 class RowGradients:
@@ -89,7 +87,7 @@ class Tables:
         names = [table.name for table in found]
         self.all = list(found)
         self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
-        self.moves_in_saves = not apart
+        self.held_while_saved = apart  # the next round waits for the rows of a checkpoint
         self._rule = row_updates.rule_of(optimizer, names)
         self._decays = row_updates.decays(optimizer)  # not the servers': a copy does not know what is excluded
         asked = {
@@ -138,12 +136,9 @@ class Tables:
     def described(self) -> str:
         """Return what to tell of the tables."""
         servers = self._groups[0].servers
-        largest = sorted(self.all, key=lambda table: -table.bytes)[:_NAMED]
-        lines = [f"{t.name} ({t.rows:,} x {t.dimension}, {byte_size(t.bytes)})" for t in largest]
-        if more := len(self.all) - len(largest):
-            lines.append(f"and {more} more")
         total = sum(group.bytes_of_server for group in self._groups) * servers
-        return f"embedding layers on {servers} ps: {', '.join(lines)}; {byte_size(total)} with the optimizer's slots"
+        named = layers.described([table.layer for table in self.all])
+        return f"embedding layers on {servers} ps: {named}; {byte_size(total)} with the optimizer's slots"
 
     # Steps
 
@@ -197,7 +192,7 @@ class Tables:
         return others
 
     def apply_mean(self, dense: Group, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Update rows on the server of `dense` by their mean gradients of all workers, those of `trained` in turn; return the other `gradients`."""
+        """Update rows on the server of `dense` by their mean gradients of all workers, those of `trained` in turn; return `gradients`, clipped."""
         optimizer = dense.optimizer
         others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
         rate, count = tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)

@@ -56,7 +56,9 @@ class ServerSession(ABC):
                 self._replica = Replica(workload, built.model, built.optimizer, job, tables=self.tables)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
-            self._state = ServerState(self.model, self.optimizer, connection.servers, apart=apart, everywhere=bool(found))
+            self._state = ServerState(
+                self.model, self.optimizer, connection.servers, apart=apart, everywhere=bool(self.tables and self.tables.trained)
+            )
             if self.tables:
                 self.tables.create()
                 layers.refuse_whole_weights(self.model)

@@ -218,8 +218,8 @@ class SynchronousSession(ServerSession):
                 averages = received[0][1][len(state.groups[0].packs) :]
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
                 # After the end this computes once more, in vain: cheaper than a condition around every step.
-                with tf.control_dependencies([step for step, _ in received]):  # before it a server's rows are of an earlier one
-                    measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, received[0][0])
+                steps = [step for step, _ in received]  # before it has sent this, a server's rows are of an earlier step
+                measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, received[0][0], rows_after=steps)
                 rows = [one for one in gradients if isinstance(one, RowGradients)]
                 changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
                 joined = state.packed(gradients)

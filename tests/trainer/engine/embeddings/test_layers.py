@@ -79,7 +79,7 @@ class Own(keras.layers.Embedding):
         (lambda: keras.layers.Embedding(5000, 3, embeddings_regularizer="l2", name="it"), "embeddings_regularizer"),
         (lambda: keras.layers.Embedding(5000, 3, embeddings_constraint="non_neg", name="it"), "embeddings_constraint"),
         (lambda: keras.layers.Embedding(5000, 3, lora_rank=2, name="it"), "lora_rank"),
-        (lambda: Own(5000, 3, name="it"), "Own has a `call` of its own"),
+        (lambda: Own(5000, 3, name="it"), "Own has `call` of its own"),
     ],
 )
 def test_what_needs_the_whole_matrix_is_refused_with_the_way_out(layer: Any, reason: str) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,8 +12,10 @@ from tests.trainer.engine import embedding_models
 from tests.trainer.engine.drive_embeddings import DENSE, job_of, trained
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.embeddings.row_updates import summed
 from trainer.engine.replicated import LocalSession
+from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.loading import load_workload
 
@@ -55,7 +58,44 @@ def test_what_needs_the_whole_matrix_has_it(tmp_path: Path) -> None:
         session(tmp_path, {"model": "few"}, embeddings={"sharded": ["rows"]})
 
 
-def test_a_row_that_no_batch_has_stays_with_its_slots_and_a_checkpoint_has_all(tmp_path: Path) -> None:
+def test_a_layer_that_is_not_used_or_has_its_own_way_to_its_rows_is_left_to_keras(tmp_path: Path) -> None:
+    made = trained(session(tmp_path, {"model": "spare", "optimizer": "Adagrad"}))
+    assert made.tables.described() == "embedding layers updated by the rows that a step uses: used (23 x 4, 368 bytes)"
+
+
+def test_layers_may_be_frozen_before_the_first_step(tmp_path: Path) -> None:
+    made = session(tmp_path, {"model": "functional", "optimizer": "Adagrad"})
+    shared, head = made.model.get_layer("shared"), made.model.layers[-1]
+    shared.trainable = head.trainable = False
+    before = [head.get_weights(), shared.get_weights(), made.model.get_layer("other").get_weights()]
+    trained(made)
+    after = [head.get_weights(), shared.get_weights(), made.model.get_layer("other").get_weights()]
+    assert [all(np.array_equal(a, b) for a, b in zip(*pair, strict=True)) for pair in zip(before, after, strict=True)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_rows_that_no_batch_has_stay_as_they_are_and_do_not_decay_where_that_is_excluded(tmp_path: Path) -> None:
+    made = session(tmp_path, {"model": "drawn", "initializer": "uniform", "optimizer": "Adam"})
+    layer = made.model.get_layer("drawn")
+    (before,) = layer.get_weights()
+    trained(made)
+    (after,) = layer.get_weights()
+    np.testing.assert_array_equal(after[embedding_models.ROWS :], before[embedding_models.ROWS :])
+    assert np.all(np.any(after[: embedding_models.ROWS] != before[: embedding_models.ROWS], axis=1))
+    assert made.tables is not None
+    assert [bool(np.any(slot.numpy()[embedding_models.ROWS :])) for slot in made.tables.variables] == [False, False]
+
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_list=[layer.embeddings])
+    tables = LocalTables.of(made.model, optimizer, Embeddings(min_rows=1))
+    assert tables is not None
+    assert [rows.decays for rows in tables._rows.values()] == [False]
+
+
+def test_a_checkpoint_has_rows_and_slots(tmp_path: Path) -> None:
     params = {"model": "few", "optimizer": "Adam"}
     first, second = session(tmp_path, params), session(tmp_path, params)
     assert first.tables is not None
@@ -77,6 +117,15 @@ def test_a_checkpoint_of_the_whole_matrix_is_refused_with_what_to_do(tmp_path: P
     assert by_rows.tables is not None
     with pytest.raises(CheckpointError, match=r"name them in train\.embeddings\.whole"):
         Checkpoints(tmp_path / "checkpoints", by_rows.model, by_rows.optimizer, 1, by_rows.tables.files()).restore(print)
+
+
+def test_a_checkpoint_of_rows_is_refused_for_the_whole_matrix_with_what_to_do(tmp_path: Path) -> None:
+    params = {"model": "few", "optimizer": "Adagrad"}
+    dense, by_rows = session(tmp_path, params, embeddings=DENSE), session(tmp_path, params)
+    assert by_rows.tables is not None
+    Checkpoints(tmp_path / "checkpoints", by_rows.model, by_rows.optimizer, 1, by_rows.tables.files()).save(20)
+    with pytest.raises(CheckpointError, match="its large embedding layers were updated by rows: go on with strategy single"):
+        Checkpoints(tmp_path / "checkpoints", dense.model, dense.optimizer, 1).restore(print)
 
 
 def test_a_gradient_has_each_row_once_and_a_whole_one_those_that_are_not_0() -> None:

@@ -58,6 +58,10 @@ def test_rows_learn_with_a_back_up_worker_too(report: dict[str, Any]) -> None:
     assert report["rows with a back-up"]["moved"] > 1e-4
 
 
+def test_a_server_may_hold_nothing_but_rows_that_are_not_trained(report: dict[str, Any]) -> None:
+    assert report["given rows"] == 5
+
+
 def test_a_norm_of_rows_on_several_servers_is_refused(report: dict[str, Any]) -> None:
     assert report["norm of rows"].startswith(
         "train.gradients.clip_global_norm is not possible beside embedding layers on synchronous parameter servers (shared, other, wide)"
