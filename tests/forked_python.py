@@ -5,7 +5,7 @@ a process of its own, the child of the one that starts it, with the environment,
 It imports the code of this repository itself; but it costs a twentieth of a second where importing TensorFlow takes four of a core.
 
 What it does not have is Python's own start. Whatever else is started, or with variables that Python or TensorFlow read when they are
-imported, is started from nothing: `_by_fork` says which.
+imported, is started from nothing: `_fork_exec` says which.
 """
 
 import atexit
@@ -20,6 +20,7 @@ import io
 import itertools
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainer import parent_death
+
 ROOT = Path(__file__).resolve().parents[1]
 # What is read at the import of the program that names them so, but for what follows.
 _READ_AT_IMPORT = ("PYTHON", "TF_", "KERAS_", "XLA_", "CUDA_", "OMP_", "OPENBLAS_", "LD_")
@@ -47,6 +50,9 @@ _WARNINGS = ("", "error", "default")
 
 _ROOM = 1 << 15  # bytes for the variables of a process that is forked
 _ARGUMENTS = 23  # of Python 3.11 to 3.13's subprocess._fork_exec
+_WRAPPER = parent_death.wrapped([])  # by which a trainer starts a program
+# Programs of examples that start from nothing elsewhere: by the README's commands, in containers and pods, and with Keras 2.
+_EXAMPLES = [str(ROOT / "examples" / name / "train.py") for name in ("custom-command", "keras-fit")]
 
 
 @dataclass
@@ -81,13 +87,17 @@ def _fork_exec(*arguments: Any) -> int:
     words = [os.fsdecode(word) for word in command]
     given = os.environ if variables is None else dict(os.fsdecode(entry).split("=", 1) for entry in variables)
     plain = close_fds and restore_signals and before is None and (gid, gids, uid, umask) == (None, None, None, -1)
-    if not plain or not _by_fork(words, given) or (cwd is not None and not Path(cwd).is_dir()):
+    wrapped = cwd is None and _is_wrapped_example(words, given)
+    words = [sys.executable, *words[len(_WRAPPER) + 1 :]] if wrapped else words
+    if not plain or not (wrapped or _is_ours(words)) or not _by_fork(words, given) or (cwd is not None and not Path(cwd).is_dir()):
         return _real(*arguments)
     if pid := os.fork():
         return pid
     try:
         _detach(keep, fds, new_session=new_session, group=group)
         become(words, given, Path(cwd or "."))
+        if wrapped:
+            parent_death.die_with_parent()
         os.close(fds[-1])  # anyone who started us knows that we run
         run(words)
     except BaseException:  # noqa: BLE001 - whatever it is: nothing of the process we come from may go on in this one
@@ -96,11 +106,24 @@ def _fork_exec(*arguments: Any) -> int:
     os._exit(126)
 
 
-def _by_fork(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a command runs a module or file of this repository in an environment that this process can still get."""
+def _is_ours(words: Sequence[str]) -> bool:
+    """Return whether a command runs a module of this repository, or a file of its tests."""
     program = next((word for word in words[1:] if word not in ("-P", "-m")), "")
-    ours = program.split(".")[0] in ("launcher", "trainer") if "-m" in words[1:3] else Path(program).is_relative_to(ROOT / "tests")
-    if words[0] != sys.executable or not ours or environment.get("PYTHONWARNINGS", "") not in _WARNINGS:
+    return program.split(".")[0] in ("launcher", "trainer") if "-m" in words[1:3] else Path(program).is_relative_to(ROOT / "tests")
+
+
+def _is_wrapped_example(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a trainer starts one of those programs, in its directory, as `python FILE`."""
+    if list(words[: len(_WRAPPER)]) != _WRAPPER or len(words) < len(_WRAPPER) + 2:
+        return False
+    python = shutil.which(words[len(_WRAPPER)], path=environment.get("PATH"))
+    is_this = python is not None and Path(python).parent == Path(sys.executable).parent and Path(python).name.startswith("python")
+    return is_this and str(Path(words[len(_WRAPPER) + 1]).resolve()) in _EXAMPLES
+
+
+def _by_fork(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a command of this Python can run in an environment that this process can still get."""
+    if words[0] != sys.executable or environment.get("PYTHONWARNINGS", "") not in _WARNINGS:
         return False
     if sum(len(os.fsencode(f"{name}={value}")) + 1 for name, value in environment.items()) >= _ROOM:
         return False
