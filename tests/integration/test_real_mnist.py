@@ -1,8 +1,8 @@
 """Accuracy on the 10,000 test images of the published MNIST, for both built-in workloads, alone and with parameter servers.
 
 The published numbers stay the defaults; these settings are those that get there for certain: with Adam's 0.01 and a batch
-of 100, mnist_mlp swings between 96 and 97.5 %, and mnist needs larger batches to stay above 98 %. The rate falls to nothing, as in
-examples/mnist-ps.yaml: at a constant one the last step decides, and two workers ended as low as 98.07 %.
+of 100, mnist_mlp swings between 96 and 97.5 %. The rate falls to nothing, as in examples/mnist-ps.yaml: at a constant one the last
+step decides, and two workers ended as low as 98.07 %. With half the batch mnist ends at 98.2 % on two workers, too near to what is expected.
 """
 
 from pathlib import Path
@@ -17,8 +17,8 @@ from trainer.workloads import mnist_data
 ROLES: dict[str, dict[str, Any]] = {"single": {"chief": {}}, "parameter_server": {"chief": {}, "ps": {}, "worker": {"replicas": 2}}}
 COSINE = {"schedule": "cosine"}
 TRAIN: dict[str, dict[str, Any]] = {
-    "mnist_mlp": {"steps": 3000, "batch_size": 200, "params": {"learning_rate": 0.003}, "learning_rate": COSINE},
-    "mnist": {"steps": 3000, "batch_size": 500, "params": {"learning_rate": 0.003}, "learning_rate": COSINE},
+    "mnist_mlp": {"steps": 2000, "batch_size": 200, "params": {"learning_rate": 0.005}, "learning_rate": COSINE},
+    "mnist": {"steps": 2000, "batch_size": 200, "params": {"learning_rate": 0.003}, "learning_rate": COSINE},
 }
 EXPECTED = {"mnist_mlp": 0.97, "mnist": 0.98}
 # What is watched meanwhile costs time, and is tested elsewhere.
