@@ -4,23 +4,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.integration.running import Run, started, stop
+from trainer.workloads.criteo import CATEGORIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 AT_MOST = 240  # seconds; a deadline, not a measure
 ROWS = 20_000  # of each of 52 tables
+DIMENSION = 4  # of 26 of them
 
 
 def spec() -> dict[str, Any]:
     train = {
         "workload": "click_through",
-        "params": {"rows": ROWS, "eval_examples": 2000},
+        "params": {"rows": ROWS, "dimension": DIMENSION, "eval_examples": 2000},
         "steps": 1_000_000,
         "batch_size": 64,
         "embeddings": {"min_rows": ROWS},
-        "checkpoint": {"every_steps": 40},
+        "checkpoint": {"every_steps": 20},
         "evaluate": {"every_steps": 0},
         "summaries": {"every_steps": 0},
     }
@@ -47,6 +51,18 @@ def save_twice(run: Run) -> None:
     run.until("two checkpoints", saved, AT_MOST)
 
 
+def assert_drawn(run: Run, step: int) -> None:
+    """Check that most rows are still as they were drawn, evenly from -0.05 to 0.05, each and each table's others."""
+    saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
+    of_tables = [saved.get_tensor(name) for name, shape in saved.get_variable_to_shape_map().items() if shape == [ROWS, DIMENSION]]
+    tables = [rows for rows in of_tables if rows.min() < 0]  # the others are the optimizer's sums of squares
+    assert len(tables) == CATEGORIES
+    for rows in tables:
+        assert np.median(np.abs(rows)) == pytest.approx(0.025, rel=0.2)
+        assert len(np.unique(rows)) > 0.9 * rows.size
+    assert len({rows[-1].tobytes() for rows in tables}) == CATEGORIES
+
+
 def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tmp_path: Path) -> None:
     with started(spec(), tmp_path) as run:
         save_twice(run)
@@ -65,4 +81,4 @@ def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tm
         save_twice(run)
         losses = [event["loss"] for event in run.events("chief", "progress")]
         assert min(losses[-5:]) < losses[0]
-        stop(run)
+        assert_drawn(run, stop(run))

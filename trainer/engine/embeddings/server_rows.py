@@ -67,12 +67,23 @@ class ServerRows:
 
     def draw(self, seed: Sequence[int]) -> None:
         """Let all rows be as they are before training, on the servers that hold them."""
+        fills = []
         for index, (table, draw, given) in enumerate(self._draws):
             if given is not None:
                 for part in self.parts(table, ""):
                     self.write(part, tf.constant(given[part.first : part.first + part.count], self.dtype))
             else:
-                self._draw(table, draw, np.random.SeedSequence([*seed, index]).generate_state(1)[0])
+                of_table = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0]) % 2**30
+                fills.append(partial(self._fill, table, draw, of_table))
+
+        def fill_all(variable: tf.Variable, server: int) -> None:
+            for fill in fills:
+                fill(variable, server)
+
+        # One function for all: to begin each takes a server longer than a table's rows, where those are few.
+        for server, variable in enumerate(self._variables[""]):
+            with tf.device(device(server)):
+                _function(partial(fill_all, variable, server))()
         self._draws = []  # given rows may be many
 
     def _filled(self, server: int, value: float) -> tf.Variable:
@@ -83,22 +94,21 @@ class ServerRows:
             _function(lambda: variable.assign(tf.fill(shape, tf.cast(value, self.dtype))))()
         return variable
 
-    def _draw(self, table: Table, draw: start_rows.Draw, seed: int) -> None:
+    def _fill(self, table: Table, draw: start_rows.Draw, seed: int, variable: tf.Variable, server: int) -> None:
+        """Draw the rows that a server has of a table, a block at a time."""
         count, block = -(-table.rows // self.servers), max(1, _BLOCK // (self.dimension * self.dtype.size))
         first = self._bases[table] // self.servers
 
-        def fill(variable: tf.Variable, server: int) -> None:
-            def body(done: tf.Tensor) -> tf.Tensor:
-                size = tf.minimum(block, count - done)
-                rows = draw([size, self.dimension], tf.stack([int(seed) % 2**30 + server, done]))
-                UsedRows(variable, {}, tf.range(first + done, first + done + size)).put("", rows)
-                return done + size
+        def body(done: tf.Tensor) -> tf.Tensor:
+            size = tf.minimum(block, count - done)
+            rows = draw([size, self.dimension], tf.stack([seed + server, done]))
+            UsedRows(variable, {}, tf.range(first + done, first + done + size)).put("", rows)
+            return done + size
 
+        if count * len(self.tables) <= block:  # those of all tables may be drawn at once
+            body(tf.constant(0))
+        else:
             tf.while_loop(lambda done: done < count, body, (tf.constant(0),), parallel_iterations=1)
-
-        for server, variable in enumerate(self._variables[""]):
-            with tf.device(device(server)):
-                _function(partial(fill, variable, server))()
 
     # Slices, for checkpoints
 
