@@ -3,15 +3,20 @@
 python drive_ring.py INDEX ADDRESS ADDRESS
 """
 
+import itertools
 import json
 import os
+import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 NAMES = ("worker-0", "worker-1")
+_meetings = itertools.count()
 ROWS = ([1, 7], [7, 2, 3])  # that each task has a gradient of, of 9
 NOWHERE = "192.0.2.1:2222"  # an address for documentation, RFC 5737
 
@@ -24,6 +29,11 @@ def main(index: int, addresses: list[str]) -> None:
     from tests.trainer.engine.drivers import report_and_stay
     from trainer.engine.collectives import all_reduce
     from trainer.workloads.errors import WorkloadError
+
+    def ring(wire: str = "float32") -> all_reduce.AllReduce:
+        made = all_reduce.AllReduce(2, index, wire)
+        _both_here(index, addresses)
+        return made
 
     random = np.random.default_rng(7 + index)
     gradients = [random.normal(size=shape).astype(kind) for shape, kind in (((300, 200), "f4"), ((3,), "f2"), ((), "f4"), ((5,), "f8"))]
@@ -49,7 +59,7 @@ def main(index: int, addresses: list[str]) -> None:
     def refused(has_gpu: bool, number: int | None = None) -> str:
         own = all_reduce.trainer_version
         all_reduce.trainer_version = lambda: own() if number is None else number
-        tasks = all_reduce.AllReduce(2, index)
+        tasks = ring()
         tasks._hint = "nccl" if has_gpu else "ring"
         try:
             tasks.meet(NAMES, addresses)
@@ -64,7 +74,7 @@ def main(index: int, addresses: list[str]) -> None:
     report["an old version"] = refused(False, index)
     # The second task connects to the first one; where that is told to be nowhere, it cannot.
     for wire in ("float32", "bfloat16"):
-        tasks = all_reduce.AllReduce(2, index, wire)
+        tasks = ring(wire)
         usual, all_reduce._MEETING = all_reduce._MEETING, 1.0
         report[f"{wire} notice"] = tasks.meet(NAMES, [NOWHERE, addresses[1]])
         all_reduce._MEETING = usual
@@ -74,11 +84,28 @@ def main(index: int, addresses: list[str]) -> None:
         report[f"{wire} own"] = told(tasks)
         tasks.barrier()
         tasks.close()
-    report["tables"] = _tables(index, addresses)
+    tasks = ring()
+    tasks.meet(NAMES, addresses)
+    report["tables"] = _tables(index, tasks)
     report_and_stay(report)
 
 
-def _tables(index: int, addresses: list[str]) -> dict[str, object]:
+def _both_here(index: int, addresses: list[str]) -> None:
+    """Wait until the other task is here, too: a second strategy of a process breaks off what others ask of it while it is made."""
+    name, until = f"\0{addresses[0]} {next(_meetings)}", time.monotonic() + 60
+    with socket.socket(socket.AF_UNIX) as end:
+        end.settimeout(60)
+        if index == 0:
+            end.bind(name)
+            end.listen()
+            end.accept()[0].close()
+            return
+        while end.connect_ex(name):
+            assert time.monotonic() < until, "the other task made no strategy within 60 s"
+            time.sleep(0.01)
+
+
+def _tables(index: int, tasks: Any) -> dict[str, object]:
     """Train large embedding layers with the other task; return all weights and slots, and how far those are off that one process trains alone."""
     from tests.trainer.engine.drive_embeddings import job_of
     from trainer.engine.collectives.all_reduce import AllReduce
@@ -95,8 +122,6 @@ def _tables(index: int, addresses: list[str]) -> dict[str, object]:
         return [*session.model.get_weights(), *(variable.numpy() for variable in session.tables.variables)]
 
     with tempfile.TemporaryDirectory() as scratch:
-        tasks = AllReduce(2, index)
-        tasks.meet(NAMES, addresses)
         together = trained(tasks, 1)
         tasks.barrier()
         alone = trained(AllReduce(), 2) if index == 0 else together
