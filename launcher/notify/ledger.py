@@ -35,7 +35,7 @@ def settled(entries: Sequence[Entry], message: Message, channel: str, outcome: E
 
 
 def has(entries: Sequence[Entry], message: Message, channel: str) -> bool:
-    """Return whether the entries have anything on a message; not where another start has begun them anew since it was claimed."""
+    """Return whether the entries have anything on a message; not where another start has replaced them since it was claimed."""
     keys = [_key(key, channel, message) for key in message.keys]
     return any(entry["key"] in keys for entry in entries)
 

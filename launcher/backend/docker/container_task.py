@@ -153,8 +153,7 @@ class ContainerTask(ControlledTask):
     def kill(self) -> None:
         """Kill it at once."""
         self.stop(0)
-        with self._noted("killing"):
-            self.container().kill()
+        self.interrupt()
 
     def interrupt(self) -> None:
         """Kill its container, paused or not; the engine leaves that ended."""

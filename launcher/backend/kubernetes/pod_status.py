@@ -104,7 +104,7 @@ def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: R
         strategy=annotations.get(_STRATEGY, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
-        **{"reason_task": why.task} | events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, why.text, tasks),
+        **events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, why.text, why.task, tasks),
     )
 
 

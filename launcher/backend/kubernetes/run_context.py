@@ -49,10 +49,10 @@ class RunContext:
     notified: tuple[str, ...] = ()
     differences: Differences = Differences()
 
-    def fields(self, state: State, reason: str, tasks: tuple[TaskStatus, ...]) -> dict[str, Any]:
-        """Return the fields of a RunStatus that follow from these facts and from the state, reason and tasks that the run's objects tell."""
+    def fields(self, state: State, reason: str, reason_task: str, tasks: tuple[TaskStatus, ...]) -> dict[str, Any]:
+        """Return the fields of a RunStatus that follow from these facts and from the state, reason, its task, and tasks that the run's objects tell."""
         found = self.differences
-        told: dict[str, Any] = {"state": state, "reason": reason, "tasks": tasks}
+        told: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
         hidden = [one for one in found.strays if one.kind in WORKLOADS]
         if (found.gone or found.strays) and (state not in ENDED or hidden):
             there = {task.name for task in tasks}
@@ -72,4 +72,4 @@ class RunContext:
 
     def of(self, noted: RunStatus) -> RunStatus:
         """Return a status that was noted when the run ended, or is that of a run without Jobs, with these facts."""
-        return dataclasses.replace(noted, **self.fields(noted.state, noted.reason, noted.tasks))
+        return dataclasses.replace(noted, **self.fields(noted.state, noted.reason, noted.reason_task, noted.tasks))

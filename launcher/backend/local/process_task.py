@@ -145,7 +145,7 @@ class ProcessTask(ControlledTask):
         self.stop_at = None
         if self._process:
             self._killed, self.kill_at = True, time.monotonic() + _KILL_AGAIN
-            process_identity.kill_session(self._process.pid)
+            self.interrupt()
 
     def interrupt(self) -> None:
         """Kill the process and all it started: what is frozen hears nothing else."""

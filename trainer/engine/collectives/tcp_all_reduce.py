@@ -234,10 +234,7 @@ def _parts(piece: Vector, like: Sequence[Array]) -> list[Array]:
     counts = piece[:head].view(np.int64)
     sizes = [int(count) * math.prod(one.shape[1:]) * one.itemsize for count, one in zip(counts, like, strict=True)]
     ends = np.cumsum([head, *sizes])
-    return [
-        np.frombuffer(piece[start:end].tobytes(), one.dtype).reshape(-1, *one.shape[1:])
-        for one, start, end in zip(like, ends[:-1], ends[1:], strict=True)
-    ]
+    return [piece[start:end].view(one.dtype).reshape(-1, *one.shape[1:]) for one, start, end in zip(like, ends[:-1], ends[1:], strict=True)]
 
 
 def _bytes(vector: Vector) -> memoryview:

@@ -44,13 +44,14 @@ class LocalTables:
         for number, layer in enumerate(found):
             matrix = layer.embeddings
             slots = {
-                name: tf.Variable(tf.fill(matrix.shape, tf.cast(start, matrix.dtype)), trainable=False) for name, start in starts.items()
+                name: tf.Variable(tf.fill(matrix.shape, tf.cast(start, matrix.dtype)), trainable=False)
+                for name, start in (starts if layer.trainable else {}).items()
             }
             if layer.trainable:
                 # As Keras asks it; nothing decays without a weight_decay.
                 decays = optimizer.weight_decay is not None and optimizer._use_weight_decay(matrix)  # noqa: SLF001
                 self._rows[id(matrix.value)] = _Rows(matrix.value, slots, decays)
-            of_layers[str(number)] = tf.train.Checkpoint(**(slots if layer.trainable else {}))
+            of_layers[str(number)] = tf.train.Checkpoint(**slots)
             layers.gather_rows(layer)
         self.parts = {"tables": tf.train.Checkpoint(**of_layers)}
         optimizer.build([v for v in model.trainable_variables if id(v.value) not in self._rows])
@@ -88,14 +89,11 @@ class LocalTables:
         # Of several tasks: a row that two of them used is there twice.
         means = [row_updates.summed(one) for one in together[len(dense) :]]
         dense, values = row_updates.clipped(optimizer, together[: len(dense)], [one.values for one in means])
-        rate, count = tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations + 1, tf.float32)
+        rate, count = row_updates.rate_and_count(optimizer)
         for (rows, _), mean, gradient in zip(tables, means, values, strict=True):
             used = UsedRows(rows.variable, rows.slots, mean.indices)
             row_updates.update(self._rule, optimizer, used, gradient, rate, count, decays=rows.decays)
-        if dense or fused_updates.fuses(optimizer, others):
-            fused_updates.apply(optimizer, dense, others)
-        else:  # Keras counts no step without gradients
-            optimizer.iterations.assign_add(1)
+        fused_updates.apply(optimizer, dense, others)
         return waited
 
     # As parts of checkpoints: see RowFiles. The rows themselves are in the model.

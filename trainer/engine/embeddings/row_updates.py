@@ -148,6 +148,11 @@ def decays(optimizer: keras.optimizers.Optimizer) -> bool:
     return optimizer.weight_decay is not None and not (excluded and excluded.search("embeddings"))
 
 
+def rate_and_count(optimizer: keras.optimizers.Optimizer) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the learning rate of the step that comes, and its number from 1 on: what Apply takes, on the caller's device."""
+    return tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
+
+
 def update(
     rule: Rule,
     optimizer: keras.optimizers.Optimizer,

@@ -180,8 +180,7 @@ class Tables:
             optimizer, [one for one in gradients if not isinstance(one, RowGradients)], [one.values for one in used]
         )
         with tf.device(device(dense.home)):
-            rate = tf.convert_to_tensor(optimizer.learning_rate)
-            count = tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
+            rate, count = row_updates.rate_and_count(optimizer)
         for one, clipped in zip(used, values, strict=True):
             group = one.lookup.group
             for server in range(group.servers):
@@ -195,7 +194,7 @@ class Tables:
         """Update rows on the server of `dense` by their mean gradients of all workers, those of `trained` in turn; return `gradients`, clipped."""
         optimizer = dense.optimizer
         others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
-        rate, count = tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
+        rate, count = row_updates.rate_and_count(optimizer)
         for group, one, gradient in zip(self.trained, rows, values, strict=True):
             self.update(group, dense.home, one.indices, gradient, optimizer, rate, count)
         return others

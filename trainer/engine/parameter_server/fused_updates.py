@@ -52,7 +52,10 @@ def _tensor(variable: keras.Variable) -> tf.Variable:
 
 
 def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
-    """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them."""
+    """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them. Without any this counts a step, too."""
+    if not gradients and not fuses(optimizer, variables):
+        optimizer.iterations.assign_add(1)
+        return
     if not fuses(optimizer, variables) or any(not isinstance(g, tf.Tensor) for g in gradients):
         optimizer.apply(list(gradients), list(variables))
         return

@@ -61,8 +61,7 @@ class Group:
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Update the variables, on the servers, with one gradient a pack; counts a step."""
         with tf.device(device(self.home)):
-            if gradients or self._counts:  # a model may have large embedding layers alone
-                fused_updates.apply(self.optimizer, gradients, self.variables)
+            fused_updates.apply(self.optimizer, gradients, self.variables)
             if not self._counts:
                 self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
 
@@ -104,7 +103,8 @@ class ServerState:
     """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
 
     `apart`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
-    else all that the servers hold is updated together. With `everywhere` a server that holds nothing counts updates, too. Random layers' seeds stay out: each step of each worker has its own, see Replica.
+    else all that the servers hold is updated together. With `everywhere` a server that holds nothing counts updates, too.
+    Random layers' seeds stay out: each step of each worker has its own, see Replica.
     """
 
     def __init__(

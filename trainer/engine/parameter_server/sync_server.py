@@ -104,7 +104,7 @@ class Server:
             with tf.device(self._device):
                 # No step is the current one, and no number of gradients enough.
                 reply = self._reply(tf.cast(self._group.step.read_value(), tf.int32))
-                _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))[1:]
+                _, _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))
                 return late
 
         return run

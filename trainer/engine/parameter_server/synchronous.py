@@ -212,14 +212,14 @@ class SynchronousSession(ServerSession):
                 with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way
                     began = clock.now()
                 received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
-                with tf.control_dependencies([step for step, _ in received]):
+                steps = [step for step, _ in received]  # before it has sent this, a server's rows are of an earlier step
+                with tf.control_dependencies(steps):
                     waited = clock.since(began)
-                ended = tf.reduce_any([step < 0 for step, _ in received])
+                ended = tf.reduce_any([step < 0 for step in steps])
                 averages = received[0][1][len(state.groups[0].packs) :]
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
                 # After the end this computes once more, in vain: cheaper than a condition around every step.
-                steps = [step for step, _ in received]  # before it has sent this, a server's rows are of an earlier step
-                measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, received[0][0], rows_after=steps)
+                measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, steps[0], rows_after=steps)
                 rows = [one for one in gradients if isinstance(one, RowGradients)]
                 changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
                 joined = state.packed(gradients)
