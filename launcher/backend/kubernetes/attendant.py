@@ -104,10 +104,12 @@ class Attendant:
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
 
     def _keep_lines(self, seen: ClusterSnapshot) -> None:
-        """Keep the last lines of pods that are gone, or on nodes that do not answer."""
+        """Keep the last lines of pods that are gone, will be in a moment, or are on nodes that do not answer."""
+        if self._noted:
+            self._watcher.logs.news(seen.pods)  # the status of a run that has ended reads them no more
         there = {pod["metadata"]["name"]: pod for pod in seen.pods}
-        lost = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None}
-        found = self._lines.of_gone({name: pod for name, pod in self._pods.items() if name not in there} | lost)
+        going = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None or _is_removed(pod)}
+        found = self._lines.of_gone({name: pod for name, pod in self._pods.items() if name not in there} | going)
         self._pods = there or self._pods
         self._gone += found
         self._unkept = self._unkept or bool(found)
@@ -128,6 +130,11 @@ class Attendant:
 
     def _annotate(self, annotations: Mapping[str, str]) -> None:
         self._cluster.patch("Job", self._name, {"metadata": {"annotations": dict(annotations)}})
+
+
+def _is_removed(pod: Object) -> bool:
+    """Return whether a pod was deleted and has ended: nothing holds it any more, and the attendant may not see that it is gone."""
+    return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def is_at_rest(seen: ClusterSnapshot) -> bool:

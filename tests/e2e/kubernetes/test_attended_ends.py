@@ -39,7 +39,7 @@ def applied(namespace: Namespace, image: str, tmp_path_factory: pytest.TempPathF
     directory = tmp_path_factory.mktemp("specs")
     for name, more in (
         ("done", "limits: {worker_grace: 1s, grace_period: 1s}\n"),
-        ("broken", "env: {CODE: '2'}\nlimits: {max_restarts: 0, grace_period: 1s}\n"),
+        ("broken", "env: {CODE: '2'}\nlimits: {max_restarts: 0, grace_period: 5s}\n"),
         ("never", "limits: {start_timeout: 10s, grace_period: 1s}\n"),
     ):
         file = Path(directory, f"{name}.yaml")

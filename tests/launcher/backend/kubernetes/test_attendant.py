@@ -174,6 +174,22 @@ def test_the_last_lines_of_a_pod_that_goes_are_kept() -> None:
     assert attendant_notes.gone(there.own) == [gone]
 
 
+def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_kept_before_the_attendant_ends() -> None:
+    ps = objects.running("ps")
+    there = There(job("chief", 1, FAILED), job("ps"), pods=(objects.ended("chief", 2), ps))
+    attendant = attending(there)
+    list(attendant.look())
+    there.log = lambda *_, **__: b"2026-01-01T00:09:02.1Z asked to stop\n"  # type: ignore[method-assign]
+    ps["metadata"]["deletionTimestamp"], ps["status"]["phase"] = "2026-01-01T00:09:30Z", "Failed"  # and the object is there still
+    attendant._watcher._next = 0.0
+    attendant._watcher._source.hurry()
+    list(attendant.look())
+    assert attendant.is_done()
+    (gone,) = attendant_notes.gone(there.own)
+    assert (gone.task, gone.lines[-1]) == ("ps-0", "2026-01-01T00:09:02.1Z asked to stop")
+    assert len(gone.lines) == 3
+
+
 def test_of_last_lines_the_newest_are_kept_that_have_room() -> None:
     pods = [GonePod(f"digits-worker-{i}-abc", f"worker-{i}", tuple(f"{line} {'x' * 600}" for line in range(30))) for i in range(40)]
     job_ = {"metadata": {"annotations": attendant_notes.of_lines(pods)}}
