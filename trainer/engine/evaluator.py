@@ -192,6 +192,7 @@ class _Evaluator:
         self._report.alive("saving", step=step)
         if self._best:  # before it is written down: an evaluator that is killed meanwhile does both again
             self._best.offer(step, metrics, self._model.weights)
+            self._best.wait(_LAST_COMES)
         self._logs.evaluation(metrics, step)
         self._files.call(evaluations.path(self._run_dir), partial(evaluations.append, self._run_dir, step, metrics))
         self._files.wait(_WRITING)
@@ -201,7 +202,7 @@ class _Evaluator:
     def finish(self) -> None:
         """Report the best model also where an earlier attempt has written it."""
         if self._best:
-            self._best.finish()
+            self._best.finish(_LAST_COMES)
 
     def last(self) -> tuple[int, dict[str, float]]:
         """Return step and metrics of the last evaluation, also of an earlier attempt's; step 0 without any."""

@@ -2,6 +2,8 @@
 
 Each is a link to a directory beside it and is replaced in one step, so a reader finds a whole model. The directory before stays until
 the next one: who has just opened it can finish reading. Links are relative, so that they hold wherever the run directory is mounted.
+
+A model is saved in the task's temporary directory, and a thread of its own takes it to the run directory, whose volume may hang or be full.
 """
 
 import json
@@ -14,12 +16,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer.engine.file_writer import FileWriter
 from trainer.events import Reporter, finite
 from trainer.settings import Export, direction
 from trainer.workloads.errors import WorkloadError
@@ -28,6 +32,8 @@ _BETTER: dict[str, Callable[[float, float], bool]] = {"max": operator.gt, "min":
 
 
 BEST, LAST = "best", "last"
+_EXPORTS = "export"  # the directory of both
+_ONCE_MORE = 10.0  # seconds at the end for what a volume did not take
 
 
 def _save_keras(model: keras.Model, path: Path) -> str:
@@ -61,8 +67,9 @@ class _Candidate:
 class BestModel:
     """Keeps the best model that it is offered, and writes it, weights without the optimizer's state.
 
-    It writes with `model`, which has its own weights again afterwards. At most the `share` of time goes into writing, which takes a second
-    or so, while early in training each model is the best so far: weights that come too soon wait in memory for the next better ones or `flush`.
+    It saves with `model`, which has its own weights again afterwards. At most the `share` of time goes into that, which takes a second
+    or so, while early in training each model is the best so far: weights that come too soon, or while the ones before are not written
+    yet, wait in memory for the next evaluation or the end.
     """
 
     def __init__(self, export: Export, run_dir: Path, names: Sequence[str], model: keras.Model, report: Reporter, *, share: float) -> None:
@@ -75,14 +82,10 @@ class BestModel:
         # By loss or accuracy nothing can be wrong: which it is shows at the first evaluation, so that the start need not find out.
         self._goal = _goal(export, names) if export.metric or names else None
         self._share = share
-        self._files = _Files(export, run_dir, model, report)
+        self._files = _Files(export, run_dir, BEST, model, report)
         self._waiting: _Candidate | None = None
         self._not_before = 0.0
-        self._best: float | None = None
-        self._told = self._failed = False
-        if self._goal:
-            self._best = self._files.value(*self._goal)
-        self._files.clear(BEST)
+        self._best = self._files.value(*self._goal) if self._goal else None
 
     @property
     def is_known(self) -> bool:
@@ -90,10 +93,7 @@ class BestModel:
         return self._best is not None
 
     def offer(self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable]) -> None:
-        """Take over `weights`, all of the model's, if the model with these metrics is the best so far; write it if it is time.
-
-        What could not be written before is tried again, whatever the metrics.
-        """
+        """Take over `weights`, all of the model's, if the model with these metrics is the best so far; save what waits if it is time."""
         if self._goal is None:
             self._goal = _goal(self._export, tuple(metrics))
             self._best = self._files.value(*self._goal)
@@ -102,83 +102,123 @@ class BestModel:
         if math.isfinite(value) and (self._best is None or _BETTER[mode](value, self._best)):
             self._best = value
             self._waiting = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
-        elif not self._failed:
-            return
         if time.monotonic() >= self._not_before:
-            self.flush()
+            self._save()
 
-    def flush(self) -> None:
-        """Write what waits. An error is reported as a notice: training is worth more than an export."""
-        candidate, self._waiting = self._waiting, None
-        if candidate is None or self._goal is None:
+    def _save(self) -> None:
+        """Save what waits, unless the one before is still to be written. An error is reported as a notice: training is worth more."""
+        candidate = self._waiting
+        if candidate is None or self._goal is None or not self._files.is_idle:
             return
-        began, self._failed = time.monotonic(), False
+        began = time.monotonic()
         metric, mode = self._goal
         facts = {"step": candidate.step, "metric": metric, "mode": mode, "value": candidate.value, "metrics": candidate.metrics}
-        try:
-            self._told = self._files.write(BEST, facts, candidate.weights) or self._told
-            self._files.remove(LAST)
-        except OSError as error:
-            self._waiting, self._failed = candidate, True  # the disk may have room again
-            self._files.tell(f"the best model, of step {candidate.step}, could not be exported to {self._files.root}: {error}")
+        if self._files.save(facts, candidate.weights):
+            self._waiting = None
         ended = time.monotonic()
         self._not_before = ended + (ended - began) * (1 / self._share - 1)
 
-    def finish(self) -> None:
-        """Write what waits, and report the best model where an earlier attempt has written it."""
-        self.flush()
-        if not self._told:
-            self._files.tell_of(BEST)
+    def wait(self, seconds: float) -> None:
+        """Wait until what was saved is written, for so long at most, and not for a volume that does not take it."""
+        self._files.wait(seconds)
+
+    def finish(self, seconds: float) -> None:
+        """Save what waits and `wait` for it, and report the best model where an earlier attempt has written it."""
+        self.wait(seconds)
+        self._save()
+        self._files.close(seconds)
 
 
-def write_last(export: Export, run_dir: Path, step: int, metrics: Mapping[str, float], model: keras.Model, report: Reporter) -> None:
-    """Write `export/last` with the weights that `model` has at `step`, unless there is a best model. An error is reported as a notice."""
-    files = _Files(export, run_dir, model, report)
-    if _target(files.root / BEST) is not None:
+def write_last(
+    export: Export, run_dir: Path, step: int, metrics: Mapping[str, float], model: keras.Model, report: Reporter, *, seconds: float
+) -> None:
+    """Write `export/last` with the weights that `model` has at `step`, unless there is a best model, waiting for `seconds` at most.
+
+    An error is reported as a notice.
+    """
+    if _target(run_dir / _EXPORTS / BEST) is not None:
         return
-    files.clear(LAST)
+    files = _Files(export, run_dir, LAST, model, report)
     weights = [keras.ops.convert_to_numpy(w) for w in model.weights]
-    try:
-        files.write(LAST, {"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
-    except OSError as error:
-        files.tell(f"the model of step {step} could not be exported to {files.root}: {error}")
+    files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
+    files.close(seconds)
 
 
 class _Files:
-    """The exported models of one run, below `<run_dir>/export`, each called by a link."""
+    """The exported models of one run that are `called` alike, below `<run_dir>/export`."""
 
-    def __init__(self, export: Export, run_dir: Path, model: keras.Model, report: Reporter) -> None:
-        self.root = run_dir / "export"
+    def __init__(self, export: Export, run_dir: Path, called: str, model: keras.Model, report: Reporter) -> None:
+        """Remove what a killed attempt left half written."""
+        self._root, self._called = run_dir / _EXPORTS, called
+        self._link = self._root / called
         self._model, self._report = model, report
         # A model that is none of Keras's kinds may know that only some formats can hold it; what is asked for by name is tried.
         known: Sequence[str] = getattr(model, "export_formats", export.formats)
         self._formats = [name for name in export.formats if "formats" in export.model_fields_set or name in known]
         self._told: set[str] = set()
+        self._found = self._facts()  # by an earlier attempt
+        self._written = False
+        self._writer = FileWriter(report)
+        _clear(self._root, called)
 
-    def write(self, called: str, facts: Mapping[str, Any], weights: Sequence[Any]) -> bool:
-        """Write the model with these weights, and let the link `called` lead to it; return whether any format could be written.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
-        self.root.mkdir(parents=True, exist_ok=True)
+    def save(self, facts: Mapping[str, Any], weights: Sequence[Any]) -> bool:
+        """Save the model with these weights in whatever format can hold it, to be written; return False where there is no room for that."""
         step = facts["step"]
-        place = Path(tempfile.mkdtemp(prefix=f"{called}-{step}-", dir=self.root))
-        place.chmod(0o755)  # as other directories are; temporary ones are private
-        with _holding(self._model.weights, weights):
-            written = [name for name in self._formats if self._try(name, place)]
-        if not written:
-            shutil.rmtree(place)
+        try:
+            place = Path(tempfile.mkdtemp(prefix=f"{self._called}-{step}-"))  # its parent removes it where this is killed
+            try:
+                with _holding(self._model.weights, weights):
+                    saved = [name for name in self._formats if self._try(name, place)]
+                facts = {**facts, "formats": saved, "time": time.time()}
+                (place / "metrics.json").write_text(json.dumps(finite(facts), indent=2) + "\n", encoding="utf-8")
+            except OSError:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+        except OSError as error:
+            self._tell(f"the model of step {step} could not be saved to be exported: {error}")
             return False
-        facts = {**facts, "formats": written, "time": time.time()}
-        (place / "metrics.json").write_text(json.dumps(finite(facts), indent=2) + "\n", encoding="utf-8")
-        link, before = self.root / called, _target(self.root / called)
-        new = self.root / f".{place.name}"
-        new.symlink_to(place.name)
-        new.replace(link)
-        self.clear(called, before)
-        self._report("exported", step=step, path=str(link), metric=facts["metric"], value=facts["value"])
+        if saved:
+            self._writer.call(self._link, partial(self._write, place, facts))
+        else:
+            shutil.rmtree(place)
         return True
+
+    def _write(self, place: Path, facts: Mapping[str, Any]) -> None:
+        """Copy a saved model to the run directory, and let the link lead to it. Raises OSError: the volume does not take it."""
+        new, before, link = self._root / place.name, _target(self._link), self._root / f".{place.name}"
+        shutil.rmtree(new, ignore_errors=True)  # what the volume took before it failed
+        for source in (place, *sorted(place.rglob("*"))):
+            copy = new / source.relative_to(place)
+            if source.is_dir():
+                copy.mkdir(parents=True, exist_ok=True)
+            else:
+                shutil.copyfile(source, copy)
+        link.unlink(missing_ok=True)
+        link.symlink_to(new.name)
+        link.replace(self._link)
+        _clear(self._root, self._called, before)
+        if self._called == BEST:
+            (self._root / LAST).unlink(missing_ok=True)
+            _clear(self._root, LAST)
+        shutil.rmtree(place, ignore_errors=True)
+        self._written = True
+        self._tell_of(facts)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was saved is written."""
+        return self._writer.is_idle
+
+    def wait(self, seconds: float) -> None:
+        """Wait until everything is written, for so long at most, but not for what has failed."""
+        self._writer.wait(seconds)
+
+    def close(self, seconds: float) -> None:
+        """Wait until everything is written, and report the model that an earlier attempt has written where this one has written none."""
+        self.wait(seconds)
+        self._writer.close(_ONCE_MORE)
+        if not self._written and isinstance(self._found.get("step"), int):
+            self._tell_of(self._found)
 
     def _try(self, name: str, place: Path) -> bool:
         file, save = _FORMATS[name]
@@ -189,55 +229,46 @@ class _Files:
             raise error if isinstance(error, OSError) else OSError(_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises when it is to be saved
             why = f"{type(error).__name__}: {_line(error)}"
-            self.tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
+            self._tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
             _remove(place / file)
             return False
         if left_out:
-            self.tell(left_out)
+            self._tell(left_out)
         return True
 
-    def tell(self, message: str) -> None:
+    def _tell(self, message: str) -> None:
         """Report a notice, once."""
         if message not in self._told:
             self._told.add(message)
             self._report("notice", message=message)
 
-    def tell_of(self, called: str) -> None:
-        """Report the model that is there, if one is."""
-        facts = self._facts(called)
-        if isinstance(facts.get("step"), int):
-            fields = {key: facts.get(key) for key in ("metric", "value")}
-            self._report("exported", step=facts["step"], path=str(self.root / called), **fields)
+    def _tell_of(self, facts: Mapping[str, Any]) -> None:
+        self._report("exported", step=facts["step"], path=str(self._link), metric=facts.get("metric"), value=facts.get("value"))
 
     def value(self, metric: str, mode: str) -> float | None:
-        """Return the value of the best model that is there, if it was chosen by this measure."""
-        facts = self._facts(BEST)
+        """Return the value of the model that an earlier attempt has written, if it was chosen by this measure."""
         try:
-            return float(facts["value"]) if (facts["metric"], facts["mode"]) == (metric, mode) else None
+            return float(self._found["value"]) if (self._found["metric"], self._found["mode"]) == (metric, mode) else None
         except (KeyError, TypeError, ValueError):
             return None
 
-    def _facts(self, called: str) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         try:
-            facts = json.loads((self.root / called / "metrics.json").read_text(encoding="utf-8"))
+            facts = json.loads((self._link / "metrics.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return facts if isinstance(facts, dict) else {}
 
-    def clear(self, called: str, *keep: Path | None) -> None:
-        """Remove what was exported before what the link leads to and `keep`, and what a killed attempt left half written."""
-        keep = (*keep, _target(self.root / called))
-        for path in self.root.glob(f"{called}-*"):
-            if path not in keep:
-                shutil.rmtree(path, ignore_errors=True)
-        for path in self.root.glob(f".{called}-*"):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
 
-    def remove(self, called: str) -> None:
-        """Remove an exported model and its link."""
-        (self.root / called).unlink(missing_ok=True)
-        self.clear(called)
+def _clear(root: Path, called: str, *keep: Path | None) -> None:
+    """Remove what was exported before what the link leads to and `keep`, and what a killed attempt left half written."""
+    keep = (*keep, _target(root / called))
+    for path in root.glob(f"{called}-*"):
+        if path not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in root.glob(f".{called}-*"):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _goal(export: Export, names: Sequence[str]) -> tuple[str, str]:

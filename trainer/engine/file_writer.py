@@ -60,6 +60,11 @@ class FileWriter:
             self._pending.setdefault(path, deque()).append(write)
             self._changed.notify_all()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything is written."""
+        return not self._pending
+
     def wait(self, seconds: float) -> None:
         """Wait until everything is written, but not for what has failed."""
         with self._changed:

@@ -175,6 +175,8 @@ class _Chief:
             self._files.close(1.0)
             return
         self.saver.wait()
+        if self._best:
+            self._best.wait(_LAST_FILES)
         self._files.close(_LAST_FILES)
 
     def _note_checkpoint(self, step: int, path: str) -> None:
@@ -258,19 +260,20 @@ class _Chief:
             self.evaluate(step)
         self._report.alive("saving", step=step)
         self.saver.complete(hurried, stopping=stopping, since=began)
+        exporting = self._job.grace_period / 2 if stopping else self._job.save_timeout
         if self._best:  # not before: a disk that was full has room now
-            self._best.finish()
-        self._export_last(step, finished=finished)
+            self._best.finish(exporting)
+        self._export_last(step, exporting, finished=finished)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
 
-    def _export_last(self, step: int, *, finished: bool) -> None:
+    def _export_last(self, step: int, seconds: float, *, finished: bool) -> None:
         """Export the model as it is where there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
-                write_last(self._export, self._job.run_dir, step, self._metrics, self._session.model, self._report)
+                write_last(self._export, self._job.run_dir, step, self._metrics, self._session.model, self._report, seconds=seconds)
 
     def _report_progress(self, progress: Progress) -> None:
         examples_per_second, seconds_per_step = self._told_rate.take()

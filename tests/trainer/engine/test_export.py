@@ -1,6 +1,7 @@
 """Exported models: what they hold, when they are replaced, and that no reader finds half of one."""
 
 import json
+import tempfile
 import threading
 import warnings
 import zipfile
@@ -28,6 +29,12 @@ NAMES = ("loss", "accuracy")
 def best_model(run_dir: Path, output: Output, model: keras.Model | None = None, share: float = 1, **export: Any) -> BestModel:
     chosen = Export.model_validate({"formats": ["keras"], **export})
     return BestModel(chosen, run_dir, NAMES, model or Small({}).model(), Reporter("chief", output), share=share)
+
+
+def offer(best: BestModel, step: int, value: float, **metrics: float) -> None:
+    """Offer weights that are all `value`, and wait until they are written where they are to be."""
+    best.offer(step, {"loss": 1.0, **metrics}, filled(value))
+    best.wait(10)
 
 
 def filled(value: float) -> list[keras.Variable]:
@@ -151,16 +158,16 @@ def test_only_a_better_model_takes_the_place_also_after_a_restart(tmp_path: Path
     output = Output()
     best = best_model(tmp_path, output)
     for step, accuracy in ((10, 0.5), (20, 0.75), (30, 0.75), (40, 0.6), (50, float("nan"))):
-        best.offer(step, {"loss": 1.0, "accuracy": accuracy}, filled(step))
+        offer(best, step, step, accuracy=accuracy)
     assert (facts(tmp_path)["step"], weight(tmp_path)) == (20, 20.0)
     again = best_model(tmp_path, output)
-    again.offer(60, {"loss": 1.0, "accuracy": 0.7}, filled(60))
+    offer(again, 60, 60, accuracy=0.7)
     assert facts(tmp_path)["step"] == 20
-    again.offer(70, {"loss": 1.0, "accuracy": 0.8}, filled(70))
+    offer(again, 70, 70, accuracy=0.8)
     assert (facts(tmp_path)["step"], weight(tmp_path)) == (70, 70.0)
     assert [event["step"] for event in output.events("exported")] == [10, 20, 70]
     # By another measure nothing is known of it: the first is the best.
-    best_model(tmp_path, output, metric="loss").offer(80, {"loss": 3.0, "accuracy": 0.1}, filled(80))
+    offer(best_model(tmp_path, output, metric="loss"), 80, 80, loss=3.0, accuracy=0.1)
     assert {key: facts(tmp_path)[key] for key in ("step", "metric", "mode", "value")} == {
         "step": 80,
         "metric": "loss",
@@ -173,18 +180,18 @@ def test_models_that_come_too_soon_wait_and_the_best_of_them_is_written(tmp_path
     output = Output()
     best = best_model(tmp_path, output, share=1e-6)
     for step in (10, 20, 30):
-        best.offer(step, {"loss": 1.0 / step, "accuracy": step / 100}, filled(step))
+        offer(best, step, step, accuracy=step / 100)
     assert facts(tmp_path)["step"] == 10
-    best.flush()
+    best.finish(10)
     assert (facts(tmp_path)["step"], weight(tmp_path)) == (30, 30.0)
-    best.flush()
+    best.finish(10)
     assert len(output.events("exported")) == 2
 
 
 def test_the_model_that_writes_keeps_its_weights(tmp_path: Path) -> None:
     model = Small({}).model()
     before = model.get_weights()
-    best_model(tmp_path, Output(), model).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(7))
+    offer(best_model(tmp_path, Output(), model), 10, 7, accuracy=0.5)
     for was, is_now in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(was, is_now)
     assert weight(tmp_path) == 7.0
@@ -192,7 +199,7 @@ def test_the_model_that_writes_keeps_its_weights(tmp_path: Path) -> None:
 
 def test_a_reader_always_finds_a_whole_model(tmp_path: Path) -> None:
     best = best_model(tmp_path, Output())
-    best.offer(0, {"loss": 1.0, "accuracy": 0.0}, filled(0))
+    offer(best, 0, 0, accuracy=0.0)
     done = threading.Event()
     read: list[int] = []
 
@@ -205,7 +212,7 @@ def test_a_reader_always_finds_a_whole_model(tmp_path: Path) -> None:
     reader = threading.Thread(target=look)
     reader.start()
     for step in range(1, 30):
-        best.offer(step, {"loss": 1.0, "accuracy": step / 100}, filled(step))
+        offer(best, step, step, accuracy=step / 100)
     done.set()
     reader.join()
     assert read == sorted(read)
@@ -215,7 +222,7 @@ def test_a_reader_always_finds_a_whole_model(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_attempt_left_half_written_goes(tmp_path: Path) -> None:
-    best_model(tmp_path, Output()).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(10))
+    offer(best_model(tmp_path, Output()), 10, 10, accuracy=0.5)
     half = tmp_path / "export" / "best-20-abcdefgh"
     half.mkdir()
     (half / "model.keras").write_bytes(b"half")
@@ -228,7 +235,7 @@ def test_what_compile_was_given_and_cannot_be_loaded_is_left_out_and_told(tmp_pa
     model, output = Small({}).model(), Output()
     model.compile(optimizer="adam", loss=lambda targets, outputs: keras.ops.mean(targets - outputs))
     model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))
-    best_model(tmp_path, output, model).offer(10, {"loss": 1.0, "accuracy": 0.5}, filled(7))
+    offer(best_model(tmp_path, output, model), 10, 7, accuracy=0.5)
     read = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
     assert not read.compiled
     assert "compile was given a lambda" in output.events("notice")[0]["message"]
@@ -256,6 +263,7 @@ def test_what_cannot_be_saved_is_told_once_and_the_other_format_written(tmp_path
     best = best_model(tmp_path, output, model, formats=["keras", "saved_model"])
     for step in (1, 2):
         best.offer(step, {"loss": 1.0, "accuracy": step / 10}, model.weights)
+        best.wait(10)
     [notice] = output.events("notice")
     assert "cannot be exported as keras" in notice["message"]
     assert "a secret" in notice["message"]
@@ -267,8 +275,22 @@ def test_what_cannot_be_saved_is_told_once_and_the_other_format_written(tmp_path
 def test_a_file_in_the_way_does_not_end_training(tmp_path: Path) -> None:
     (tmp_path / "export").write_text("in the way")
     output = Output()
-    best_model(tmp_path, output).offer(1, {"loss": 1.0, "accuracy": 0.5}, filled(1))
-    assert "could not be exported" in output.events("notice")[0]["message"]
+    offer(best_model(tmp_path, output), 1, 1, accuracy=0.5)
+    assert (
+        output.events("notice")[0]["message"] == f"{tmp_path / 'export' / 'best'} could not be written: Not a directory; it is tried again"
+    )
+
+
+def test_a_temporary_directory_that_takes_no_model_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, place = Output(), tmp_path / "tmp"
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    best = best_model(tmp_path, output)
+    offer(best, 1, 1, accuracy=0.5)
+    assert "the model of step 1 could not be saved to be exported: " in output.events("notice")[0]["message"]
+    place.mkdir()
+    offer(best, 2, 2, accuracy=0.4)  # at the next evaluation, whatever that gives
+    assert weight(tmp_path) == 1.0
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize(

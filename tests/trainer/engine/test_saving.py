@@ -141,8 +141,10 @@ def test_a_volume_that_does_not_answer_holds_up_no_step(
         eventually("the volume to be told of", told, told=output.getvalue)
         frozen.thaw()
 
-    outcome = run(frozen.place, watched(s12=frozen.freeze, s45=thaw), steps=60, output=output)
+    # Its best model is exported, of every evaluation, also the one while nothing answers.
+    outcome = run(frozen.place, watched(s12=frozen.freeze, s45=thaw), steps=60, output=output, export=Export(formats=["keras"]))
     assert outcome.step == 60
+    assert output.events("exported")
     failed = told()[0]
     assert (failed["saved"], failed["free"]) == (10, None)
     assert failed["cause"].startswith("it has not answered since ")
@@ -222,7 +224,7 @@ def run(
     stop_after: int | None = None,
     steps: int = 100_000,
     output: Output | None = None,
-    **limits: float,
+    **limits: Any,
 ) -> Any:
     """Train with limits, for very long unless `steps` say otherwise; return the outcome."""
     chosen = settings(run_dir, steps, steps_per_execution=1)
@@ -271,13 +273,15 @@ def test_a_run_goes_on_from_its_checkpoints_while_nothing_can_be_written(disk: P
 
 def test_the_best_model_is_exported_when_there_is_room_again_in_every_format(disk: Path) -> None:
     output, model = Output(), Small({}).model()
-    best = BestModel(Export(formats=["keras", "saved_model"]), disk, ("loss",), model, Reporter("chief", output), share=1)
+    formats = Export(formats=["keras", "saved_model"])
+    best = BestModel(formats, disk, ("loss",), model, Reporter("chief", output), share=1)
     fill(disk)
     best.offer(10, {"loss": 1.0}, model.weights)
+    best.wait(10)  # until that has failed
     (notice,) = output.events("notice")
-    assert f"the best model, of step 10, could not be exported to {disk / 'export'}: " in notice["message"]
+    assert notice["message"] == f"{disk / 'export' / 'best'} could not be written: No space left on device; it is tried again"
     (disk / "filler").unlink()
-    best.offer(20, {"loss": 2.0}, model.weights)
+    best.finish(10)
     assert [event["step"] for event in output.events("exported")] == [10]
     assert sorted(path.name for path in (disk / "export" / "best").iterdir()) == ["metrics.json", "model.keras", "saved_model"]
     assert len(list((disk / "export").glob("best-*"))) == 1
