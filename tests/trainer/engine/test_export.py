@@ -272,7 +272,8 @@ def test_what_cannot_be_saved_is_told_once_and_the_other_format_written(tmp_path
     assert sorted(path.name for path in (tmp_path / "export" / "best").iterdir()) == ["metrics.json", "saved_model"]
 
 
-def test_a_file_in_the_way_does_not_end_training(tmp_path: Path) -> None:
+def test_a_file_in_the_way_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what is not written stays there
     (tmp_path / "export").write_text("in the way")
     output = Output()
     offer(best_model(tmp_path, output), 1, 1, accuracy=0.5)
