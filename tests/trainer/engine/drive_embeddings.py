@@ -3,8 +3,10 @@
 Usage: drive_embeddings.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -38,7 +40,7 @@ def main(scratch: str) -> None:
     from tests.trainer.engine.servers_here import servers
 
     try:
-        with servers(scratch, ps=2, workers=1) as here:
+        with servers(scratch, ps=4, workers=1) as here:
             print(json.dumps(report(here.tf_config, Path(scratch))), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
@@ -72,7 +74,9 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
         params = {"model": name, **given}
         found["cases"][name] = compared(job_of(scratch, params), job_of(scratch, params, embeddings=DENSE), connection)
     found["files"] = files(scratch, connection)
+    found["full"] = full(scratch, connection)
     found["outside"] = outside(job_of(scratch, {"model": "outside"}), connection)
+    found["too large"] = too_large(job_of(scratch, {"model": "too_large"}), connection)
     found["start"] = start(scratch, connection)
     return found
 
@@ -144,8 +148,18 @@ def compared(job: Any, dense: Any, connection: Any) -> dict[str, Any]:
     }
 
 
+def read_as_variables(path: str, rows: dict[str, Any]) -> bool:
+    """Return whether a checkpoint has all of these rows as whole tensors."""
+    import numpy as np
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(path)
+    saved = [reader.get_tensor(key) for key in reader.get_variable_to_shape_map() if key.endswith("VARIABLE_VALUE")]
+    return all(any(np.array_equal(value, one) for one in saved) for value in rows.values())
+
+
 def files(scratch: Path, connection: Any) -> dict[str, Any]:
-    """Save two servers' rows; return what reading them as one variable, in one process, and on one server gives."""
+    """Save four servers' rows; return what reading them as one variable, in one process, and on two servers gives."""
     import numpy as np
     import tensorflow as tf
 
@@ -162,15 +176,13 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     job = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
     one = trained(session(job, connection))
     path = Checkpoints(scratch / "checkpoints", one.model, one.optimizer, 3, table_files.TableFiles(one.tables)).save(STEPS)
-    rows, reader = rows_of(one.tables), tf.train.load_checkpoint(path)
-    saved = [reader.get_tensor(key) for key in reader.get_variable_to_shape_map() if key.endswith("VARIABLE_VALUE")]
-    same = [any(np.array_equal(value, one) for one in saved) for value in rows.values()]
+    rows = rows_of(one.tables)
     whole = load_workload(job.train).model()
     tf.train.Checkpoint(model=whole).restore(path).expect_partial()
     of_layers = {layer.name: layer.get_weights()[0] for layer in whole.layers if isinstance(getattr(layer, "input_dim", None), int)}
     with layers.taken_out(job.train.embeddings):
         built = build(load_workload(job.train), job)
-    fewer = Tables(layers.tables(built.model), built.optimizer, job, 1, apart=False)
+    fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, apart=False)
     fewer.create()
     alive.append(fewer)
     restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, table_files.TableFiles(fewer)).restore(print)
@@ -186,15 +198,73 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     later, then = rows_here(local), rows_of(fewer)
     return {
         "in one process": all(np.array_equal(alone[name], value) for name, value in rows.items()) and len(rows),
-        "back on a server": all(np.array_equal(then[name], value) for name, value in later.items()) and len(later),
+        "back on servers": all(np.array_equal(then[name], value) for name, value in later.items()) and len(later),
         "moved in one process": min(float(np.max(np.abs(later[name] - value))) for name, value in rows.items()),
         "step there": back.step if back else None,
         "files": len(list((scratch / "checkpoints").iterdir())),
-        "read as variables": all(same),
+        "read as variables": read_as_variables(path, rows),
         "whole in one process": all(np.array_equal(value, rows[name]) for name, value in of_layers.items()) and len(of_layers),
-        "on one server": all(np.array_equal(after[name], value) for name, value in rows.items()) and len(rows),
+        "on two servers": all(np.array_equal(after[name], value) for name, value in rows.items()) and len(rows),
         "step": restored.step if restored else None,
     }
+
+
+def full(scratch: Path, connection: Any) -> dict[str, Any]:
+    """Save rows to a disk that gets full meanwhile, and to the same once it has room; return how that went."""
+    from trainer.engine.checkpoints import Checkpoints, list_checkpoints
+    from trainer.engine.embeddings import table_files
+
+    disk = scratch / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=False).returncode:
+        return {"skipped": "only root can mount a disk of the test's own"}
+    try:
+        job = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
+        one = trained(session(job, connection))
+        files = table_files.TableFiles(one.tables)
+        checkpoints = Checkpoints(disk, one.model, one.optimizer, 3, files)
+        first = checkpoints.save(1)
+        taken = sum(file.stat().st_size for file in disk.iterdir())
+        read, filler = one.tables.read, disk / "filler"
+
+        def fills(part: Any) -> Any:  # once some of the rows are on the disk
+            if len(list(disk.glob("ckpt-2*"))) > 5 and not filler.exists():
+                with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                    while file.write(bytes(4096)):
+                        pass
+            return read(part)
+
+        one.tables.read = fills
+        error = ""
+        try:
+            checkpoints.save(2)
+        except OSError as problem:
+            error = str(problem.strerror)
+        left = sorted(Path(path).name for path in list_checkpoints(disk))
+        one.tables.read = read
+        filler.unlink()
+        again = checkpoints.save(3)
+        rows = rows_of(one.tables)
+        return {
+            "error": error,
+            "left": left,
+            "kept": sorted(Path(path).name for path in list_checkpoints(disk)),
+            "remains": sorted(file.name for file in disk.iterdir() if "ckpt-2" in file.name),
+            "whole": all(read_as_variables(path, rows) for path in (first, again)),
+            "bytes": taken,
+        }
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)
+
+
+def too_large(job: Any, connection: Any) -> str:
+    from trainer.workloads.errors import WorkloadError
+
+    try:
+        session(job, connection).push(0)
+    except WorkloadError as error:
+        return str(error)
+    return ""
 
 
 def outside(job: Any, connection: Any) -> str:

@@ -153,6 +153,12 @@ def outside(params: dict[str, Any]) -> keras.Model:
     return _compiled(keras.Model(user, _head(table("small", rows=10)(user))), params)
 
 
+def too_large(params: dict[str, Any]) -> keras.Model:
+    """A table that no machine has memory for."""
+    user = keras.Input([], dtype="int64")
+    return _compiled(keras.Model(user, _head(keras.layers.Embedding(10**12, 4, name="huge")(user))), params)
+
+
 def train_data(params: dict[str, Any]) -> Any:
     """Return the inputs of the model that `params` name, and targets."""
     generator = np.random.default_rng(1)
@@ -169,6 +175,7 @@ def train_data(params: dict[str, Any]) -> Any:
         "drawn": lambda: user,
         "frozen": lambda: user,
         "outside": lambda: user,
+        "too_large": lambda: user,
         "given": lambda: user,
         "spare": lambda: user,
     }

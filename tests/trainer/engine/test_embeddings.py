@@ -1,6 +1,7 @@
-"""Embedding layers that are spread over two ps learn what they learn whole, and their checkpoints are ordinary ones."""
+"""Embedding layers that are spread over four ps learn what they learn whole, and their checkpoints are ordinary ones."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests import forked
 from tests.trainer.engine.drive_embeddings import CASES, STEPS
 
 DRIVER = Path(__file__).with_name("drive_embeddings.py")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the driver starts three processes, and traces some thirty models
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the driver starts five processes, and traces some thirty models
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +42,34 @@ def test_a_checkpoint_reads_as_whole_variables_anywhere_bit_for_bit(report: dict
     assert found["files"] > 10  # rows were streamed in many pieces
     assert found["read as variables"]
     assert found["whole in one process"] == 3
-    assert found["on one server"] == 9  # rows and two slots of three layers
+    assert found["on two servers"] == 9  # rows and two slots of three layers
     assert found["step"] == STEPS
 
 
 def test_a_checkpoint_goes_to_one_process_and_back(report: dict[str, Any]) -> None:
     found = report["files"]
-    assert found["in one process"] == found["back on a server"] == 9
+    assert found["in one process"] == found["back on servers"] == 9
     assert found["moved in one process"] > 1e-6
     assert found["step there"] == 2 * STEPS
+
+
+def test_a_disk_that_gets_full_while_rows_are_streamed_leaves_the_last_checkpoint_whole(report: dict[str, Any]) -> None:
+    found = report["full"]
+    if "skipped" in found:
+        pytest.skip(found["skipped"])
+    assert found["error"] == "No space left on device"
+    assert found["left"] == ["ckpt-1"]
+    assert found["kept"] == ["ckpt-1", "ckpt-3"]
+    assert found["remains"] == []
+    assert found["whole"]
+
+
+def test_tables_that_the_servers_have_no_memory_for_are_refused_with_the_number_that_would_do(report: dict[str, Any]) -> None:
+    told = report["too large"]
+    assert told.startswith("the embedding layers take 4 TB on each of 4 ps, and ps-0 has ")
+    assert re.search(
+        r" free, which 4 ps share; [\d,]+ ps of this size would do, each on a machine of its own, or give each more memory$", told
+    )
 
 
 def test_an_id_outside_of_its_table_is_told_with_layer_rows_and_id(report: dict[str, Any]) -> None:
