@@ -80,6 +80,48 @@ def rows_compared(scratch: Path, params: dict[str, Any], connection: Any) -> dic
     return {"difference": difference, "step": remote.step, "dropped": last.dropped}
 
 
+def rows_of_a_save(scratch: Path, connection: Any) -> dict[str, Any]:
+    """Save after 20 of 40 rounds, rows slowly; return how far those are from one process after 20 rounds, and how far they still go."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tests.trainer.engine.drive_embeddings import job_of, rows_here
+    from trainer.engine import loop
+    from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.parameter_server.synchronous import SynchronousSession
+    from trainer.engine.replicated import LocalSession
+    from trainer.events import Reporter
+    from trainer.workloads.loading import load_workload
+
+    params, half = {"model": "functional", "optimizer": "Adagrad"}, 20
+    settings: dict[str, Any] = {"checkpoint": {"every_steps": half}, "evaluate": {"every_steps": 0}, "summaries": {"every_steps": 0}}
+    job = job_of(scratch / "saved", params, steps=2 * half, sync={"replicas_to_aggregate": WORKERS}, **settings)
+    workload = load_workload(job.train)
+    remote = SynchronousSession(workload, job, connection, lambda: False)
+    alive.append(remote)
+    read = remote.tables.read
+
+    def slowly(part: Any) -> Any:
+        if remote.step == half and part.count > 1:  # rows, not the first ones that are taken at once
+            time.sleep(0.1)  # in which several rounds could be done
+        return read(part)
+
+    remote.tables.read = slowly
+    loop.run(remote, workload, job, Reporter("chief", sys.stderr), lambda: False)
+    one = job_of(scratch, params, steps=half, gradients={"accumulate": WORKERS})
+    local = LocalSession(load_workload(one.train), one, AllReduce())
+    local.push(0)
+    local.run(half)
+
+    def difference(step: int) -> float:
+        reader = tf.train.load_checkpoint(str(scratch / "saved" / "checkpoints" / f"ckpt-{step}"))
+        there = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map()]
+        here = rows_here(local).values()
+        return max(min(float(np.max(np.abs(value - one))) for one in there if np.shape(one) == value.shape) for value in here)
+
+    return {"at the save": difference(half), "at the end": difference(2 * half)}
+
+
 def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
     """Return how far rows move where three of four workers make a round, and why clipping by the norm of all is refused."""
     import numpy as np
@@ -163,6 +205,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     for name, params in TABLES.items():
         report["cases"][name] = rows_compared(Path(here.scratch), params, connection)
     report |= rows_of_some(Path(here.scratch), connection)
+    report["rows of a save"] = rows_of_a_save(Path(here.scratch), connection)
 
     # A round with three of four, all alike, and with the fourth ten times slower.
     for name, slow in (("alike", 1), ("one slower", SLOWER)):

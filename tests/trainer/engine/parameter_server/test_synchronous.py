@@ -58,6 +58,11 @@ def test_rows_learn_with_a_back_up_worker_too(report: dict[str, Any]) -> None:
     assert report["rows with a back-up"]["moved"] > 1e-4
 
 
+def test_the_next_round_waits_until_the_rows_of_a_checkpoint_are_written(report: dict[str, Any]) -> None:
+    assert report["rows of a save"]["at the save"] < 2e-5
+    assert report["rows of a save"]["at the end"] > 1e-4
+
+
 def test_a_server_may_hold_nothing_but_rows_that_are_not_trained(report: dict[str, Any]) -> None:
     assert report["given rows"] == 5
 
