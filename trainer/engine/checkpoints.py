@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -321,11 +321,8 @@ class Checkpoints:
         parts = [(self._directory / f"{name}{_PART}", self._directory / name) for name, _ in captured.files]
         try:
             for part, whole in parts:
-                with part.open("wb", buffering=0) as file:
-                    for chunk in captured.chunks(whole.name):
-                        _write_all(file.fileno(), chunk)
-                        os.fsync(file.fileno())  # some file systems say only now that there is no room
-                        self.written += len(chunk)
+                for size in write_file(part, captured.chunks(whole.name)):
+                    self.written += size
             for part, whole in parts:  # the index last: with it the checkpoint is complete
                 part.replace(whole)
         except Exception:
@@ -343,10 +340,19 @@ class Checkpoints:
             captured.discard()
 
 
-def _write_all(fd: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(fd, left) :]
+def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:
+    """Write a file; yield the size of each chunk once it is on the disk.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    with path.open("wb", buffering=0) as file:
+        for chunk in chunks:
+            left = memoryview(chunk)
+            while left:
+                left = left[os.write(file.fileno(), left) :]
+            os.fsync(file.fileno())  # some file systems say only now that there is no room
+            yield len(chunk)
 
 
 def _files_of(path: str) -> list[Path]:

@@ -180,6 +180,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     whole = load_workload(job.train).model()
     tf.train.Checkpoint(model=whole).restore(path).expect_partial()
     of_layers = {layer.name: layer.get_weights()[0] for layer in whole.layers if isinstance(getattr(layer, "input_dim", None), int)}
+    export(one, scratch, load_workload(job.train), whole)
     with layers.taken_out(job.train.embeddings):
         built = build(load_workload(job.train), job)
     fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, apart=False)
@@ -265,6 +266,20 @@ def too_large(job: Any, connection: Any) -> str:
     except WorkloadError as error:
         return str(error)
     return ""
+
+
+def export(one: Any, scratch: Path, workload: Any, whole: Any) -> None:
+    """Export a session's model as `saved_model`; leave what `whole` has for some inputs, as `asked.npz`."""
+    import numpy as np
+
+    from trainer.engine.embeddings.exported_tables import ExportedModel
+
+    exported = ExportedModel(one.model, one.tables, STEPS)
+    written = sum(exported.write(scratch / "saved_model"))
+    exported.discard()
+    assert written > exported.size > 0
+    inputs, _ = next(iter(workload.eval_data(32)))
+    np.savez(scratch / "asked.npz", outputs=whole(inputs), **{name: value.numpy() for name, value in inputs.items()})
 
 
 def outside(job: Any, connection: Any) -> str:

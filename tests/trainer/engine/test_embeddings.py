@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the driver starts f
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    scratch = tmp_path_factory.mktemp("embeddings")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("embeddings")
+
+
+@pytest.fixture(scope="module")
+def report(scratch: Path) -> dict[str, Any]:
     done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=550, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
@@ -70,6 +75,46 @@ def test_tables_that_the_servers_have_no_memory_for_are_refused_with_the_number_
     assert re.search(
         r" free, which 4 ps share; [\d,]+ ps of this size would do, each on a machine of its own, or give each more memory$", told
     )
+
+
+# A program that has TensorFlow, and nothing of this project.
+SERVE = """
+import importlib.util, json, sys
+sys.path[:] = [path for path in sys.path if path != sys.argv[2]]
+assert importlib.util.find_spec("trainer") is None
+import numpy as np, tensorflow as tf
+loaded = tf.saved_model.load(sys.argv[1] + "/saved_model")
+asked = dict(np.load(sys.argv[1] + "/asked.npz"))
+outputs = asked.pop("outputs")
+given = {name: tf.constant(value) for name, value in asked.items()}
+told = {"serve": float(np.max(np.abs(loaded.serve(given) - outputs)))}
+(served,) = loaded.signatures["serving_default"](**given).values()
+told["signature"] = float(np.max(np.abs(served - outputs)))
+tables = [v for v in loaded._all_variables if v.shape[0] in (23, 31)]
+reader = tf.train.load_checkpoint(sys.argv[1] + "/checkpoints")
+saved = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name.endswith("VARIABLE_VALUE")]
+assert all(any(np.array_equal(table, one) for one in saved) for table in tables)
+told["shapes"] = sorted(table.shape.as_list() for table in tables)
+for wrong in (-1, 23):
+    try:
+        loaded.serve({**given, "user": tf.fill([len(outputs)], tf.constant(wrong, tf.int64))})
+    except tf.errors.InvalidArgumentError as error:
+        told[str(wrong)] = error.message
+print(json.dumps(told))
+"""
+
+
+def test_an_exported_model_serves_without_this_project_what_the_checkpoint_has(report: dict[str, Any], scratch: Path) -> None:
+    assert report["files"]["files"]
+    command = [sys.executable, "-c", SERVE, str(scratch), str(DRIVER.parents[3])]
+    done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["serve"] == told["signature"] < 1e-6
+    assert told["shapes"] == [[23, 1], [23, 4], [31, 4]]
+    for wrong in ("-1", "23"):
+        assert "has 23 rows, and was given the id" in told[wrong]
+        assert f"[{wrong}]" in told[wrong]
 
 
 def test_an_id_outside_of_its_table_is_told_with_layer_rows_and_id(report: dict[str, Any]) -> None:

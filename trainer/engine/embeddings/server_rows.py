@@ -180,18 +180,8 @@ class ServerRows:
         return Lookup(self, rows, place, local, positions, [call.ids for call in calls])
 
     def _keys(self, call: Call) -> tf.Tensor:
-        """Return keys for a call's ids.
-
-        Raises:
-            tf.errors.InvalidArgumentError: an id is outside of the table, when it runs.
-        """
-        table = call.table
-        low, high = tf.reduce_min(call.ids), tf.reduce_max(call.ids)
-        wrong = tf.where(low < 0, low, high)
-        valid = tf.logical_or(tf.equal(tf.size(call.ids), 0), tf.logical_and(low >= 0, tf.cast(high, tf.int64) < table.rows))
-        message = f"{OUTSIDE}the layer {table.name} has {table.rows:,} rows, and was given the id"
-        with tf.control_dependencies([tf.debugging.Assert(valid, [message, wrong])]):
-            return tf.cast(call.ids, self.key) + tf.constant(self._bases[table], self.key)
+        """Return keys for a call's ids; see `inside`."""
+        return tf.cast(inside(call.table, call.ids), self.key) + tf.constant(self._bases[call.table], self.key)
 
     def no_rows(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the places of no rows on a server, and their gradients."""
@@ -211,6 +201,20 @@ def _function(python: Callable[..., Any], *arguments: tf.TensorSpec) -> Any:
 
 
 OUTSIDE = "embedding id outside of its table: "  # begins what a step raises for one
+
+
+def inside(table: Table, ids: tf.Tensor) -> tf.Tensor:
+    """Return `ids` of a table.
+
+    Raises:
+        tf.errors.InvalidArgumentError: one of them is outside of the table, when it runs.
+    """
+    low, high = tf.reduce_min(ids), tf.reduce_max(ids)
+    wrong = tf.where(low < 0, low, high)
+    valid = tf.logical_or(tf.equal(tf.size(ids), 0), tf.logical_and(low >= 0, tf.cast(high, tf.int64) < table.rows))
+    message = f"{OUTSIDE}the layer {table.name} has {table.rows:,} rows, and was given the id"
+    with tf.control_dependencies([tf.debugging.Assert(valid, [message, wrong])]):
+        return tf.identity(ids)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ piece by SaveV2 as a slice of its tensor, a file of its own. MergeV2Checkpoints 
 disk by then and their files in memory empty.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,18 +52,9 @@ class TableFiles:
 
     def streamed(self, captured: Captured, saved: tf.train.Checkpoint) -> "Streamed":
         """Return a checkpoint whose other parts are `captured`, of `saved`, with the rows."""
-        files: list[list[Part]] = []
-        size = _FILE
-        for part in self._tables.parts():
-            rows = part.count * part.table.dimension * part.table.dtype.size
-            if size + rows > _FILE:
-                files.append([])
-                size = 0
-            files[-1].append(part)
-            size += rows
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[place]) for (index, slot), place in self._places.items()}
-        return Streamed.of(captured, self._tables, files, keys)
+        return Streamed.of(captured, self._tables, by_file(self._tables.parts()), keys)
 
     def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
@@ -86,6 +77,20 @@ class TableFiles:
                 prefix=path, tensor_names=[keys[table, part.slot]], shape_and_slices=[name], dtypes=[table.dtype]
             )
             self._tables.write(part, rows)
+
+
+def by_file(parts: Iterable[Part]) -> list[list[Part]]:
+    """Return the parts of each file."""
+    files: list[list[Part]] = []
+    size = _FILE
+    for part in parts:
+        rows = part.count * part.table.dimension * part.table.dtype.size
+        if size + rows > _FILE:
+            files.append([])
+            size = 0
+        files[-1].append(part)
+        size += rows
+    return files
 
 
 def _paths(saved: tf.train.Checkpoint) -> Any:

@@ -1,0 +1,99 @@
+"""SavedModels of models whose tables are spread over parameter servers: rows are streamed into them, so that no process holds a table.
+
+A SavedModel has a checkpoint of its variables. It is written into memory with a variable of each table's full shape that has no value: it takes no
+memory, and in that checkpoint it has the first row alone. The others come from the servers while the files go to a disk; see `table_files`.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from trainer.engine.checkpoints import Captured, write_file
+from trainer.engine.embeddings import layers
+from trainer.engine.embeddings.layers import Table, part_of
+from trainer.engine.embeddings.server_rows import Part, inside
+from trainer.engine.embeddings.spread_tables import Tables
+from trainer.engine.embeddings.table_files import Streamed, by_file
+
+_VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and how that is called
+# TensorFlow tells models apart by it, and loads one without it; it would be that of the checkpoint with the first rows alone.
+_FINGERPRINT = "fingerprint.pb"
+_exports = itertools.count()
+
+
+class _Matrix(UninitializedVariable):
+    """Stands for a table in a model that is exported: has its shape, and one row."""
+
+    def __init__(self, table: Table, name: str, first_row: tf.Tensor) -> None:
+        super().__init__(shape=[table.rows, table.dimension], dtype=table.dtype, trainable=bool(table.layer.trainable), name=name)
+        self._key, self._first_row = part_of(table.rows, table.dimension, 0, 1), first_row
+
+    def _serialize_to_tensors(self) -> dict[str, dict[str, tf.Tensor]]:
+        return {"VARIABLE_VALUE": {self._key: self._first_row}}
+
+
+class ExportedModel:
+    """A SavedModel with tables that is to be written: in memory until it is discarded, but for the rows.
+
+    Loaded, each table is one variable, and `serve` raises InvalidArgumentError for an id that it has not.
+    """
+
+    def __init__(self, model: keras.Model, tables: Tables, step: int) -> None:
+        """Make it of the model as it is; rows are read when it is written.
+
+        Raises:
+            PeerLostError: a server is gone.
+            Exception: whatever the model's own code raises when it is to be exported.
+        """
+        self._place = f"ram://exports-{next(_exports)}"
+        names = {table: f"tables/{number}" for number, table in enumerate(tables.all)}
+        matrices = {table: _Matrix(table, name, tables.read(Part(table, "", 0, 1))) for table, name in names.items()}
+        with layers.looking_up(lambda table, ids: tf.gather(matrices[table], inside(table, ids))):
+            model.export(self._place, format="tf_saved_model", verbose=False)
+        tf.io.gfile.remove(f"{self._place}/{_FINGERPRINT}")
+        place = f"{self._place}/{_VARIABLES}"
+        keys = _keys(f"{place}/{_VARIABLES}")
+        # A model may have one that it does not call.
+        used = [part for part in tables.parts() if not part.slot and names[part.table] in keys]
+        files = [(name, tf.io.gfile.stat(f"{place}/{name}").length) for name in sorted(tf.io.gfile.listdir(place))]
+        self._variables = Streamed.of(
+            Captured(step, place, files), tables, by_file(used), {(table, ""): keys[name] for table, name in names.items() if name in keys}
+        )
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of its variables."""
+        return self._variables.size
+
+    def write(self, place: Path) -> Iterator[int]:
+        """Write it into a new directory; yield the size of each piece that is on the disk.
+
+        Raises:
+            OSError: the disk does not take it.
+            PeerLostError: a server is gone.
+            NotFiniteError: rows are not finite.
+        """
+        for directory, _, names in tf.io.gfile.walk(self._place):
+            there = place / directory.removeprefix(self._place).strip("/")
+            there.mkdir()
+            if there.name != _VARIABLES:
+                for name in names:
+                    yield from write_file(there / name, Captured(0, directory).chunks(name))
+        for name, _ in self._variables.files:
+            yield from write_file(place / _VARIABLES / name, self._variables.chunks(name))
+
+    def discard(self) -> None:
+        """Free the memory."""
+        tf.io.gfile.rmtree(self._place)
+
+
+def _keys(path: str) -> dict[str, str]:
+    """Return how a checkpoint calls its tensors, by the names of the variables."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    return {attribute.full_name: attribute.checkpoint_key for node in graph.nodes for attribute in node.attributes}
