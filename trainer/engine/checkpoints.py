@@ -35,7 +35,8 @@ _VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 _BUILT_WITH = _VALUE.format("learning_rate")
 _CALLBACKS = _VALUE.format("callbacks")
 _PART = ".part"  # ends the name of a file that is not whole yet
-_CHUNK = 16 * 2**20  # bytes that are on the disk before more are written: progress shows on a slow one
+_CHUNK = 4 * 2**20  # bytes that are read at once
+_UNSYNCED = 16 * 2**20  # that are on the disk before more are written: progress shows on a slow one
 _captures = itertools.count()
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = _NO_ROOM | {errno.EROFS}
@@ -341,18 +342,22 @@ class Checkpoints:
 
 
 def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:
-    """Write a file; yield the size of each chunk once it is on the disk.
+    """Write a file; yield the size of each piece once it is on the disk.
 
     Raises:
         OSError: the disk does not take it.
     """
     with path.open("wb", buffering=0) as file:
-        for chunk in chunks:
+        unsynced = 0
+        for chunk in itertools.chain(chunks, [b""]):
             left = memoryview(chunk)
             while left:
                 left = left[os.write(file.fileno(), left) :]
-            os.fsync(file.fileno())  # some file systems say only now that there is no room
-            yield len(chunk)
+            unsynced += len(chunk)
+            if unsynced >= _UNSYNCED or not chunk:
+                os.fsync(file.fileno())  # some file systems say only now that there is no room
+                yield unsynced
+                unsynced = 0
 
 
 def _files_of(path: str) -> list[Path]:

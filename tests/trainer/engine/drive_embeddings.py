@@ -78,6 +78,7 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     found["outside"] = outside(job_of(scratch, {"model": "outside"}), connection)
     found["too large"] = too_large(job_of(scratch, {"model": "too_large"}), connection)
     found["start"] = start(scratch, connection)
+    found["memory"] = memory(scratch, connection)
     return found
 
 
@@ -280,6 +281,31 @@ def export(one: Any, scratch: Path, workload: Any, whole: Any) -> None:
     assert written > exported.size > 0
     inputs, _ = next(iter(workload.eval_data(32)))
     np.savez(scratch / "asked.npz", outputs=whole(inputs), **{name: value.numpy() for name, value in inputs.items()})
+
+
+def memory(scratch: Path, connection: Any) -> dict[str, int]:
+    """Return the bytes of a table, and what this process takes more than before while it is exported, at most; 0 where that cannot be seen."""
+    from trainer.engine.embeddings import exported_tables
+
+    exported_tables._READ, exported_tables._FILE = 2**19, 2**20
+    one = session(job_of(scratch, {"model": "large"}), connection)
+    one.push(0)
+    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+    def taken(name: str) -> int:
+        lines = status.read_text().splitlines() if forget.exists() else []
+        return sum(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+    before = 0
+    for place in ("first", "again"):  # the first time TensorFlow makes what it needs for any export
+        if forget.exists():
+            forget.write_text("5")  # the most that was taken
+        before = taken("VmRSS")
+        exported = exported_tables.ExportedModel(one.model, one.tables, 0)
+        written = sum(exported.write(scratch / place))
+        exported.discard()
+        assert written > one.tables.all[0].bytes
+    return {"bytes": one.tables.all[0].bytes, "grown": taken("VmHWM") - before}
 
 
 def outside(job: Any, connection: Any) -> str:

@@ -97,6 +97,12 @@ def drawn(params: dict[str, Any]) -> keras.Model:
     return _compiled(keras.Model(user, _head(keras.layers.Embedding(5001, 4, initializer, name="drawn")(user))), params)
 
 
+def large(params: dict[str, Any]) -> keras.Model:
+    """A table of 51 MB."""
+    user = keras.Input([], dtype="int64")
+    return _compiled(keras.Model(user, _head(keras.layers.Embedding(400_000, 32, name="large")(user))), params)
+
+
 def few(params: dict[str, Any]) -> keras.Model:
     """A table of which each batch has every row."""
     items = keras.Input([3], dtype="int64")
@@ -173,6 +179,7 @@ def train_data(params: dict[str, Any]) -> Any:
         "ragged": lambda: items,
         "few": lambda: items,
         "drawn": lambda: user,
+        "large": lambda: user,
         "frozen": lambda: user,
         "outside": lambda: user,
         "too_large": lambda: user,

@@ -117,6 +117,11 @@ def test_an_exported_model_serves_without_this_project_what_the_checkpoint_has(r
         assert f"[{wrong}]" in told[wrong]
 
 
+def test_a_table_is_never_whole_in_the_process_that_exports_it(report: dict[str, Any]) -> None:
+    assert report["memory"]["bytes"] > 50_000_000
+    assert report["memory"]["grown"] < 0.5 * report["memory"]["bytes"]
+
+
 def test_an_id_outside_of_its_table_is_told_with_layer_rows_and_id(report: dict[str, Any]) -> None:
     assert "the layer small has 10 rows, and was given the id" in report["outside"]
 

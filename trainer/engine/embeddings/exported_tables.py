@@ -23,6 +23,8 @@ from trainer.engine.embeddings.table_files import Streamed, by_file
 _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and how that is called
 # TensorFlow tells models apart by it, and loads one without it; it would be that of the checkpoint with the first rows alone.
 _FINGERPRINT = "fingerprint.pb"
+# Bytes of rows that are read at once, and that a file has, about: what is in memory meanwhile is a few times as much.
+_READ, _FILE = 4 * 2**20, 16 * 2**20
 _exports = itertools.count()
 
 
@@ -58,12 +60,11 @@ class ExportedModel:
         tf.io.gfile.remove(f"{self._place}/{_FINGERPRINT}")
         place = f"{self._place}/{_VARIABLES}"
         keys = _keys(f"{place}/{_VARIABLES}")
-        # A model may have one that it does not call.
-        used = [part for part in tables.parts() if not part.slot and names[part.table] in keys]
+        used = {table: keys[name] for table, name in names.items() if name in keys}  # a model may have one that it does not call
+        parts = (part for table in used for part in tables.rows(table, _READ))
         files = [(name, tf.io.gfile.stat(f"{place}/{name}").length) for name in sorted(tf.io.gfile.listdir(place))]
-        self._variables = Streamed.of(
-            Captured(step, place, files), tables, by_file(used), {(table, ""): keys[name] for table, name in names.items() if name in keys}
-        )
+        rows = {(table, ""): key for table, key in used.items()}
+        self._variables = Streamed.of(Captured(step, place, files), tables, by_file(parts, _FILE), rows)
 
     @property
     def size(self) -> int:

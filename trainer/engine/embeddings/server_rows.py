@@ -112,9 +112,9 @@ class ServerRows:
 
     # Slices, for checkpoints
 
-    def parts(self, table: Table, slot: str) -> Iterator[Part]:
-        """Yield the parts of a table or slot, in order; each is read and written at once."""
-        block = max(1, _BLOCK // (self.dimension * self.dtype.size * self.servers)) * self.servers
+    def parts(self, table: Table, slot: str, size: int | None = None) -> Iterator[Part]:
+        """Yield the parts of a table or slot, of about `size` bytes, in order; each is read and written at once."""
+        block = max(1, (size or _BLOCK) // (self.dimension * self.dtype.size * self.servers)) * self.servers
         for first in range(0, table.rows, block):
             yield Part(table, slot, first, min(block, table.rows - first))
 

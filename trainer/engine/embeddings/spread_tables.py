@@ -223,6 +223,10 @@ class Tables:
             for slot in self.slots(table):
                 yield from self._group_of[table].parts(table, slot)
 
+    def rows(self, table: Table, size: int) -> Iterator[Part]:
+        """Yield the rows of a table in pieces of about `size` bytes."""
+        return self._group_of[table].parts(table, "", size)
+
     def read(self, part: Part) -> tf.Tensor:
         """Return the rows of a part, [count, dimension]."""
         with _served():
