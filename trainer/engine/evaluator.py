@@ -14,14 +14,19 @@ import tensorflow as tf
 
 from trainer.engine import evaluations, model_ops, moving_averages, run_state
 from trainer.engine.checkpoints import list_checkpoints, step_of
+from trainer.engine.embeddings import layers, server_memory
 from trainer.engine.export import BestModel
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
 from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
+from trainer.settings import Embeddings
 from trainer.workloads.protocol import Agent, Workload
 
+# Whether it exports -> what it takes of the size of a large matrix, at most, as measured with Adagrad: the matrix, its slot and one that is read;
+# what is exported.
+_COPIES = {False: 3, True: 6}
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
 _LAST_COMES = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
@@ -152,7 +157,9 @@ class _Evaluator:
 
     def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
-        built = model_ops.build(workload, job)
+        check = partial(server_memory.check_here, copies=_COPIES[bool(job.export)])
+        with layers.checked(job.train.embeddings or Embeddings(), check):
+            built = model_ops.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer
         self._evaluate = model_ops.evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)

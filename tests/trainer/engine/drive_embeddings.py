@@ -168,7 +168,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.embeddings import layers, server_rows, table_files
     from trainer.engine.embeddings.spread_tables import Tables
-    from trainer.engine.model_ops import build
+    from trainer.engine.model_ops import build, evaluator
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
@@ -182,6 +182,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     tf.train.Checkpoint(model=whole).restore(path).expect_partial()
     of_layers = {layer.name: layer.get_weights()[0] for layer in whole.layers if isinstance(getattr(layer, "input_dim", None), int)}
     export(one, scratch, load_workload(job.train), whole)
+    evaluated = {name: evaluator(load_workload(job.train), model, 50)() for name, model in (("spread", one.model), ("whole", whole))}
     with layers.taken_out(job.train.embeddings):
         built = build(load_workload(job.train), job)
     fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, apart=False)
@@ -203,6 +204,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
         "back on servers": all(np.array_equal(then[name], value) for name, value in later.items()) and len(later),
         "moved in one process": min(float(np.max(np.abs(later[name] - value))) for name, value in rows.items()),
         "step there": back.step if back else None,
+        "evaluated": evaluated,
         "files": len(list((scratch / "checkpoints").iterdir())),
         "read as variables": read_as_variables(path, rows),
         "whole in one process": all(np.array_equal(value, rows[name]) for name, value in of_layers.items()) and len(of_layers),

@@ -203,5 +203,5 @@ def _head(rows: Any) -> Any:
 
 def _compiled(model: keras.Model, params: dict[str, Any]) -> keras.Model:
     kind, arguments = params.get("optimizer", "SGD"), params.get("arguments", {})
-    model.compile(optimizer=getattr(keras.optimizers, kind)(learning_rate=0.1, **arguments), loss="mse")
+    model.compile(optimizer=getattr(keras.optimizers, kind)(learning_rate=0.1, **arguments), loss="mse", metrics=["mae"])
     return model

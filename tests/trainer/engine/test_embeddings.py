@@ -117,6 +117,12 @@ def test_an_exported_model_serves_without_this_project_what_the_checkpoint_has(r
         assert f"[{wrong}]" in told[wrong]
 
 
+def test_the_chief_evaluates_through_look_ups_what_one_process_evaluates_of_the_checkpoint(report: dict[str, Any]) -> None:
+    found = report["files"]["evaluated"]
+    assert found["spread"] == pytest.approx(found["whole"], rel=1e-6)
+    assert found["spread"]["loss"] > 0
+
+
 def test_a_table_is_never_whole_in_the_process_that_exports_it(report: dict[str, Any]) -> None:
     assert report["memory"]["bytes"] > 50_000_000
     assert report["memory"]["grown"] < 0.5 * report["memory"]["bytes"]

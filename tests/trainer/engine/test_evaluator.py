@@ -149,6 +149,15 @@ def test_a_metric_that_is_not_there_is_a_wrong_configuration(trainers: Any, tmp_
     assert "'top_accuracy'; expected one of loss, accuracy" in run.event("failed")["detail"]
 
 
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the free memory is known on Linux alone")
+def test_tables_that_it_cannot_hold_are_refused_before_they_are_made(trainers: Any, tmp_path: Path) -> None:
+    run = start(trainers, tmp_path, train={"workload": "tests.trainer.engine.embedding_models:too_large", "params": {"model": "too_large"}})
+    assert run.code(LONG) == 2
+    told = run.event("failed")["detail"]
+    assert "huge (1,000,000,000,000 x 4, 16 TB)" in told
+    assert "leave the evaluator role out: the chief evaluates through the same look-ups" in told
+
+
 def test_what_is_evaluated_is_not_evaluated_again(tmp_path: Path) -> None:
     chief(tmp_path, STEPS)
     assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [STEPS]

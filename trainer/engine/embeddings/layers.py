@@ -89,11 +89,15 @@ def tables(model: keras.Model) -> list[Table]:
     return list(found.values())
 
 
+def bytes_of(layer: keras.layers.Embedding) -> int:
+    """Return the size of a layer's matrix."""
+    return int(layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size)
+
+
 def described(layers: Sequence[keras.layers.Embedding]) -> str:
     """Return names and sizes of the largest of these layers."""
-    sizes = {layer: layer.input_dim * layer.output_dim * int(tf.as_dtype(layer.variable_dtype).size) for layer in layers}
-    largest = sorted(layers, key=lambda layer: -sizes[layer])[:_NAMED]
-    named = [f"{one.name} ({one.input_dim:,} x {one.output_dim}, {byte_size(sizes[one])})" for one in largest]
+    largest = sorted(layers, key=lambda layer: -bytes_of(layer))[:_NAMED]
+    named = [f"{one.name} ({one.input_dim:,} x {one.output_dim}, {byte_size(bytes_of(one))})" for one in largest]
     return ", ".join([*named, *([f"and {len(layers) - len(largest)} more"] if len(layers) > len(largest) else [])])
 
 
@@ -197,6 +201,25 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
     _check_names(seen, settings)
 
 
+@contextmanager
+def checked(settings: Embeddings, check: Callable[[Sequence[keras.layers.Embedding]], None]) -> Iterator[None]:
+    """Call `check` with the large layers of models that are built meanwhile, before the last of them gets its matrix."""
+    build = keras.layers.Embedding.build
+    found: list[keras.layers.Embedding] = []
+
+    def check_and_build(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
+        if not layer.built and _is_wanted(layer, settings):
+            found.append(layer)
+            check(found)
+        build(layer, input_shape)
+
+    keras.layers.Embedding.build = check_and_build
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build = build
+
+
 def _check_names(seen: Collection[str], settings: Embeddings) -> None:
     if unknown := sorted({*settings.sharded, *settings.whole} - set(seen)):
         raise WorkloadError(
@@ -207,8 +230,7 @@ def _check_names(seen: Collection[str], settings: Embeddings) -> None:
 def _is_wanted(layer: keras.layers.Embedding, settings: Embeddings) -> bool:
     if layer.name in settings.whole:
         return False
-    size = layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size
-    return layer.name in settings.sharded or layer.input_dim >= settings.min_rows or size >= settings.min_mebibytes * 2**20
+    return layer.name in settings.sharded or layer.input_dim >= settings.min_rows or bytes_of(layer) >= settings.min_mebibytes * 2**20
 
 
 def _whole_only(layer: keras.layers.Embedding) -> list[str]:

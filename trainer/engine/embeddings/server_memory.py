@@ -1,8 +1,14 @@
-"""The memory that parameter servers have for tables, before these are made."""
+"""The memory that there is for tables, on parameter servers or in this process, before these are made."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import keras
 import tensorflow as tf
 
 from trainer.engine.byte_sizes import byte_size
+from trainer.engine.embeddings import layers
 from trainer.engine.parameter_server.state import device
 from trainer.workloads.errors import WorkloadError
 
@@ -18,7 +24,7 @@ _MACHINE, _NAME, _HOST = "/proc/meminfo", "/proc/sys/kernel/random/boot_id", "/p
 def check(wanted: int, servers: int) -> None:
     """Raise WorkloadError where `wanted` bytes of tables on each of `servers` are more than it has; with how many servers would do."""
     machines: dict[str, list[int]] = {}
-    free_of = [_free(server) for server in range(servers)]
+    free_of = [_free(partial(_lines, server)) for server in range(servers)]
     for server, (_, machine) in enumerate(free_of):
         machines.setdefault(machine, []).append(server)
     for server, (free, machine) in enumerate(free_of):
@@ -37,23 +43,42 @@ def check(wanted: int, servers: int) -> None:
             )
 
 
-def _free(server: int) -> tuple[int, str]:
-    """Return the free bytes of a server, and the name of what they are shared with: its machine, or its container."""
+def check_here(found: Sequence[keras.layers.Embedding], copies: int) -> None:
+    """Raise WorkloadError where an evaluator has not the memory for these layers' matrices, `copies` of each."""
+    wanted = copies * sum(layers.bytes_of(layer) for layer in found)
+    free, _ = _free(_lines_here)
+    if wanted > free * _SPARE:
+        raise WorkloadError(
+            f"the evaluator takes about {byte_size(wanted)} for embedding layers, which it loads whole ({layers.described(found)}), and has "
+            f"{byte_size(free)} free; leave the evaluator role out: the chief evaluates through the same look-ups as it trains; or give it more memory"
+        )
+
+
+def _free(lines: Callable[[str], Sequence[str]]) -> tuple[int, str]:
+    """Return the free bytes where `lines` reads files, and the name of what they are shared with: a machine, or a container."""
+
+    def first(path: str) -> str:
+        return next(iter(lines(path)), "")
+
     found: list[int] = []
     for limit, used, stat in _LIMITS:
-        lines = [_first_line(server, name) for name in (limit, used)]
-        if all(line.isdigit() for line in lines):
-            cached = [int(line.split()[1]) for line in _lines(server, stat) if line.startswith(("inactive_file ", "total_inactive_file "))]
-            found.append(int(lines[0]) - int(lines[1]) + max(cached, default=0))
-    machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _lines(server, _MACHINE) if line.endswith("kB")}
+        numbers = [first(name) for name in (limit, used)]
+        if all(number.isdigit() for number in numbers):
+            cached = [int(line.split()[1]) for line in lines(stat) if line.startswith(("inactive_file ", "total_inactive_file "))]
+            found.append(int(numbers[0]) - int(numbers[1]) + max(cached, default=0))
+    machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines(_MACHINE) if line.endswith("kB")}
     total = machine.get("MemAvailable", 2**62)
     if found and min(found) < total:
-        return max(0, min(found)), _first_line(server, _NAME) + _first_line(server, _HOST)
-    return total, _first_line(server, _NAME)
+        return max(0, min(found)), first(_NAME) + first(_HOST)
+    return total, first(_NAME)
 
 
-def _first_line(server: int, path: str) -> str:
-    return next(iter(_lines(server, path)), "")
+def _lines_here(path: str) -> list[str]:
+    """Return the lines of a file of this machine, none where there is no such file."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def _lines(server: int, path: str) -> list[str]:
