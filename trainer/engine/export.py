@@ -4,6 +4,7 @@ Each is a link to a directory beside it and is replaced in one step, so a reader
 the next one: who has just opened it can finish reading. Links are relative, so that they hold wherever the run directory is mounted.
 
 A model is saved in the task's temporary directory, and a thread of its own takes it to the run directory, whose volume may hang or be full.
+Tables that are spread over servers are not saved before: that thread has their rows from there, see `exported_tables`.
 """
 
 import json
@@ -23,7 +24,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.engine.embeddings.exported_tables import ExportedModel
+from trainer.engine.embeddings.spread_tables import Tables
 from trainer.engine.file_writer import FileWriter
+from trainer.engine.session import PeerLostError
 from trainer.events import Reporter, finite
 from trainer.settings import Export, direction
 from trainer.workloads.errors import WorkloadError
@@ -34,6 +38,7 @@ _BETTER: dict[str, Callable[[float, float], bool]] = {"max": operator.gt, "min":
 BEST, LAST = "best", "last"
 _EXPORTS = "export"  # the directory of both
 _ONCE_MORE = 10.0  # seconds at the end for what a volume did not take
+_SILENT = 10.0  # after which rows are no longer written: training has gone on meanwhile
 
 
 def _save_keras(model: keras.Model, path: Path) -> str:
@@ -69,11 +74,24 @@ class BestModel:
 
     It saves with `model`, which has its own weights again afterwards. At most the `share` of time goes into that, which takes a second
     or so, while early in training each model is the best so far: weights that come too soon, or while the ones before are not written
-    yet, wait in memory for the next evaluation or the end.
+    yet, wait in memory for the next evaluation or the end. Rows of spread tables cannot wait: a model that comes too soon is
+    passed over, unless it is that of the end.
     """
 
-    def __init__(self, export: Export, run_dir: Path, names: Sequence[str], model: keras.Model, report: Reporter, *, share: float) -> None:
+    def __init__(
+        self,
+        export: Export,
+        run_dir: Path,
+        names: Sequence[str],
+        model: keras.Model,
+        report: Reporter,
+        *,
+        share: float,
+        tables: Tables | None = None,
+    ) -> None:
         """Take up an earlier attempt's best. `names` are those of the workload's measures, and are needed where the settings name a metric.
+
+        `tables` are the model's that are spread over servers.
 
         Raises:
             WorkloadError: the settings' metric is none of `names`, or it is not known whether more or less of it is better.
@@ -82,7 +100,10 @@ class BestModel:
         # By loss or accuracy nothing can be wrong: which it is shows at the first evaluation, so that the start need not find out.
         self._goal = _goal(export, names) if export.metric or names else None
         self._share = share
-        self._files = _Files(export, run_dir, BEST, model, report)
+        self._files = _Files(export, run_dir, BEST, model, report, tables)
+        self._tables = tables
+        self._late: _Candidate | None = None
+        self._began = 0.0
         self._waiting: _Candidate | None = None
         self._not_before = 0.0
         self._best = self._files.value(*self._goal) if self._goal else None
@@ -99,21 +120,35 @@ class BestModel:
             self._best = self._files.value(*self._goal)
         metric, mode = self._goal
         value = metrics[metric]
+        if self._tables and self._files.is_idle:
+            self._best = self._files.value(metric, mode)  # what was not written is not tried again
+        self._late = None
         if math.isfinite(value) and (self._best is None or _BETTER[mode](value, self._best)):
-            self._best = value
-            self._waiting = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
-        if time.monotonic() >= self._not_before:
+            candidate = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
+            if self._tables and not self._may_save():
+                self._late = candidate
+            else:
+                self._best, self._waiting = value, candidate
+        if self._may_save():
             self._save()
+        if self._tables and self._tables.held_while_saved:
+            self._files.complete()
+
+    def _may_save(self) -> bool:
+        """Return whether it is time; with tables, of what it takes to write them, too."""
+        if not self._tables:
+            return time.monotonic() >= self._not_before
+        return self._files.is_idle and time.monotonic() >= self._began + (self._files.ended - self._began) / self._share
 
     def _save(self) -> None:
         """Save what waits, unless the one before is still to be written. An error is reported as a notice: training is worth more."""
         candidate = self._waiting
         if candidate is None or self._goal is None or not self._files.is_idle:
             return
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         metric, mode = self._goal
         facts = {"step": candidate.step, "metric": metric, "mode": mode, "value": candidate.value, "metrics": candidate.metrics}
-        if self._files.save(facts, candidate.weights):
+        if self._files.save(facts, candidate.weights) or self._tables:
             self._waiting = None
         ended = time.monotonic()
         self._not_before = ended + (ended - began) * (1 / self._share - 1)
@@ -122,15 +157,28 @@ class BestModel:
         """Wait until what was saved is written, for so long at most, and not for a volume that does not take it."""
         self._files.wait(seconds)
 
-    def finish(self, seconds: float) -> None:
-        """Save what waits and `wait` for it, and report the best model where an earlier attempt has written it."""
+    def finish(self, seconds: float, step: int | None = None) -> None:
+        """Save what waits and `wait` for it, and report the best model where an earlier attempt has written it.
+
+        Where `step` is that of the last offer, rows of spread tables are still those that were offered.
+        """
         self.wait(seconds)
+        if self._late and self._late.step == step:
+            self._waiting = self._late
         self._save()
         self._files.close(seconds)
 
 
 def write_last(
-    export: Export, run_dir: Path, step: int, metrics: Mapping[str, float], model: keras.Model, report: Reporter, *, seconds: float
+    export: Export,
+    run_dir: Path,
+    step: int,
+    metrics: Mapping[str, float],
+    model: keras.Model,
+    report: Reporter,
+    *,
+    seconds: float,
+    tables: Tables | None = None,
 ) -> None:
     """Write `export/last` with the weights that `model` has at `step`, unless there is a best model, waiting for `seconds` at most.
 
@@ -138,7 +186,7 @@ def write_last(
     """
     if _target(run_dir / _EXPORTS / BEST) is not None:
         return
-    files = _Files(export, run_dir, LAST, model, report)
+    files = _Files(export, run_dir, LAST, model, report, tables)
     weights = [keras.ops.convert_to_numpy(w) for w in model.weights]
     files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
     files.close(seconds)
@@ -147,7 +195,9 @@ def write_last(
 class _Files:
     """The exported models of one run that are `called` alike, below `<run_dir>/export`."""
 
-    def __init__(self, export: Export, run_dir: Path, called: str, model: keras.Model, report: Reporter) -> None:
+    def __init__(
+        self, export: Export, run_dir: Path, called: str, model: keras.Model, report: Reporter, tables: Tables | None = None
+    ) -> None:
         """Remove what a killed attempt left half written."""
         self._root, self._called = run_dir / _EXPORTS, called
         self._link = self._root / called
@@ -155,6 +205,11 @@ class _Files:
         # A model that is none of Keras's kinds may know that only some formats can hold it; what is asked for by name is tried.
         known: Sequence[str] = getattr(model, "export_formats", export.formats)
         self._formats = [name for name in export.formats if "formats" in export.model_fields_set or name in known]
+        self._tables = tables
+        if tables:  # see exported_tables.left_out
+            self._formats = [name for name in self._formats if name == "saved_model"]
+        self._exported: ExportedModel | None = None  # a model whose rows are to be written
+        self.ended = self._moved = 0.0  # when the last one with rows was written, or a part of one
         self._told: set[str] = set()
         self._found = self._facts()  # by an earlier attempt
         self._written = False
@@ -178,13 +233,34 @@ class _Files:
             self._tell(f"the model of step {step} could not be saved to be exported: {error}")
             return False
         if saved:
-            self._writer.call(self._link, partial(self._write, place, facts))
+            self._moved = time.monotonic()
+            self._writer.call(self._link, partial(self._write_rows if self._tables else self._write, place, facts))
         else:
             shutil.rmtree(place)
         return True
 
-    def _write(self, place: Path, facts: Mapping[str, Any]) -> None:
-        """Copy a saved model to the run directory, and let the link lead to it. Raises OSError: the volume does not take it."""
+    def _write_rows(self, place: Path, facts: Mapping[str, Any]) -> None:
+        """Write a model with tables at once or not at all: the servers change the rows. An error is reported as a notice."""
+        exported = self._exported
+        assert exported is not None  # noqa: S101 - `save` waits for this
+        try:
+            self._write(place, facts, partial(self._stream, exported))
+        except Exception as error:  # noqa: BLE001 - whatever the volume's file system comes up with, or a server that is gone
+            for left in (place, self._root / place.name):
+                shutil.rmtree(left, ignore_errors=True)
+            self._tell(f"the model of step {facts['step']} could not be exported to {self._root}: {_line(error)}")
+        exported.discard()
+        self.ended = time.monotonic()
+
+    def _stream(self, exported: ExportedModel, new: Path) -> None:
+        file, _ = _FORMATS["saved_model"]
+        for _ in exported.write(new / file):
+            silent, self._moved = time.monotonic() - self._moved, time.monotonic()
+            if silent > _SILENT:
+                raise OSError(f"it did not answer for {silent:.0f} s, while rows were written")
+
+    def _write(self, place: Path, facts: Mapping[str, Any], add: Callable[[Path], None] | None = None) -> None:
+        """Copy a saved model to the run directory, with what `add` writes, and let the link lead to it. Raises OSError: the volume does not take it."""
         new, before, link = self._root / place.name, _target(self._link), self._root / f".{place.name}"
         shutil.rmtree(new, ignore_errors=True)  # what the volume took before it failed
         for source in (place, *sorted(place.rglob("*"))):
@@ -193,6 +269,8 @@ class _Files:
                 copy.mkdir(parents=True, exist_ok=True)
             else:
                 shutil.copyfile(source, copy)
+        if add:
+            add(new)
         link.unlink(missing_ok=True)
         link.symlink_to(new.name)
         link.replace(self._link)
@@ -201,7 +279,7 @@ class _Files:
             (self._root / LAST).unlink(missing_ok=True)
             _clear(self._root, LAST)
         shutil.rmtree(place, ignore_errors=True)
-        self._written = True
+        self._written, self._found = True, dict(facts)
         self._tell_of(facts)
 
     @property
@@ -213,6 +291,11 @@ class _Files:
         """Wait until everything is written, for so long at most, but not for what has failed."""
         self._writer.wait(seconds)
 
+    def complete(self) -> None:
+        """Wait until a model with rows is written, as long as that moves on."""
+        while not self.is_idle and time.monotonic() - self._moved < _SILENT:
+            self.wait(_SILENT / 4)
+
     def close(self, seconds: float) -> None:
         """Wait until everything is written, and report the model that an earlier attempt has written where this one has written none."""
         self.wait(seconds)
@@ -223,7 +306,9 @@ class _Files:
     def _try(self, name: str, place: Path) -> bool:
         file, save = _FORMATS[name]
         try:
-            left_out = save(self._model, place / file)
+            left_out = (self._hold if self._tables else save)(self._model, place / file)
+        except PeerLostError:
+            raise
         except (OSError, tf.errors.OpError) as error:  # TensorFlow writes a SavedModel, and has errors of its own
             shutil.rmtree(place, ignore_errors=True)
             raise error if isinstance(error, OSError) else OSError(_line(error)) from error
@@ -235,6 +320,11 @@ class _Files:
         if left_out:
             self._tell(left_out)
         return True
+
+    def _hold(self, model: keras.Model, _: Path) -> str:
+        assert self._tables is not None  # noqa: S101 - else a format's own way is taken
+        self._exported = ExportedModel(model, self._tables)
+        return ""
 
     def _tell(self, message: str) -> None:
         """Report a notice, once."""

@@ -14,6 +14,8 @@ from trainer.engine.changes import Snapshot
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.early_stopping import EarlyStop, check_metric
+from trainer.engine.embeddings import exported_tables
+from trainer.engine.embeddings.spread_tables import Tables
 from trainer.engine.export import BestModel, write_last
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
@@ -147,13 +149,13 @@ class _Chief:
         self._best: BestModel | None = None
         if session.tables:
             report("notice", message=session.tables.described())
-        without = session.tables and session.tables.elsewhere
-        self._export = None if without else job.export
-        if job.export and without:
-            report("notice", message="the model is not exported: its large embedding layers are in the run's checkpoints alone")
+        self._spread = session.tables if isinstance(session.tables, Tables) else None
+        self._export = job.export
+        if self._spread and job.export and not job.has_evaluator and (message := exported_tables.left_out(job.export)):
+            report("notice", message=message)
         if self._export and not job.has_evaluator:
             names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()
-            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORTING)
+            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORTING, tables=self._spread)
         self._save_due = Interval(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = Interval(job.evaluate_every)
         self._summaries_due = Interval(job.summaries_every)
@@ -262,7 +264,7 @@ class _Chief:
         self.saver.complete(hurried, stopping=stopping, since=began)
         exporting = self._job.grace_period / 2 if stopping else self._job.save_timeout
         if self._best:  # not before: a disk that was full has room now
-            self._best.finish(exporting)
+            self._best.finish(exporting, step)
         self._export_last(step, exporting, finished=finished)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
@@ -273,7 +275,8 @@ class _Chief:
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
-                write_last(self._export, self._job.run_dir, step, self._metrics, self._session.model, self._report, seconds=seconds)
+                model, run_dir = self._session.model, self._job.run_dir
+                write_last(self._export, run_dir, step, self._metrics, model, self._report, seconds=seconds, tables=self._spread)
 
     def _report_progress(self, progress: Progress) -> None:
         examples_per_second, seconds_per_step = self._told_rate.take()

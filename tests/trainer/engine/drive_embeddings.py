@@ -4,6 +4,7 @@ Usage: drive_embeddings.py SCRATCH. It is a process of its own because a chief's
 """
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -79,6 +80,7 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     found["too large"] = too_large(job_of(scratch, {"model": "too_large"}), connection)
     found["start"] = start(scratch, connection)
     found["memory"] = memory(scratch, connection)
+    found["best"] = best(scratch, connection)
     return found
 
 
@@ -277,10 +279,9 @@ def export(one: Any, scratch: Path, workload: Any, whole: Any) -> None:
 
     from trainer.engine.embeddings.exported_tables import ExportedModel
 
-    exported = ExportedModel(one.model, one.tables, STEPS)
-    written = sum(exported.write(scratch / "saved_model"))
+    exported = ExportedModel(one.model, one.tables)
+    assert sum(exported.write(scratch / "saved_model"))
     exported.discard()
-    assert written > exported.size > 0
     inputs, _ = next(iter(workload.eval_data(32)))
     np.savez(scratch / "asked.npz", outputs=whole(inputs), **{name: value.numpy() for name, value in inputs.items()})
 
@@ -303,11 +304,61 @@ def memory(scratch: Path, connection: Any) -> dict[str, int]:
         if forget.exists():
             forget.write_text("5")  # the most that was taken
         before = taken("VmRSS")
-        exported = exported_tables.ExportedModel(one.model, one.tables, 0)
+        exported = exported_tables.ExportedModel(one.model, one.tables)
         written = sum(exported.write(scratch / place))
         exported.discard()
         assert written > one.tables.all[0].bytes
     return {"bytes": one.tables.all[0].bytes, "grown": taken("VmHWM") - before}
+
+
+def best(scratch: Path, connection: Any) -> list[Any]:
+    """Offer models of which some come too soon; return what stands in the files after each, and what was told."""
+    import numpy as np
+    import tensorflow as tf
+
+    from trainer.engine.export import BestModel
+    from trainer.events import Reporter
+    from trainer.settings import Export
+
+    one = session(job_of(scratch, {"model": "drawn", "initializer": "ones"}), connection)
+    one.push(0)
+    link, told = scratch / "export" / "best", io.StringIO()
+    found: list[Any] = []
+
+    def exporter(share: float) -> Any:
+        names = ("loss", "accuracy")
+        return BestModel(Export(), scratch, names, one.model, Reporter("chief", told), share=share, tables=one.tables)
+
+    def see() -> None:
+        facts, served = json.loads((link / "metrics.json").read_text()), tf.saved_model.load(str(link / "saved_model"))
+        row = next(v for v in served._all_variables if v.shape == [5001, 4])
+        found.append([facts["step"], facts["value"], facts["formats"], sorted(float(x) for x in np.unique(row))])
+
+    def offer(to: Any, step: int, accuracy: float) -> None:
+        for part in one.tables.parts():
+            if not part.slot:
+                one.tables.write(part, tf.fill([part.count, part.table.dimension], float(step)))
+        to.offer(step, {"loss": 1.0, "accuracy": accuracy}, one.model.weights)
+        to.wait(60)
+        see()
+
+    rare = exporter(1e-6)
+    for step, accuracy in ((10, 0.5), (20, 0.7), (30, 0.6)):
+        offer(rare, step, accuracy)  # the second and the third come too soon
+    rare.finish(60, 31)  # training has gone on
+    see()
+    rare.finish(60, 30)
+    see()
+    often = exporter(1)
+    offer(often, 40, 0.55)
+    offer(often, 50, 0.65)
+    link.parent.rename(scratch / "away")
+    link.parent.write_text("in the way")
+    often.offer(60, {"loss": 1.0, "accuracy": 0.9}, one.model.weights)
+    often.wait(60)
+    link.parent.unlink()
+    offer(often, 70, 0.8)
+    return [found, told.getvalue().splitlines()]
 
 
 def outside(job: Any, connection: Any) -> str:

@@ -117,6 +117,21 @@ def test_an_exported_model_serves_without_this_project_what_the_checkpoint_has(r
         assert f"[{wrong}]" in told[wrong]
 
 
+def test_the_best_model_is_written_with_its_rows_when_it_is_found_or_not_at_all(report: dict[str, Any]) -> None:
+    found, lines = report["best"]
+    told = [json.loads(line) for line in lines]
+
+    def exported(step: int, value: float) -> list[Any]:
+        return [step, value, ["saved_model"], [step]]
+
+    assert found[:4] == [exported(10, 0.5)] * 4  # two came too soon, and the rows of the second were others' by the end
+    assert found[4] == exported(30, 0.6)
+    assert found[5:] == [exported(30, 0.6), exported(50, 0.65), exported(70, 0.8)]
+    assert [event["step"] for event in told if event["event"] == "exported"] == [10, 30, 50, 70]
+    [notice] = [event["message"] for event in told if event["event"] == "notice"]
+    assert "the model of step 60 could not be exported" in notice
+
+
 def test_the_chief_evaluates_through_look_ups_what_one_process_evaluates_of_the_checkpoint(report: dict[str, Any]) -> None:
     found = report["files"]["evaluated"]
     assert found["spread"] == pytest.approx(found["whole"], rel=1e-6)

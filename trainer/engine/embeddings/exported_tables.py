@@ -19,6 +19,7 @@ from trainer.engine.embeddings.layers import Table, part_of
 from trainer.engine.embeddings.server_rows import Part, inside
 from trainer.engine.embeddings.spread_tables import Tables
 from trainer.engine.embeddings.table_files import Streamed, by_file
+from trainer.settings import Export
 
 _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and how that is called
 # TensorFlow tells models apart by it, and loads one without it; it would be that of the checkpoint with the first rows alone.
@@ -26,6 +27,18 @@ _FINGERPRINT = "fingerprint.pb"
 # Bytes of rows that are read at once, and that a file has, about: what is in memory meanwhile is a few times as much.
 _READ, _FILE = 4 * 2**20, 16 * 2**20
 _exports = itertools.count()
+
+
+def left_out(export: Export) -> str:
+    """Return what to tell of formats that a model with tables is not exported in; nothing where there are none."""
+    if "keras" not in export.formats:
+        return ""
+    why = "a Keras file would need all rows of its large embedding layers in this process's memory"
+    return (
+        f"the model is exported as a SavedModel alone: {why}"
+        if "saved_model" in export.formats
+        else (f"the model is not exported: {why}; add saved_model to train.export.formats")
+    )
 
 
 class _Matrix(UninitializedVariable):
@@ -45,7 +58,7 @@ class ExportedModel:
     Loaded, each table is one variable, and `serve` raises InvalidArgumentError for an id that it has not.
     """
 
-    def __init__(self, model: keras.Model, tables: Tables, step: int) -> None:
+    def __init__(self, model: keras.Model, tables: Tables) -> None:
         """Make it of the model as it is; rows are read when it is written.
 
         Raises:
@@ -64,12 +77,7 @@ class ExportedModel:
         parts = (part for table in used for part in tables.rows(table, _READ))
         files = [(name, tf.io.gfile.stat(f"{place}/{name}").length) for name in sorted(tf.io.gfile.listdir(place))]
         rows = {(table, ""): key for table, key in used.items()}
-        self._variables = Streamed.of(Captured(step, place, files), tables, by_file(parts, _FILE), rows)
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of its variables."""
-        return self._variables.size
+        self._variables = Streamed.of(Captured(0, place, files), tables, by_file(parts, _FILE), rows)
 
     def write(self, place: Path) -> Iterator[int]:
         """Write it into a new directory; yield the size of each piece that is on the disk.

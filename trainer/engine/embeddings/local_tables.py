@@ -33,7 +33,7 @@ class _Rows:
 class LocalTables:
     """Updates a model whose large layers have rows: see `of`. Checkpoints have the slots of rows where those of spread tables are."""
 
-    elsewhere = held_while_saved = False
+    held_while_saved = False
 
     def __init__(self, model: keras.Model, found: Sequence[keras.layers.Embedding], optimizer: keras.optimizers.Optimizer) -> None:
         self._optimizer, self._layers = optimizer, list(found)

@@ -76,8 +76,6 @@ NO_LOOKUPS = Lookups([], [])
 class Tables:
     """The tables of a model, on `servers` parameter servers, which update them together or, with `apart`, each by itself in rounds."""
 
-    elsewhere = True
-
     def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int, *, apart: bool) -> None:
         """Look whether they can be trained; nothing is made yet.
 
