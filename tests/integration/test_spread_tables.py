@@ -1,5 +1,6 @@
 """Tables that are spread over servers, with a million rows in all: each role is killed, and the run goes on from its last checkpoint."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def spec() -> dict[str, Any]:
         "checkpoint": {"every_steps": 20},
         "evaluate": {"every_steps": 0},
         "summaries": {"every_steps": 0},
+        "export": {},
     }
     return {
         "version": 1,
@@ -63,6 +65,20 @@ def assert_drawn(run: Run, step: int) -> None:
     assert len({rows[-1].tobytes() for rows in tables}) == CATEGORIES
 
 
+def assert_exported(run: Run, step: int) -> None:
+    """Check that the last model, of a run that was stopped before an evaluation, serves with the rows of its last checkpoint."""
+    last = run.directory / "export" / "last"
+    assert json.loads((last / "metrics.json").read_text())["step"] == step
+    saved, served = (
+        tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}")),
+        tf.saved_model.load(str(last / "saved_model")),
+    )
+    tables = [v.numpy() for v in served._all_variables if v.shape == [ROWS, DIMENSION]]
+    rows = {saved.get_tensor(name).tobytes() for name, shape in saved.get_variable_to_shape_map().items() if shape == [ROWS, DIMENSION]}
+    assert len({table.tobytes() for table in tables} & rows) == CATEGORIES
+    assert any("exported as a SavedModel alone" in event["message"] for event in run.events("chief", "notice"))
+
+
 def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tmp_path: Path) -> None:
     with started(spec(), tmp_path) as run:
         save_twice(run)
@@ -81,4 +97,6 @@ def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tm
         save_twice(run)
         losses = [event["loss"] for event in run.events("chief", "progress")]
         assert min(losses[-5:]) < losses[0]
-        assert_drawn(run, stop(run))
+        step = stop(run)
+        assert_drawn(run, step)
+        assert_exported(run, step)

@@ -10,12 +10,15 @@ import tensorflow as tf
 
 from tests.trainer.engine import embedding_models
 from tests.trainer.engine.drive_embeddings import DENSE, job_of, trained
+from tests.trainer.engine.test_loop import Output
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.embeddings.row_updates import summed
+from trainer.engine.export import write_last
 from trainer.engine.replicated import LocalSession
-from trainer.settings import Embeddings
+from trainer.events import Reporter
+from trainer.settings import Embeddings, Export
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.loading import load_workload
 
@@ -50,6 +53,17 @@ def test_rows_learn_what_the_whole_matrix_learns(tmp_path: Path, case: str) -> N
     assert max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True)) < 1e-5
     moved = [np.max(np.abs(embedding_models.start(*w.shape).value - w)) for w in weights[0] if w.shape in {(23, 4), (23, 1), (6, 4)}]
     assert max(moved) > 1e-4, moved
+
+
+def test_a_model_whose_tables_are_here_is_exported_whole_in_both_formats(tmp_path: Path) -> None:
+    one = trained(session(tmp_path, {"model": "functional", "optimizer": "Adagrad"}))
+    write_last(Export(), tmp_path, 20, {}, one.model, Reporter("chief", Output()), seconds=60)
+    inputs = {"user": tf.constant([0, 5, 22], tf.int64), "items": tf.constant([[1, 1, 2], [0, 22, 7], [3, 4, 5]], tf.int64)}
+    expected = one.model(inputs)
+    read = keras.models.load_model(tmp_path / "export" / "last" / "model.keras")
+    np.testing.assert_allclose(read(inputs), expected, atol=1e-6)
+    served = tf.saved_model.load(str(tmp_path / "export" / "last" / "saved_model"))
+    np.testing.assert_allclose(served.serve(inputs), expected, atol=1e-6)
 
 
 def test_what_needs_the_whole_matrix_has_it(tmp_path: Path) -> None:
