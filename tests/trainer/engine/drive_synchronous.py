@@ -99,14 +99,15 @@ def rows_of_a_save(scratch: Path, connection: Any) -> dict[str, Any]:
     workload = load_workload(job.train)
     remote = SynchronousSession(workload, job, connection, lambda: False)
     alive.append(remote)
-    read = remote.tables.read
+    tables: Any = remote.tables
+    read = tables.read
 
     def slowly(part: Any) -> Any:
         if remote.step == half and part.count > 1:  # rows, not the first ones that are taken at once
             time.sleep(0.1)  # in which several rounds could be done
         return read(part)
 
-    remote.tables.read = slowly
+    tables.read = slowly
     loop.run(remote, workload, job, Reporter("chief", sys.stderr), lambda: False)
     one = job_of(scratch, params, steps=half, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(one.train), one, AllReduce())
