@@ -24,9 +24,8 @@ from trainer.events import Reporter
 from trainer.settings import Embeddings
 from trainer.workloads.protocol import Agent, Workload
 
-# Whether it exports -> what it takes of the size of a large matrix, at most, as measured with Adagrad: the matrix, its slot and one that is read;
-# what is exported.
-_COPIES = {False: 3, True: 6}
+# How often it takes the size of a large matrix, as measured with Adagrad: the matrix, its slot and one that is read; with each format of an export.
+_COPIES = {"": 3, "saved_model": 6, "keras": 10}
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
 _LAST_COMES = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
@@ -157,7 +156,8 @@ class _Evaluator:
 
     def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
-        check = partial(server_memory.check_here, copies=_COPIES[bool(job.export)])
+        formats = job.export.formats if job.export else []
+        check = partial(server_memory.check_here, copies=max(_COPIES[name] for name in ("", *formats)))
         with layers.checked(job.train.embeddings or Embeddings(), check):
             built = model_ops.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer

@@ -1,0 +1,37 @@
+"""docs/embeddings.md: its tables of shared rows and of slots are those that hashing and the optimizers have."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from trainer.engine.embeddings.row_updates import rule_of
+
+PAGE = (Path(__file__).parents[4] / "docs" / "embeddings.md").read_text(encoding="utf-8")
+OPTIMIZERS = {
+    "SGD; with momentum": [keras.optimizers.SGD(), keras.optimizers.SGD(momentum=0.9)],
+    "Adagrad": [keras.optimizers.Adagrad()],
+    "RMSprop; each of momentum and centered": [keras.optimizers.RMSprop(), keras.optimizers.RMSprop(momentum=0.9)],
+    "Ftrl, Adam, AdamW; amsgrad": [keras.optimizers.Adam(), keras.optimizers.Adam(amsgrad=True)],
+}
+
+
+def test_the_shares_of_ids_that_share_a_row_are_those_of_keras_hashing() -> None:
+    shares = {float(rows): float(share) / 100 for rows, share in re.findall(r"^\| ([\d.]+) \| ([\d.]+) % \|$", PAGE, re.MULTILINE)}
+    assert len(shares) == 7
+    assert {rows: 1 - np.exp(-1 / rows) for rows in shares} == pytest.approx(shares, abs=0.0005)
+    ids = np.random.default_rng(1).integers(0, 2**60, 50_000)
+    _, place, count = np.unique(keras.layers.Hashing(100_000)(ids), return_inverse=True, return_counts=True)
+    assert np.mean(count[place] > 1) == pytest.approx(shares[2], abs=0.01)
+
+
+def test_the_slots_are_the_rules() -> None:
+    section = PAGE.split("## Sizing of ps")[1]
+    told = dict(re.findall(r"^\| (.*?) \| (\d[^|]*) \|$", section, re.MULTILINE))
+    assert told.keys() == OPTIMIZERS.keys()
+    for names, optimizers in OPTIMIZERS.items():
+        least, *more = (len(rule_of(one, []).slots(one)) for one in optimizers)
+        assert next(int(number) for number in re.findall(r"\d", told[names])) == least
+        assert more == ([] if ";" not in names else [least + 1])
