@@ -157,7 +157,7 @@ class _Evaluator:
     def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
         formats = job.export.formats if job.export else []
-        check = partial(server_memory.check_here, copies=max(_COPIES[name] for name in ("", *formats)))
+        check = server_memory.check_of_evaluator(max(_COPIES[name] for name in ("", *formats)))
         with layers.checked(job.train.embeddings or Embeddings(), check):
             built = model_ops.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer

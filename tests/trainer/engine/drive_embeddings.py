@@ -316,7 +316,7 @@ def best(scratch: Path, connection: Any) -> list[Any]:
     import numpy as np
     import tensorflow as tf
 
-    from trainer.engine.export import BestModel
+    from trainer.engine import export
     from trainer.events import Reporter
     from trainer.settings import Export
 
@@ -327,7 +327,7 @@ def best(scratch: Path, connection: Any) -> list[Any]:
 
     def exporter(share: float) -> Any:
         names = ("loss", "accuracy")
-        return BestModel(Export(), scratch, names, one.model, Reporter("chief", told), share=share, tables=one.tables)
+        return export.BestModel(Export(), scratch, names, one.model, Reporter("chief", told), share=share, tables=one.tables)
 
     def see() -> None:
         facts, served = json.loads((link / "metrics.json").read_text()), tf.saved_model.load(str(link / "saved_model"))
@@ -357,6 +357,10 @@ def best(scratch: Path, connection: Any) -> list[Any]:
     often.offer(60, {"loss": 1.0, "accuracy": 0.9}, one.model.weights)
     often.wait(60)
     link.parent.unlink()
+    (scratch / "away").rename(link.parent)
+    export._SILENT = -1.0
+    offer(often, 65, 0.7)  # the volume does not answer for so long
+    export._SILENT = 10.0
     one.tables.held_while_saved = True  # as in rounds: the next one waits
     offer(often, 70, 0.8, seconds=0)
     return [found, told.getvalue().splitlines()]

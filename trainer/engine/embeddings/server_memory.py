@@ -43,15 +43,20 @@ def check(wanted: int, servers: int) -> None:
             )
 
 
-def check_here(found: Sequence[keras.layers.Embedding], copies: int) -> None:
-    """Raise WorkloadError where an evaluator has not the memory for these layers' matrices, `copies` of each."""
-    wanted = copies * sum(layers.bytes_of(layer) for layer in found)
+def check_of_evaluator(copies: int) -> Callable[[Sequence[keras.layers.Embedding]], None]:
+    """Return what raises WorkloadError where an evaluator has not the memory, as it is now, for layers' matrices, `copies` of each."""
     free, _ = _free(_lines_here)
-    if wanted > free * _SPARE:
-        raise WorkloadError(
-            f"the evaluator takes about {byte_size(wanted)} for embedding layers, which it loads whole ({layers.described(found)}), and has "
-            f"{byte_size(free)} free; leave the evaluator role out: the chief evaluates through the same look-ups as it trains; or give it more memory"
-        )
+
+    def check(found: Sequence[keras.layers.Embedding]) -> None:
+        wanted = copies * sum(layers.bytes_of(layer) for layer in found)
+        if wanted > free * _SPARE:
+            raise WorkloadError(
+                f"the evaluator takes about {byte_size(wanted)} for embedding layers, which it loads whole ({layers.described(found)}), and has "
+                f"{byte_size(free)} free; leave the evaluator role out: the chief evaluates through the same look-ups as it trains; or give it more "
+                "memory"
+            )
+
+    return check
 
 
 def _free(lines: Callable[[str], Sequence[str]]) -> tuple[int, str]:
