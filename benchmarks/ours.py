@@ -90,7 +90,7 @@ ROLES: dict[str, Callable[[int], dict[str, dict[str, int]]]] = {
 
 
 def spec(case: Case, steps: int, workers: int, wire: str) -> dict[str, object]:
-    """Return a spec that trains and does nothing else before its end: the peers neither save nor evaluate."""
+    """Return a spec that trains and does nothing else before its end: the peers neither save nor evaluate, nor export."""
     # An all-reduce of one worker is strategy single.
     strategy = "single" if case.strategy == "multi_worker_mirrored" and workers == 1 else case.strategy
     roles = ROLES[strategy](workers)
@@ -107,6 +107,7 @@ def spec(case: Case, steps: int, workers: int, wire: str) -> dict[str, object]:
             "gradients": {"wire": wire},
             "checkpoint": {"every_seconds": 3600.0},
             "evaluate": {"every_steps": 0},
+            "export": {"formats": []},
             "summaries": {"every_steps": 0, "profile_every_steps": 0},
         },
     }

@@ -72,10 +72,8 @@ class Captured:
         return sum(size for _, size in self.files)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file."""
-        with tf.io.gfile.GFile(f"{self.place}/{name}", "rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk
+        """Return the content of a file."""
+        return read_file(f"{self.place}/{name}")
 
     def discard(self) -> None:
         """Free the memory."""
@@ -339,6 +337,13 @@ class Checkpoints:
             return self.write(captured)
         finally:
             captured.discard()
+
+
+def read_file(path: str) -> Iterator[bytes]:
+    """Yield the content of a file of TensorFlow's file systems."""
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
 
 
 def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:

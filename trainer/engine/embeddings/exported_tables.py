@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from trainer.engine.checkpoints import Captured, write_file
+from trainer.engine.checkpoints import Captured, read_file, write_file
 from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.layers import Table, part_of
 from trainer.engine.embeddings.server_rows import Part, inside
@@ -37,7 +37,7 @@ def left_out(export: Export) -> str:
     return (
         f"the model is exported as a SavedModel alone: {why}"
         if "saved_model" in export.formats
-        else (f"the model is not exported: {why}; add saved_model to train.export.formats")
+        else f"the model is not exported: {why}; add saved_model to train.export.formats"
     )
 
 
@@ -92,7 +92,7 @@ class ExportedModel:
             there.mkdir()
             if there.name != _VARIABLES:
                 for name in names:
-                    yield from write_file(there / name, Captured(0, directory).chunks(name))
+                    yield from write_file(there / name, read_file(f"{directory}/{name}"))
         for name, _ in self._variables.files:
             yield from write_file(place / _VARIABLES / name, self._variables.chunks(name))
 
