@@ -71,6 +71,10 @@ class Captured:
         """Return its bytes."""
         return sum(size for _, size in self.files)
 
+    def write(self, name: str, path: Path) -> Iterator[int]:
+        """Write a file to `path`; see write_file."""
+        return write_file(path, self.chunks(name))
+
     def chunks(self, name: str) -> Iterator[bytes]:
         """Return the content of a file."""
         return read_file(f"{self.place}/{name}")
@@ -320,7 +324,7 @@ class Checkpoints:
         parts = [(self._directory / f"{name}{_PART}", self._directory / name) for name, _ in captured.files]
         try:
             for part, whole in parts:
-                for size in write_file(part, captured.chunks(whole.name)):
+                for size in captured.write(whole.name, part):
                     self.written += size
             for part, whole in parts:  # the index last: with it the checkpoint is complete
                 part.replace(whole)
@@ -380,7 +384,7 @@ def _delete(paths: Sequence[str]) -> None:
 
 def _remove_torn(directory: Path) -> str:
     """Remove what is left of saves that a kill, or a full disk, ended; say so, or nothing."""
-    torn = [*directory.glob(f"ckpt-*{_PART}"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")]
+    torn = [*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")]
     # The data comes before the index, and goes after it.
     torn += [path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()]
     if not torn:

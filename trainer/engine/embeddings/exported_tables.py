@@ -94,7 +94,7 @@ class ExportedModel:
                 for name in names:
                     yield from write_file(there / name, read_file(f"{directory}/{name}"))
         for name, _ in self._variables.files:
-            yield from write_file(place / _VARIABLES / name, self._variables.chunks(name))
+            yield from self._variables.write(name, place / _VARIABLES / name)
 
     def discard(self) -> None:
         """Free the memory."""

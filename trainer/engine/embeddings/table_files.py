@@ -1,13 +1,15 @@
 """The rows of tables in a checkpoint: streamed from the servers to the disk, and back, in pieces that fit into memory.
 
 The checkpoint is an ordinary one: what is not a table is written by `tf.train.Checkpoint`, with the first row of each table, and each further
-piece by SaveV2 as a slice of its tensor, a file of its own. MergeV2Checkpoints makes one index of theirs. It looks at no data, so the pieces are on the
-disk by then and their files in memory empty.
+piece by SaveV2 as a slice of its tensor, a file of its own on the disk. MergeV2Checkpoints makes one index of theirs, in memory; it looks at no data.
 """
 
+import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +20,8 @@ from trainer.engine.embeddings.layers import RowsElsewhere, part_of
 from trainer.engine.embeddings.server_rows import Part
 from trainer.engine.embeddings.spread_tables import Tables
 
-_FILE = 32 * 2**20  # bytes of rows in a file, about
+_FILE = 16 * 2**20  # bytes of rows in a file, about, which are on the disk before more are written: progress shows on a slow one
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -136,22 +139,24 @@ class Streamed(Captured):
         files = [(f"{name}.data-{place:05d}-of-{count:05d}", bytes_) for place, bytes_ in enumerate([size, *rows])]
         return cls(captured.step, captured.place, [*files, (index, index_size)], data, tables, contents, keys)
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file; the index's when the others' were asked for."""
-        names = [one for one, _ in self.files]
-        place = names.index(name)
-        if place == 0:
-            yield from super().chunks(self.skeleton)
-        elif place < len(names) - 1:
-            yield from self._rows(place)
+    def write(self, name: str, path: Path) -> Iterator[int]:
+        """Write a file to `path`; the index when the others are written."""
+        place = [one for one, _ in self.files].index(name)
+        if 0 < place < len(self.files) - 1:
+            yield self._write_rows(place, path)
         else:
-            yield from self._index()
+            yield from super().write(name, path)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the content of a file that has no rows."""
+        return self._index() if name == self.files[-1][0] else super().chunks(self.skeleton)
 
     def discard(self) -> None:
         """Free the memory."""
         tf.io.gfile.rmtree(self.place)
 
-    def _rows(self, place: int) -> Iterator[bytes]:
+    def _write_rows(self, place: int, path: Path) -> int:
+        """Write a file of rows, and return its size. It goes to the disk at once: each way through memory takes longer than the disk does."""
         assert self.tables is not None  # noqa: S101 - see `of`
         names, slices, tensors = [], [], []
         for part in self.contents[place - 1]:
@@ -163,19 +168,23 @@ class Streamed(Captured):
             tensors.append(self.tables.read(part)[known:])
             if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # others go on training after what is dense was looked at
                 raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
-        prefix = f"{self.place}/{place}"
-        _empty(f"{prefix}.data-00000-of-00001")  # of a try that failed: nothing there is written over
-        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=slices, tensors=tensors)
-        del tensors
-        data = f"{place}.data-00000-of-00001"
-        yield from super().chunks(data)
-        _empty(f"{self.place}/{data}")
+        written = path.with_name(f"{path.name}.data-00000-of-00001")
+        try:
+            with _told_as_os_errors(path):
+                tf.raw_ops.SaveV2(prefix=str(path), tensor_names=names, shape_and_slices=slices, tensors=tensors)
+            with written.open("ab") as file:  # there is none where there are no rows
+                os.fsync(file.fileno())
+            tf.io.gfile.copy(f"{path}.index", f"{self.place}/{place}.index", overwrite=True)
+            return written.replace(path).stat().st_size
+        finally:
+            for left in path.parent.glob(f"{path.name}.*"):
+                left.unlink(missing_ok=True)
 
     def _index(self) -> Iterator[bytes]:
         index, _ = self.files[-1]
         # Merging takes the files of what it merges away, and this may be asked for again.
         tf.io.gfile.copy(f"{self.place}/{index}", f"{self.place}/0.index", overwrite=True)
-        for place in range(len(self.contents) + 1):
+        for place in range(len(self.contents) + 1):  # merging looks for them, and at nothing in them
             _empty(f"{self.place}/{place}.data-00000-of-00001")
         tf.raw_ops.MergeV2Checkpoints(
             checkpoint_prefixes=[f"{self.place}/{place}" for place in range(len(self.contents) + 1)],
@@ -183,6 +192,16 @@ class Streamed(Captured):
             delete_old_dirs=False,
         )
         yield from super().chunks("merged.index")
+
+
+@contextmanager
+def _told_as_os_errors(path: Path) -> Iterator[None]:
+    """Turn an error of TensorFlow's, which ends with the operating system's words for its cause, into one of Python's."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        cause = error.message.partition(" [Op:")[0].rpartition("; ")[2]
+        raise OSError(_NUMBERS.get(cause, errno.EIO), cause, str(path)) from error
 
 
 def _empty(path: str) -> None:
