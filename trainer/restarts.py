@@ -90,15 +90,17 @@ def decide_restart(
 ) -> Restart | End:
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
-    Two failures with one `fingerprint` are the same, with no step forward between (user_errors.py, tracebacks.py): a third would be too.
-    After `recovers_after` a program has come forward, which only so many failures in a row show to be nothing. One that begins with FOR_GOOD
-    says why an end with WRONG_CONFIGURATION is final, if the code itself does not. That of a
-    lost peer (75) is the step from which the attempt had gone on, empty where it came to none. Where that is a later one than the last
-    time, and the attempt had been `together` with all its peers for longer than `healthy_after`, it does not count: nodes come and go for
-    as long as a run lasts.
+    Final are:
+    - WRONG_CONFIGURATION; a `fingerprint` that begins with FOR_GOOD says why, where the code itself does not;
+    - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
+      Of a program that has gone on for `recovers_after`, only more than `max_restarts` in a row are final;
+    - with `policy.restart: exit_code`, exit codes below 128.
 
-    `policy.restart` comes first: `always` starts a process again that was done, which does not count; with `exit_code` exit codes
-    below 128 are final, and signals are tried again.
+    All other failures count. Not counted are:
+    - a stop that somebody asked for (`_UNCOUNTED`);
+    - the end with DONE, where `policy.restart` is `always`;
+    - a lost peer (75), where the attempt had been `together` with all its peers for longer than `healthy_after`, and had gone on from a later
+      step than the attempt before, by its `fingerprint`: nodes come and go for as long as a run lasts.
     """
     if code == ExitCode.DONE:
         return _again(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)

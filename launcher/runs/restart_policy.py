@@ -37,7 +37,7 @@ def exit_code(return_code: int) -> int:
 
 
 def verdict(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> Verdict:
-    """Return what follows from `code` when `counted` restarts were used up before; `when` is the role's, minded by a parent or not."""
+    """Return what follows from `code` when `counted` restarts were used up before; `when` is the role's `restart`, see process_task.py for tasks with a parent."""
     if when == "exit_code" and 0 < code < OF_SIGNALS:
         return Verdict.FAIL
     follows = _BY_CODE.get(code, Verdict.RESTART)

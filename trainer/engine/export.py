@@ -154,7 +154,7 @@ class BestModel:
         self._not_before = ended + (ended - began) * (1 / self._share - 1)
 
     def wait(self, seconds: float) -> None:
-        """Wait until what was saved is written, for so long at most, and not for a volume that does not take it."""
+        """Wait until what was saved is written, for so long at most; a write that fails is not waited for, one that hangs is."""
         self._files.wait(seconds)
 
     def finish(self, seconds: float, step: int | None = None) -> None:
@@ -162,11 +162,12 @@ class BestModel:
 
         Where `step` is that of the last offer, rows of spread tables are still those that were offered.
         """
+        end = time.monotonic() + seconds
         self.wait(seconds)
         if self._late and self._late.step == step:
             self._waiting = self._late
         self._save()
-        self._files.close(seconds)
+        self._files.close(max(0.0, end - time.monotonic()))
 
 
 def write_last(

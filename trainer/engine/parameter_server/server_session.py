@@ -131,7 +131,7 @@ class ServerSession(ABC):
 
     @abstractmethod
     def _run(self, iterator: Any, steps: int, seat: Assignment) -> CallResult:
-        """Run a call on a worker; see ps_workers.Run."""
+        """Run a call on a worker; see worker_pool.Run."""
 
     def _iterator(self, worker: int) -> Any:
         return iter(self._data(constant(worker, tf.int64), constant(self._worker_step(), tf.int64)))

@@ -113,29 +113,29 @@ class ServerWatch:
     def _hold(self, name: str, address: str) -> None:
         """Hold a connection to a ps, and say when its process has ended, or its name has another address."""
         held: socket.socket | None = None
-        place, ask_at, doubted_until = "", 0.0, math.inf
+        known_ip, connect_at, doubted_until = "", 0.0, math.inf
         while not self._done.wait(_LOOK_EVERY):
             now = time.monotonic()
             if held is not None and watchdog.broken(held):
                 held.close()
-                held, ask_at, doubted_until = None, now, now + _ENDING
-            if now < ask_at:
+                held, connect_at, doubted_until = None, now, now + _ENDING
+            if now < connect_at:
                 continue
-            another, reason = watchdog.connect(address, _ANSWER)
-            there = _peer(another)[0] if another is not None else ""
+            renewed, reason = watchdog.connect(address, _ANSWER)
+            current_ip = _peer(renewed)[0] if renewed is not None else ""
             doubted = doubted_until < math.inf
-            if place and there != place and (now_at := _elsewhere(address, place)):
-                self._lose(f"{name} ({address}) was lost: its address was {place}, and is {now_at}")
+            if known_ip and current_ip != known_ip and (now_at := _elsewhere(address, known_ip)):
+                self._lose(f"{name} ({address}) was lost: its address was {known_ip}, and is {now_at}")
             # A word that is lost on the way, or a name that nobody knows for a moment, is no end of a process.
-            elif another is None and doubted and (reason == _REFUSED or now >= doubted_until):
+            elif renewed is None and doubted and (reason == _REFUSED or now >= doubted_until):
                 self._lose(f"{name} ({address}) was lost: {reason}")
-            ask_at = now + (_ASK_EVERY if another is None or doubted else _RENEW_EVERY)
-            if another is not None and now >= doubted_until:
+            connect_at = now + (_ASK_EVERY if renewed is None or doubted else _RENEW_EVERY)
+            if renewed is not None and now >= doubted_until:
                 doubted_until = math.inf
-            if another is not None:
+            if renewed is not None:
                 if held is not None:
                     held.close()
-                held, place = another, there
+                held, known_ip = renewed, current_ip
         if held is not None:
             held.close()
 
