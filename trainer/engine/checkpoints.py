@@ -384,9 +384,9 @@ def _delete(paths: Sequence[str]) -> None:
 
 def _remove_torn(directory: Path) -> str:
     """Remove what is left of saves that a kill, or a full disk, ended; say so, or nothing."""
-    torn = [*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")]
+    torn = {*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
     # The data comes before the index, and goes after it.
-    torn += [path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()]
+    torn |= {path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()}
     if not torn:
         return ""
     size = sum(file.stat().st_size for path in torn for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
@@ -429,7 +429,7 @@ def _recover(directory: Path) -> str:
 
 def _found(directory: Path) -> list[str]:
     """Return the paths of all complete checkpoints, named or not, by their steps."""
-    found = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index"))
+    found = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index") if _PART not in path.name)
     return [str(path.with_suffix("")) for _, path in found]
 
 

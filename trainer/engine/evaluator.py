@@ -7,6 +7,7 @@ It reads the run directory and nothing else: no other task knows of it. What it 
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -158,7 +159,9 @@ class _Evaluator:
         self._run_dir, self._report = job.run_dir, report
         formats = job.export.formats if job.export else []
         check = server_memory.check_of_evaluator(max(_COPIES[name] for name in ("", *formats)))
-        with layers.checked(job.train.embeddings or Embeddings(), check):
+        # Not where it has evaluated before: it has the memory, though there may be less of it free now.
+        fits = bool(evaluations.read(job.run_dir))
+        with nullcontext() if fits else layers.checked(job.train.embeddings or Embeddings(), check):
             built = model_ops.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer
         self._evaluate = model_ops.evaluator(workload, self._model, job.evaluation_batch_size)
@@ -209,7 +212,8 @@ class _Evaluator:
     def finish(self) -> None:
         """Report the best model also where an earlier attempt has written it."""
         if self._best:
-            self._best.finish(_LAST_COMES)
+            end = time.monotonic() + _LAST_COMES
+            self._best.finish(lambda: end, finished=False)
 
     def last(self) -> tuple[int, dict[str, float]]:
         """Return step and metrics of the last evaluation, also of an earlier attempt's; step 0 without any."""

@@ -7,13 +7,14 @@ A model is saved in the task's temporary directory, and a thread of its own take
 Tables that are spread over servers are not saved before: that thread has their rows from there, see `exported_tables`.
 """
 
+import errno
 import json
 import math
 import operator
+import os
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings.exported_tables import ExportedModel
 from trainer.engine.embeddings.spread_tables import Tables
+from trainer.engine.export_formats import FORMATS, one_line
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.session import PeerLostError
 from trainer.events import Reporter, finite
@@ -38,27 +41,8 @@ _BETTER: dict[str, Callable[[float, float], bool]] = {"max": operator.gt, "min":
 BEST, LAST = "best", "last"
 _EXPORTS = "export"  # the directory of both
 _ONCE_MORE = 10.0  # seconds at the end for what a volume did not take
+_LOOK_EVERY = 0.2  # seconds between looks whether a wait is to end
 _SILENT = 10.0  # after which rows are no longer written: training has gone on meanwhile
-
-
-def _save_keras(model: keras.Model, path: Path) -> str:
-    with _fresh_optimizer(model) as left_out:
-        model.save(str(path))
-    return left_out
-
-
-def _save_saved_model(model: keras.Model, path: Path) -> str:
-    model.export(str(path), format="tf_saved_model", verbose=False)
-    return ""
-
-
-_LONGEST = 200  # characters of an error
-
-# Format -> what it is called in the directory, and what writes it and returns a notice of what it had to leave out.
-_FORMATS: dict[str, tuple[str, Callable[[keras.Model, Path], str]]] = {
-    "keras": ("model.keras", _save_keras),
-    "saved_model": ("saved_model", _save_saved_model),
-}
 
 
 @dataclass(frozen=True)
@@ -113,8 +97,13 @@ class BestModel:
         """Whether there is a best model, written or not."""
         return self._best is not None
 
-    def offer(self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable]) -> None:
-        """Take over `weights`, all of the model's, if the model with these metrics is the best so far; save what waits if it is time."""
+    def offer(
+        self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable], stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Take over `weights`, all of the model's, if the model with these metrics is the best so far; save what waits if it is time.
+
+        Rows that change in rounds are waited for, until the task is `stopped`.
+        """
         if self._goal is None:
             self._goal = _goal(self._export, tuple(metrics))
             self._best = self._files.value(*self._goal)
@@ -132,7 +121,7 @@ class BestModel:
         if self._may_save():
             self._save()
         if self._tables and self._tables.held_while_saved:
-            self._files.complete()
+            self._files.complete(stopped)
 
     def _may_save(self) -> bool:
         """Return whether it is time; with tables, of what it takes to write them, too."""
@@ -155,19 +144,28 @@ class BestModel:
 
     def wait(self, seconds: float) -> None:
         """Wait until what was saved is written, for so long at most; a write that fails is not waited for, one that hangs is."""
-        self._files.wait(seconds)
-
-    def finish(self, seconds: float, step: int | None = None) -> None:
-        """Save what waits and `wait` for it, and report the best model where an earlier attempt has written it.
-
-        Where `step` is that of the last offer, rows of spread tables are still those that were offered.
-        """
         end = time.monotonic() + seconds
-        self.wait(seconds)
-        if self._late and self._late.step == step:
-            self._waiting = self._late
-        self._save()
-        self._files.close(max(0.0, end - time.monotonic()))
+        self._files.wait(lambda: end)
+
+    def finish(self, until: Callable[[], float], step: int | None = None, *, finished: bool) -> None:
+        """Write what waits, and report the best model where an earlier attempt has written it.
+
+        `until` returns when to wait no more, of time.monotonic. Where `step` is that of the last offer, rows of spread tables are still those
+        that were offered.
+
+        Raises:
+            PeerLostError: the run has `finished`, and a server is gone that has rows of the model: the next attempt exports it.
+        """
+        late = self._late if self._late and self._late.step == step else None
+        self._files.wait(until, retried=_ONCE_MORE if late or self._waiting else 0.0)
+        self._waiting = late or self._waiting
+        with _lost_peer_raised(finished, self._files.tell):
+            self._save()
+            self._files.close(until)
+        if self._waiting:
+            self._files.tell(
+                f"the best model, of step {self._waiting.step}, is not exported: the one before it could not be written in time"
+            )
 
 
 def write_last(
@@ -177,11 +175,12 @@ def write_last(
     metrics: Mapping[str, float],
     model: keras.Model,
     report: Reporter,
+    until: Callable[[], float],
     *,
-    seconds: float,
+    finished: bool,
     tables: Tables | None = None,
 ) -> None:
-    """Write `export/last` with the weights that `model` has at `step`, unless there is a best model, waiting for `seconds` at most.
+    """Write `export/last` with the weights that `model` has at `step`, unless there is a best model; see BestModel.finish.
 
     An error is reported as a notice.
     """
@@ -189,8 +188,25 @@ def write_last(
         return
     files = _Files(export, run_dir, LAST, model, report, tables)
     weights = [keras.ops.convert_to_numpy(w) for w in model.weights]
-    files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
-    files.close(seconds)
+    with _lost_peer_raised(finished, files.tell):
+        files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
+        files.close(until)
+
+
+@contextmanager
+def _lost_peer_raised(finished: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell of a PeerLostError instead of raising it, unless the run has finished: what was not exported then never is."""
+    try:
+        yield
+    except PeerLostError as error:
+        if finished:
+            raise
+        tell(f"the model is not exported: {error}")
+
+
+def clear_last(run_dir: Path) -> None:
+    """Remove what a killed attempt left half written of `export/last`."""
+    _clear(run_dir / _EXPORTS, LAST)
 
 
 class _Files:
@@ -210,6 +226,8 @@ class _Files:
         if tables:  # see exported_tables.left_out
             self._formats = [name for name in self._formats if name == "saved_model"]
         self._exported: ExportedModel | None = None  # a model whose rows are to be written
+        self._lost_peer: PeerLostError | None = None  # that had rows of the last one
+        self._is_given_up = False  # and is to be written no further
         self.ended = self._moved = 0.0  # when the last one with rows was written, or a part of one
         self._told: set[str] = set()
         self._found = self._facts()  # by an earlier attempt
@@ -227,14 +245,14 @@ class _Files:
                     saved = [name for name in self._formats if self._try(name, place)]
                 facts = {**facts, "formats": saved, "time": time.time()}
                 (place / "metrics.json").write_text(json.dumps(finite(facts), indent=2) + "\n", encoding="utf-8")
-            except OSError:
+            except (OSError, PeerLostError):
                 shutil.rmtree(place, ignore_errors=True)
                 raise
         except OSError as error:
-            self._tell(f"the model of step {step} could not be saved to be exported: {error}")
+            self.tell(f"the model of step {step} could not be saved to be exported: {error}")
             return False
         if saved:
-            self._moved = time.monotonic()
+            self._moved, self._lost_peer, self._is_given_up = time.monotonic(), None, False
             self._writer.call(self._link, partial(self._write_rows if self._tables else self._write, place, facts))
         else:
             shutil.rmtree(place)
@@ -245,81 +263,113 @@ class _Files:
         exported = self._exported
         assert exported is not None  # noqa: S101 - `save` waits for this
         try:
-            self._write(place, facts, partial(self._stream, exported))
+            self._write(place, facts, exported)
         except Exception as error:  # noqa: BLE001 - whatever the volume's file system comes up with, or a server that is gone
-            for left in (place, self._root / place.name):
-                shutil.rmtree(left, ignore_errors=True)
-            self._tell(f"the model of step {facts['step']} could not be exported to {self._root}: {_line(error)}")
-        exported.discard()
+            self._lost_peer = error if isinstance(error, PeerLostError) else None
+            shutil.rmtree(place, ignore_errors=True)
+            self.tell(f"the model of step {facts['step']} could not be exported to {self._root}: {one_line(error)}")
+        with suppress(Exception):
+            exported.discard()
         self.ended = time.monotonic()
 
     def _stream(self, exported: ExportedModel, new: Path) -> None:
-        file, _ = _FORMATS["saved_model"]
+        file, _ = FORMATS["saved_model"]
         for _ in exported.write(new / file):
             silent, self._moved = time.monotonic() - self._moved, time.monotonic()
             if silent > _SILENT:
                 raise OSError(f"it did not answer for {silent:.0f} s, while rows were written")
+            if self._is_given_up:
+                raise OSError("the task was asked to stop, while rows were written")
 
-    def _write(self, place: Path, facts: Mapping[str, Any], add: Callable[[Path], None] | None = None) -> None:
-        """Copy a saved model to the run directory, with what `add` writes, and let the link lead to it. Raises OSError: the volume does not take it."""
+    def _write(self, place: Path, facts: Mapping[str, Any], rows: ExportedModel | None = None) -> None:
+        """Copy a saved model to the run directory, with `rows`, and let the link lead to it. Raises OSError: the volume does not take it."""
         new, before, link = self._root / place.name, _target(self._link), self._root / f".{place.name}"
-        shutil.rmtree(new, ignore_errors=True)  # what the volume took before it failed
-        for source in (place, *sorted(place.rglob("*"))):
-            copy = new / source.relative_to(place)
-            if source.is_dir():
-                copy.mkdir(parents=True, exist_ok=True)
-            else:
-                shutil.copyfile(source, copy)
-        if add:
-            add(new)
-        link.unlink(missing_ok=True)
-        link.symlink_to(new.name)
-        link.replace(self._link)
-        _clear(self._root, self._called, before)
-        if self._called == BEST:
-            (self._root / LAST).unlink(missing_ok=True)
-            _clear(self._root, LAST)
+        if self._link.is_dir() and not self._link.is_symlink():
+            raise OSError(errno.EEXIST, "it is a directory and no link; move it away")
+        files = sorted(place.rglob("*"))
+        self._check_room(sum(file.stat().st_size for file in files) + (rows.bytes if rows else 0))
+        try:
+            for source in (place, *files):
+                copy = new / source.relative_to(place)
+                if source.is_dir():
+                    copy.mkdir(exist_ok=True)
+                else:
+                    shutil.copyfile(source, copy)
+            if rows:
+                self._stream(rows, new)
+            link.unlink(missing_ok=True)
+            link.symlink_to(new.name)
+            link.replace(self._link)
+        except Exception:
+            shutil.rmtree(new, ignore_errors=True)  # checkpoints need the room more
+            raise
+        with suppress(OSError):
+            _clear(self._root, self._called, before)
+            if self._called == BEST:
+                (self._root / LAST).unlink(missing_ok=True)
+                _clear(self._root, LAST)
         shutil.rmtree(place, ignore_errors=True)
         self._written, self._found = True, dict(facts)
-        self._tell_of(facts)
+        with suppress(OSError):
+            self._tell_of(facts)
+
+    def _check_room(self, size: int) -> None:
+        """Make the directory; raise OSError where the volume lacks the room for `size` bytes, before anything takes it from checkpoints."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(self._root)
+        if disk.total and size > disk.free:
+            words = f"{os.strerror(errno.ENOSPC)}: it takes {byte_size(size)}, and {byte_size(disk.free)} are free"
+            raise OSError(errno.ENOSPC, words)
 
     @property
     def is_idle(self) -> bool:
         """Whether everything that was saved is written."""
         return self._writer.is_idle
 
-    def wait(self, seconds: float) -> None:
-        """Wait until everything is written, for so long at most, but not for what has failed."""
-        self._writer.wait(seconds)
+    def wait(self, until: Callable[[], float], *, retried: float = 0.0) -> None:
+        """Wait until everything is written, as long as `until` says; for what has failed `retried` seconds alone."""
+        gives_up = time.monotonic() + retried
+        while not self.is_idle and (now := time.monotonic()) < until():
+            failing = self._writer.is_failing
+            if failing and now >= gives_up:
+                return
+            self._writer.wait(_LOOK_EVERY, failed=failing)
 
-    def complete(self) -> None:
-        """Wait until a model with rows is written, as long as that moves on."""
+    def complete(self, stopped: Callable[[], bool]) -> None:
+        """Wait until a model with rows is written, as long as that moves on; a task that is `stopped` has no time for it."""
         while not self.is_idle and time.monotonic() - self._moved < _SILENT:
-            self.wait(_SILENT / 4)
+            self._is_given_up = self._is_given_up or stopped()
+            self._writer.wait(_LOOK_EVERY)
 
-    def close(self, seconds: float) -> None:
-        """Wait until everything is written, and report the model that an earlier attempt has written where this one has written none."""
-        self.wait(seconds)
-        self._writer.close(_ONCE_MORE)
+    def close(self, until: Callable[[], float]) -> None:
+        """Wait until everything is written, and report the model that an earlier attempt has written where this one has written none.
+
+        Raises:
+            PeerLostError: a server is gone that had rows of the last one.
+        """
+        self.wait(until, retried=_ONCE_MORE)
+        self._writer.close(0.0)
         if not self._written and isinstance(self._found.get("step"), int):
             self._tell_of(self._found)
+        if self._lost_peer is not None:
+            raise self._lost_peer
 
     def _try(self, name: str, place: Path) -> bool:
-        file, save = _FORMATS[name]
+        file, save = FORMATS[name]
         try:
             left_out = (self._hold if self._tables else save)(self._model, place / file)
         except PeerLostError:
             raise
         except (OSError, tf.errors.OpError) as error:  # TensorFlow writes a SavedModel, and has errors of its own
             shutil.rmtree(place, ignore_errors=True)
-            raise error if isinstance(error, OSError) else OSError(_line(error)) from error
+            raise error if isinstance(error, OSError) else OSError(one_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises when it is to be saved
-            why = f"{type(error).__name__}: {_line(error)}"
-            self._tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
+            why = f"{type(error).__name__}: {one_line(error)}"
+            self.tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
             _remove(place / file)
             return False
         if left_out:
-            self._tell(left_out)
+            self.tell(left_out)
         return True
 
     def _hold(self, model: keras.Model, _: Path) -> str:
@@ -327,7 +377,7 @@ class _Files:
         self._exported = ExportedModel(model, self._tables)
         return ""
 
-    def _tell(self, message: str) -> None:
+    def tell(self, message: str) -> None:
         """Report a notice, once."""
         if message not in self._told:
             self._told.add(message)
@@ -403,44 +453,3 @@ def _holding(variables: Sequence[keras.Variable], values: Sequence[Any]) -> Iter
 def _assign(variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
-
-
-@contextmanager
-def _fresh_optimizer(model: keras.Model) -> Iterator[str]:
-    """Let a compiled model have an optimizer inside that has taken no step: what is saved goes on from its weights alone.
-
-    Yields a notice where the model is not compiled inside, as what its `compile` was given could not be read again; else nothing.
-    """
-    if not getattr(model, "compiled", False):
-        yield ""
-        return
-    fresh, problem = _fresh(model)
-    # Past Keras's own way of setting it, which would make it a part of the model's checkpoints.
-    attributes = vars(model)
-    own, attributes["optimizer"] = model.optimizer, fresh
-    model.compiled = not problem
-    try:
-        yield f"the Keras file is exported without loss, metrics and optimizer: {problem}" if problem else ""
-    finally:
-        model.compiled, attributes["optimizer"] = True, own
-
-
-def _fresh(model: keras.Model) -> tuple[keras.optimizers.Optimizer | None, str]:
-    """Return a new optimizer like a compiled model's, or why what its `compile` was given cannot be saved."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras warns of a lambda
-            given = json.dumps(model.get_compile_config(), default=str)
-        if '"__lambda__"' in given:
-            return None, "compile was given a lambda, which Keras does not load again; give it a function with a name"
-        own = model.optimizer
-        fresh = None if own is None else type(own).from_config(own.get_config())
-        if fresh is not None:
-            fresh.build(model.trainable_variables)
-    except Exception as error:  # noqa: BLE001 - whatever a user's own loss or optimizer raises
-        return None, f"{type(error).__name__}: {_line(error)}"
-    return fresh, ""
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LONGEST]  # Keras breaks its lines within sentences

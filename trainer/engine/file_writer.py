@@ -65,10 +65,15 @@ class FileWriter:
         """Whether everything is written."""
         return not self._pending
 
-    def wait(self, seconds: float) -> None:
-        """Wait until everything is written, but not for what has failed."""
+    @property
+    def is_failing(self) -> bool:
+        """Whether something could not be written, and is tried again."""
+        return bool(self._failing)
+
+    def wait(self, seconds: float, *, failed: bool = False) -> None:
+        """Wait until everything is written, but for what has `failed` only when asked to."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending.keys() - self._failing, seconds)
+            self._changed.wait_for(lambda: not self._pending.keys() - (set() if failed else self._failing), seconds)
 
     def close(self, seconds: float) -> None:
         """Wait until everything is written, for so long at most, and report what is not."""

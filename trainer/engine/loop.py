@@ -16,7 +16,7 @@ from trainer.engine.divergence import Divergence
 from trainer.engine.early_stopping import EarlyStop, check_metric
 from trainer.engine.embeddings import exported_tables
 from trainer.engine.embeddings.spread_tables import Tables
-from trainer.engine.export import BestModel, write_last
+from trainer.engine.export import BestModel, clear_last, write_last
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
 from trainer.engine.run_state import Record, RunState
@@ -64,7 +64,7 @@ def run(
         SaveError, StopError: see Saver.
     """
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
-    chief = _Chief(session, workload, job, report, divergence, hooks) if session.is_chief else None
+    chief = _Chief(session, workload, job, report, divergence, hooks, stopped) if session.is_chief else None
     with chief or nullcontext(), session.tables.errors_told(job) if session.tables else nullcontext():
         outcome = _run(session, job, report, stopped, divergence, hooks, chief)
         if chief is None:
@@ -122,10 +122,17 @@ class _Chief:
     """The chief's own work between calls: it reports, saves, evaluates and writes."""
 
     def __init__(
-        self, session: Session, workload: Workload | Agent, job: Job, report: Reporter, divergence: Divergence, hooks: Hooks
+        self,
+        session: Session,
+        workload: Workload | Agent,
+        job: Job,
+        report: Reporter,
+        divergence: Divergence,
+        hooks: Hooks,
+        stopped: Callable[[], bool],
     ) -> None:
         self._session, self._workload, self._job, self._report = session, workload, job, report
-        self._divergence, self._hooks = divergence, hooks
+        self._divergence, self._hooks, self._stopped = divergence, hooks, stopped
         self._files = FileWriter(report)
         self.logs = Logs(job.run_dir, self._files)
         rows = session.tables.files() if session.tables else None
@@ -140,8 +147,8 @@ class _Chief:
             **({"epochs": job.train.epochs} if job.train.epochs else {}),
             spec_digest=job.spec_digest,
         )
-        patience = Patience(job.save_timeout, job.grace_period)
-        self.saver = Saver(self._checkpoints, report, patience, self._note_checkpoint)
+        self._patience = Patience(job.save_timeout, job.grace_period)
+        self.saver = Saver(self._checkpoints, report, self._patience, self._note_checkpoint)
         self.early_stop = EarlyStop(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
@@ -153,6 +160,10 @@ class _Chief:
         self._export = job.export
         if self._spread and job.export and not job.has_evaluator and (message := exported_tables.left_out(job.export)):
             report("notice", message=message)
+        if self._spread and job.export and "saved_model" not in job.export.formats:
+            self._export = None
+        if self._export:
+            clear_last(job.run_dir)
         if self._export and not job.has_evaluator:
             names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()
             self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORTING, tables=self._spread)
@@ -177,7 +188,7 @@ class _Chief:
             self._files.close(1.0)
             return
         self.saver.wait()
-        if self._best:
+        if self._best and kind is not None:
             self._best.wait(_LAST_FILES)
         self._files.close(_LAST_FILES)
 
@@ -262,21 +273,37 @@ class _Chief:
             self.evaluate(step)
         self._report.alive("saving", step=step)
         self.saver.complete(hurried, stopping=stopping, since=began)
-        exporting = self._job.grace_period / 2 if stopping else self._job.save_timeout
-        if self._best:  # not before: a disk that was full has room now
-            self._best.finish(exporting, step)
-        self._export_last(step, exporting, finished=finished)
+        if finished or stopping:
+            until = self._export_until(hurried, began if stopping else None)
+            if self._best:  # not before: a disk that was full has room now
+                self._best.finish(until, step, finished=finished)
+            self._export_last(step, until, finished=finished)
+        elif self._best and not self._spread:  # a server is to stop, and the next attempt goes on with this: rows would hold that up
+            self._best.wait(_LAST_FILES)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
 
-    def _export_last(self, step: int, seconds: float, *, finished: bool) -> None:
+    def _export_until(self, hurried: Callable[[], bool], asked: float | None) -> Callable[[], float]:
+        """Return what tells until when exports are waited for: as a save is, also when the task is `hurried` meanwhile, or was `asked` to stop."""
+        end = time.monotonic() + self._patience.timeout if asked is None else asked + self._patience.stop
+
+        def until() -> float:
+            nonlocal asked, end
+            if asked is None and hurried():
+                asked = time.monotonic()
+                end = min(end, asked + self._patience.stop)
+            return end
+
+        return until
+
+    def _export_last(self, step: int, until: Callable[[], float], *, finished: bool) -> None:
         """Export the model as it is where there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
                 model, run_dir = self._session.model, self._job.run_dir
-                write_last(self._export, run_dir, step, self._metrics, model, self._report, seconds=seconds, tables=self._spread)
+                write_last(self._export, run_dir, step, self._metrics, model, self._report, until, finished=finished, tables=self._spread)
 
     def _report_progress(self, progress: Progress) -> None:
         examples_per_second, seconds_per_step = self._told_rate.take()
@@ -323,7 +350,7 @@ class _Chief:
             self._metrics = self._hooks.evaluation(partial(self._evaluated_batches, self._evaluator))
             if self._best and self._divergence.may_save(step):
                 self._report.alive("saving", step=step)
-                self._best.offer(step, self._metrics, self._session.model.weights)
+                self._best.offer(step, self._metrics, self._session.model.weights, self._stopped)
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
         if not self._job.has_evaluator:  # it writes these, by itself
             self.logs.evaluation(self._metrics, step)

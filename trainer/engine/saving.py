@@ -34,6 +34,11 @@ class Patience:
     silent: float = 10.0
     first_delay: float = _DELAY[0]
 
+    @property
+    def stop(self) -> float:
+        """Return the part of the grace period in which the last state, and a model, may be written."""
+        return self.grace - min(_MARGIN, self.grace / 2)
+
 
 def let_end() -> None:
     """Let saves that are under way end, as `Saver.wait` does: for who is about to end the process."""
@@ -118,7 +123,7 @@ class Saver:
             SaveError: nothing could be saved for the timeout.
             StopError: nor for the grace period of a task that is to stop.
         """
-        grace = self._patience.grace - min(_MARGIN, self._patience.grace / 2)
+        grace = self._patience.stop
         until = math.inf
         while self._captured is not None:
             if until == math.inf and (stopping or stopped()):

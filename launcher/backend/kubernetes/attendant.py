@@ -106,7 +106,8 @@ class Attendant:
     def _keep_lines(self, seen: ClusterSnapshot) -> None:
         """Keep the last lines of pods that are gone, will be in a moment, or are on nodes that do not answer."""
         if self._noted:
-            self._watcher.logs.news(seen.pods)  # the status of a run that has ended reads them no more
+            # The status of a run that has ended reads them no more.
+            self._watcher.logs.news([pod for pod in seen.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.KEPT)
         there = {pod["metadata"]["name"]: pod for pod in seen.pods}
         going = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None or _is_removed(pod)}
         found = self._lines.of_gone({name: pod for name, pod in self._pods.items() if name not in there} | going)

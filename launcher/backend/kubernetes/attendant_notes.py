@@ -17,7 +17,7 @@ LINES = "tf-launcher/last-lines"
 # All annotations of an object may have 256 KiB: https://github.com/kubernetes/apimachinery/blob/master/pkg/api/validation/objectmeta.go
 _MOST_OF_STATUS = 120_000
 _MOST_OF_LINES = 100_000
-_KEPT, _LONGEST = 20, 500  # lines of a pod, and characters of a line
+KEPT, _LONGEST = 20, 500  # lines of a pod, and characters of a line
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def of_lines(gone: Iterable[GonePod]) -> dict[str, str]:
     kept: deque[dict[str, object]] = deque()
     room = _MOST_OF_LINES
     for pod in reversed(list(gone)):
-        made: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_LONGEST] for line in pod.lines[-_KEPT:]]}
+        made: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_LONGEST] for line in pod.lines[-KEPT:]]}
         room -= len(as_json(made)) + 1
         if room < 0:
             break
@@ -75,13 +75,13 @@ class LastLines:
     def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take in what a pod has written since."""
         uid = pod["metadata"]["uid"]
-        lines, after = self._lines.setdefault(uid, deque(maxlen=_KEPT)), self._after.get(uid, "")
+        lines, after = self._lines.setdefault(uid, deque(maxlen=KEPT)), self._after.get(uid, "")
         new = [(stamp, text) for stamp, text in pieces if stamp > after]
         if not new:
             return
         self._after[uid] = new[-1][0]
         reports = has_trainer(pod)
-        written = ((stamp, text if reports else escaped(text)) for stamp, text in new[-_KEPT:])
+        written = ((stamp, text if reports else escaped(text)) for stamp, text in new[-KEPT:])
         lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_LONGEST] for stamp, text in written)
 
     def trust(self, uid: str) -> None:

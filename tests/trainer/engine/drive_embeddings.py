@@ -6,9 +6,11 @@ Usage: drive_embeddings.py SCRATCH. It is a process of its own because a chief's
 import contextlib
 import io
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -345,9 +347,9 @@ def best(scratch: Path, connection: Any) -> list[Any]:
     rare = exporter(1e-6)
     for step, accuracy in ((10, 0.5), (20, 0.7), (30, 0.6)):
         offer(rare, step, accuracy)  # the second and the third come too soon
-    rare.finish(60, 31)  # training has gone on
+    rare.finish(lambda: math.inf, 31, finished=True)  # training has gone on
     see()
-    rare.finish(60, 30)
+    rare.finish(lambda: math.inf, 30, finished=True)
     see()
     often = exporter(1)
     offer(often, 40, 0.55)
@@ -363,6 +365,15 @@ def best(scratch: Path, connection: Any) -> list[Any]:
     export._SILENT = 10.0
     one.tables.held_while_saved = True  # as in rounds: the next one waits
     offer(often, 70, 0.8, seconds=0)
+    read = one.tables.read
+
+    def slowly(part: Any) -> Any:
+        time.sleep(0.3)
+        return read(part)
+
+    one.tables.read = slowly
+    often.offer(80, {"loss": 1.0, "accuracy": 0.9}, one.model.weights, lambda: True)  # a task that is to stop has no time for it
+    see()
     return [found, told.getvalue().splitlines()]
 
 

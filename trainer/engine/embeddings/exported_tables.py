@@ -6,6 +6,7 @@ memory, and in that checkpoint it has the first row alone. The others come from 
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import keras
@@ -66,6 +67,15 @@ class ExportedModel:
             Exception: whatever the model's own code raises when it is to be exported.
         """
         self._place = f"ram://exports-{next(_exports)}"
+        try:
+            self._variables = self._made(model, tables)
+        except Exception:
+            with suppress(tf.errors.NotFoundError):  # nothing was written yet
+                self.discard()
+            raise
+
+    def _made(self, model: keras.Model, tables: Tables) -> Streamed:
+        """Write all but the rows into memory; return what writes the variables."""
         names = {table: f"tables/{number}" for number, table in enumerate(tables.all)}
         matrices = {table: _Matrix(table, name, tables.read(Part(table, "", 0, 1))) for table, name in names.items()}
         with layers.looking_up(lambda table, ids: tf.gather(matrices[table], inside(table, ids))):
@@ -77,7 +87,12 @@ class ExportedModel:
         parts = (part for table in used for part in tables.rows(table, _READ))
         files = [(name, tf.io.gfile.stat(f"{place}/{name}").length) for name in sorted(tf.io.gfile.listdir(place))]
         rows = {(table, ""): key for table, key in used.items()}
-        self._variables = Streamed.of(Captured(0, place, files), tables, by_file(parts, _FILE), rows)
+        return Streamed.of(Captured(0, place, files), tables, by_file(parts, _FILE), rows)
+
+    @property
+    def bytes(self) -> int:
+        """Return what its variables take on a disk, about."""
+        return self._variables.size
 
     def write(self, place: Path) -> Iterator[int]:
         """Write it into a new directory; yield the size of each piece that is on the disk.

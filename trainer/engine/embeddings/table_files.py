@@ -174,12 +174,14 @@ class Streamed(Captured):
                 tf.raw_ops.SaveV2(prefix=str(path), tensor_names=names, shape_and_slices=slices, tensors=tensors)
             with written.open("ab") as file:  # there is none where there are no rows
                 os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # gigabytes would push out what the machine works with
+                if hasattr(os, "posix_fadvise"):  # gigabytes would push out what the machine works with
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             tf.io.gfile.copy(f"{path}.index", f"{self.place}/{place}.index", overwrite=True)
             return written.replace(path).stat().st_size
         finally:
             for left in path.parent.glob(f"{path.name}.*"):
-                left.unlink(missing_ok=True)
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
 
     def _index(self) -> Iterator[bytes]:
         index, _ = self.files[-1]

@@ -1,5 +1,6 @@
 """Large embedding layers in one process, whose rows are updated by themselves, learn what the whole matrix learns by Keras's own update."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_rows_learn_what_the_whole_matrix_learns(tmp_path: Path, case: str) -> N
 
 def test_a_model_whose_tables_are_here_is_exported_whole_in_both_formats(tmp_path: Path) -> None:
     one = trained(session(tmp_path, {"model": "functional", "optimizer": "Adagrad"}))
-    write_last(Export(), tmp_path, 20, {}, one.model, Reporter("chief", Output()), seconds=60)
+    write_last(Export(), tmp_path, 20, {}, one.model, Reporter("chief", Output()), lambda: math.inf, finished=True)
     inputs = {"user": tf.constant([0, 5, 22], tf.int64), "items": tf.constant([[1, 1, 2], [0, 22, 7], [3, 4, 5]], tf.int64)}
     expected = one.model(inputs)
     read = keras.models.load_model(tmp_path / "export" / "last" / "model.keras")
