@@ -1,6 +1,6 @@
 """Trains models whose embedding layers are spread over real ps and prints, as JSON, how that compares with one process that holds them whole.
 
-Usage: drive_embeddings.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
+Usage: drive_embeddings.py SCRATCH [lost], the latter for an export beside which a server is lost. It is a process of its own because a chief's connection is for the whole process.
 """
 
 import contextlib
@@ -39,12 +39,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def main(scratch: str) -> None:
+def main(scratch: str, part: str = "report") -> None:
     from tests.trainer.engine.servers_here import servers
 
     try:
         with servers(scratch, ps=4, workers=1) as here:
-            print(json.dumps(report(here.tf_config, Path(scratch))), flush=True)
+            connection = connected(here.tf_config)
+            print(json.dumps((lost if part == "lost" else report)(here, Path(scratch), connection)), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
     finally:
@@ -61,7 +62,8 @@ def job_of(scratch: Path, params: dict[str, Any], **settings: Any) -> Any:
     return job(given)
 
 
-def report(tf_config: str, scratch: Path) -> dict[str, Any]:
+def connected(tf_config: str) -> Any:
+    """Return the chief's connection to its servers."""
     from trainer.task import importing_silently
 
     with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
@@ -71,7 +73,10 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     from trainer.engine.parameter_server.worker_pool import connect
     from trainer.tf_config import parse
 
-    connection = connect(parse(tf_config))
+    return connect(parse(tf_config))
+
+
+def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"cases": {}}
     for name, given in CASES.items():
         params = {"model": name, **given}
@@ -377,6 +382,44 @@ def best(scratch: Path, connection: Any) -> list[Any]:
     return [found, told.getvalue().splitlines()]
 
 
+def lost(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
+    """Export the last model with a server that is killed; return what a run that has finished, and one that has not, makes of it."""
+    from trainer.engine.export import write_last
+    from trainer.engine.session import PeerLostError
+    from trainer.events import Reporter
+    from trainer.settings import Export
+
+    one = session(job_of(scratch, {"model": "large"}), connection)
+    one.push(0)
+    read, found = one.tables.read, {}
+
+    def killed(part: Any) -> Any:
+        if part.first:  # rows are on their way
+            here.processes["ps-1"].kill()
+            here.processes["ps-1"].wait()
+        return read(part)
+
+    one.tables.read = killed
+    for finished in (True, False):
+        told = io.StringIO()
+        try:
+            write_last(
+                Export(),
+                scratch / "lost",
+                1,
+                {},
+                one.model,
+                Reporter("chief", told),
+                lambda: math.inf,
+                finished=finished,
+                tables=one.tables,
+            )
+            found[str(finished)] = "told: " + told.getvalue()
+        except PeerLostError as error:
+            found[str(finished)] = f"raised: {error}"
+    return {**found, "left": [file.name for file in (scratch / "lost" / "export").iterdir()]}
+
+
 def outside(job: Any, connection: Any) -> str:
     from trainer.engine.embeddings.bad_ids import outside_told
     from trainer.workloads.errors import WorkloadError
@@ -414,4 +457,4 @@ def start(scratch: Path, connection: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

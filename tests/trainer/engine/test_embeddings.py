@@ -23,7 +23,11 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(scratch: Path) -> dict[str, Any]:
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=550, engine=forked.TENSORFLOW)
+    return driven(scratch)
+
+
+def driven(scratch: Path, *part: str) -> dict[str, Any]:
+    done = forked.run([sys.executable, str(DRIVER), str(scratch), *part], timeout=550, engine=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)
@@ -133,6 +137,13 @@ def test_the_best_model_is_written_with_its_rows_when_it_is_found_or_not_at_all(
     for notice, step, why in zip(notices, (60, 65, 80), ("File exists", "it did not answer for 0 s", "asked to stop"), strict=True):
         assert f"the model of step {step} could not be exported" in notice
         assert why in notice
+
+
+def test_a_server_that_is_lost_beside_the_export_of_a_finished_run_ends_the_attempt_and_else_is_told(tmp_path: Path) -> None:
+    found = driven(tmp_path, "lost")
+    assert found["True"].startswith("raised: ")
+    assert "the model is not exported" in found["False"]
+    assert found["left"] == []
 
 
 def test_the_chief_evaluates_through_look_ups_what_one_process_evaluates_of_the_checkpoint(report: dict[str, Any]) -> None:
