@@ -18,13 +18,18 @@ _RUNNING = frozenset({"running", "paused", "restarting"})
 
 def stop(container: Container, grace: int) -> None:
     """Have the engine stop a container, whatever it does now, and kill it after `grace` seconds. Raises one of engine.ERRORS."""
+    is_told = False
     with contextlib.suppress(APIError):  # an engine that cannot promise that can still stop it
         never_again(container)
+        is_told = True
     if container.status == "paused":
         with contextlib.suppress(APIError):  # it was let go on meanwhile
             container.unpause()
     # Also one that has ended, as far as is known: the engine may be about to start it again.
     container.stop(timeout=grace)
+    if not is_told:  # the engine takes back what it is told of one that ends at that moment
+        with contextlib.suppress(APIError):
+            never_again(container)
 
 
 def never_again(container: Container) -> None:

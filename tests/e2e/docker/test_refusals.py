@@ -10,12 +10,16 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from docker import from_env
 
+from launcher.backend.docker.stop import stop
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, ROOT, cleaned, launch, left, unique
@@ -165,6 +169,27 @@ def test_none_of_several_that_fail_for_good_is_tried_again(tmp_path: Path) -> No
         assert {facts["HostConfig"]["RestartPolicy"]["Name"] for facts in told.values()} == {"no"}
         # Nor is one about to be started by the engine.
         assert not any(facts["State"]["Running"] or facts["State"]["Restarting"] for facts in told.values())
+
+
+def test_the_engine_forgets_no_order_of_a_container_that_ends_at_that_moment(image: Built) -> None:
+    """It takes back what it is told of a container whose process ends meanwhile: of one in twenty here."""
+    engine = from_env()
+
+    def stopped(number: int) -> str:
+        words = ["python", "-c", "import sys, time; time.sleep(0.3); sys.exit(2)"]
+        one = engine.containers.run(
+            image.name, words, entrypoint=[], detach=True, restart_policy={"Name": "on-failure", "MaximumRetryCount": 5}
+        )
+        try:
+            time.sleep(0.25 + 0.02 * (number % 12))
+            stop(one, 1)
+            one.reload()
+            return str(one.attrs["HostConfig"]["RestartPolicy"]["Name"])
+        finally:
+            one.remove(force=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(stopped, range(48))) == {"no"}
 
 
 def test_volumes_of_the_user_s_image_go_with_its_containers(image: Built, tmp_path: Path) -> None:
