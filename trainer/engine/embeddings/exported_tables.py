@@ -11,7 +11,6 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from trainer.engine.checkpoints import Captured, read_file, write_file
@@ -19,7 +18,7 @@ from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.layers import Table, part_of
 from trainer.engine.embeddings.server_rows import Part, inside
 from trainer.engine.embeddings.spread_tables import Tables
-from trainer.engine.embeddings.table_files import Streamed, by_file
+from trainer.engine.embeddings.table_files import Streamed, by_file, object_graph
 from trainer.settings import Export
 
 _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and how that is called
@@ -118,6 +117,4 @@ class ExportedModel:
 
 def _keys(path: str) -> dict[str, str]:
     """Return how a checkpoint calls its tensors, by the names of the variables."""
-    graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
-    return {attribute.full_name: attribute.checkpoint_key for node in graph.nodes for attribute in node.attributes}
+    return {attribute.full_name: attribute.checkpoint_key for node in object_graph(path).nodes for attribute in node.attributes}

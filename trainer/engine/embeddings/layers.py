@@ -193,11 +193,8 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
             layer.build()
             layer.set_weights(rows)
 
-    keras.layers.Embedding.build, keras.layers.Embedding.__init__ = build_or_take, init_with_rows
-    try:
+    with _replaced(build=build_or_take, __init__=init_with_rows):
         yield
-    finally:
-        keras.layers.Embedding.build, keras.layers.Embedding.__init__ = build, init
     _check_names(seen, settings)
 
 
@@ -213,11 +210,21 @@ def checked(settings: Embeddings, check: Callable[[Sequence[keras.layers.Embeddi
             check(found)
         build(layer, input_shape)
 
-    keras.layers.Embedding.build = check_and_build
+    with _replaced(build=check_and_build):
+        yield
+
+
+@contextmanager
+def _replaced(**methods: Callable[..., None]) -> Iterator[None]:
+    """Let Keras's embedding layers have other methods inside."""
+    own = {name: getattr(keras.layers.Embedding, name) for name in methods}
     try:
+        for name, method in methods.items():
+            setattr(keras.layers.Embedding, name, method)
         yield
     finally:
-        keras.layers.Embedding.build = build
+        for name, method in own.items():
+            setattr(keras.layers.Embedding, name, method)
 
 
 def _check_names(seen: Collection[str], settings: Embeddings) -> None:

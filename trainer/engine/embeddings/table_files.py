@@ -61,7 +61,7 @@ class TableFiles:
 
     def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
-        paths, graph, shapes = _paths(saved), _object_graph(path), tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        paths, graph, shapes = _paths(saved), object_graph(path), tf.train.load_checkpoint(path).get_variable_to_shape_map()
         for (index, _), place in self._places.items():
             with suppress(StopIteration, IndexError):  # it has no such table: TensorFlow tells
                 there = shapes.get(_key(graph, paths[place]))
@@ -71,7 +71,7 @@ class TableFiles:
 
     def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
         """Read all rows from a checkpoint of `saved`, one whose other parts fit."""
-        paths, graph = _paths(saved), _object_graph(path)
+        paths, graph = _paths(saved), object_graph(path)
         keys = {(self._tables.all[index], slot): _key(graph, paths[place]) for (index, slot), place in self._places.items()}
         for part in self._tables.parts():
             table = part.table
@@ -107,9 +107,10 @@ def _name(path: Sequence[Any]) -> str:
     return "/".join([*(step.name.replace(".", "..").replace("/", ".S") for step in path), _ATTRIBUTE])
 
 
-def _object_graph(path: str) -> Any:
+def object_graph(path: str) -> Any:
+    """Return the objects of a checkpoint, with the names of their tensors."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    graph.ParseFromString(tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))  # in memory, too
     return graph
 
 
