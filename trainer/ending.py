@@ -26,8 +26,8 @@ _EVERY = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
 _ANSWER = 2.0  # seconds for an answer
 _LONGEST = 4096  # bytes of a question or an answer
-_STAYS = 60.0  # seconds that the leader stays at most, for tasks that have not heard that the run has succeeded
-_STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed; longer where tasks ask less often
+_STAYS = 60.0  # seconds that the leader stays at most, for tasks that have not heard how the run has ended
+_STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
 _LOOKS = 0.1  # seconds between its looks at who knows
 
 
@@ -60,7 +60,7 @@ class Part:
 
     `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
     and stays until those in `followers` have heard; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
-    The leader of a run that has failed stays `shortly`, one that is asked to stop for `haste`, at most. `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it. A task that does not
+    The leader of a run that has failed stays `shortly` for tasks that have asked before, one that is asked to stop for `haste`, at most. `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it. A task that does not
     answer for `orphan`, or for `first` from the start on, is taken for lost.
     """
 
@@ -124,7 +124,7 @@ class Leading:
         self._told: set[str] = set()
         self._failed: set[str] = set()
         self._asked: dict[str, float] = {}  # when a task asked last
-        self._until, self._hurries = 0.0, False
+        self._until, self._shortly_until, self._hurries = 0.0, 0.0, False
         self._answers = _server(self._answer, split_address(mine.address)[1])
 
     @property
@@ -153,7 +153,7 @@ class Leading:
             self._end(News(SUCCEEDED), _STAYS, leave)
 
     def fail(self, reason: str, leave: Callable[[News], None]) -> None:
-        """Do the same where the run has failed."""
+        """Do the same where the run has failed; one that has not asked yet may be starting, and nobody else could tell it."""
         self._end(News(FAILED, reason[: _LONGEST // 8]), self._mine.shortly, leave)
 
     def hurry(self) -> None:
@@ -162,12 +162,15 @@ class Leading:
         self._until = min(self._until, time.monotonic() + self._mine.haste)
 
     def _end(self, news: News, stays: float, leave: Callable[[News], None]) -> None:
-        self._news = news
-        self._until = time.monotonic() + (self._mine.haste if self._hurries else stays)
+        self._news, now = news, time.monotonic()
+        self._until = now + (self._mine.haste if self._hurries else _STAYS)
+        self._shortly_until = now + stays
         self._look(leave)
 
     def _look(self, leave: Callable[[News], None]) -> None:
-        if self._mine.followers <= self._told or time.monotonic() > self._until or not self.answers:
+        missing = self._mine.followers - self._told
+        until = min(self._until, self._shortly_until) if missing <= self._asked.keys() else self._until
+        if not missing or time.monotonic() > until or not self.answers:
             leave(self._news)
         else:
             self._reactor.call_later(_LOOKS, lambda: self._look(leave))

@@ -123,6 +123,17 @@ def test_a_chief_that_fails_for_good_fails_the_run(start: Start, script: str, co
         assert other.event("failed")["cause"] == "chief has failed"
 
 
+def test_a_task_that_starts_when_its_chief_has_failed_hears_of_it(start: Start) -> None:
+    """A pod may wait for its volume, or for a node, longer than its chief needs to fail."""
+    ps = start("ps-0", SLEEPS)
+    chief = start("chief", "exit 1")
+    assert ps.code() == 75
+    time.sleep(6)  # a chief whose tasks had all asked would be gone
+    worker = start("worker-0", SLEEPS)
+    assert (worker.code(), chief.code()) == (75, 1)
+    assert worker.event("failed")["cause"] == "chief has failed"
+
+
 def test_a_chief_that_is_asked_to_stop_or_killed_ends_nobody(start: Start) -> None:
     others = [start(name, SLEEPS) for name in ("worker-0", "ps-0")]
     for number, script in ((signal.SIGTERM, "trap 'exit 143' TERM"), (signal.SIGTERM, "trap 'exit 42' TERM"), (signal.SIGKILL, ":")):
