@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.main import VERBS
+
 ROOT = Path(__file__).parents[2]
 DEADLINE = 500.0
 
@@ -68,6 +70,11 @@ def test_the_commands_of_the_readme_work_one_after_the_other(fresh_copy: Path) -
 def test_the_readme_has_commands_to_run() -> None:
     assert len(commands()) >= 4
     assert any("make demo" in block for block in commands())
+
+
+def test_the_readme_names_every_verb() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Verbs")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", table)) >= set(VERBS)
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"])
