@@ -204,6 +204,12 @@ def told(namespace: Namespace, name: str) -> dict[str, Any]:
     return status
 
 
+def ended(namespace: Namespace, name: str) -> dict[str, Any]:
+    """Return the status of a JobSet that has ended, as its controller notes some time after the Jobs that the launcher waits for."""
+    until(lambda: "terminalState" in told(namespace, name), 60, "the JobSet to end", lambda: namespace.describe(name))
+    return told(namespace, name)
+
+
 def running(namespace: Namespace, name: str) -> list[str]:
     """Return the pods of a run's tasks that still run."""
     return [pod["metadata"]["name"] for pod in namespace.pods(name) if pod["status"]["phase"] in {"Pending", "Running"}]
@@ -217,7 +223,7 @@ class TestItsController:
     def test_a_run_trains_to_its_end_and_all_of_it_ends(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
         start(controlled, "trained", f"{SERVED}{standing_in(40, 0.05)}", tmp_path)
         launcher("wait", "trained", "--timeout", "5m", timeout=320)
-        assert told(controlled, "trained")["terminalState"] == "Completed"
+        assert ended(controlled, "trained")["terminalState"] == "Completed"
         status = launcher.status("trained")
         # The set ends with the chief; Jobs of others that had not ended by then are deleted.
         chief = next(task for task in status["tasks"] if task["name"] == "chief")
@@ -229,7 +235,7 @@ class TestItsController:
         program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exec sleep 5;; esac; exec sleep 600']\nlimits: {worker_grace: 1s}"
         start(controlled, "ended", f"{SERVED}{program}\n", tmp_path)
         launcher("wait", "ended", "--timeout", "4m", timeout=260)
-        assert told(controlled, "ended")["terminalState"] == "Completed"
+        assert ended(controlled, "ended")["terminalState"] == "Completed"
         assert {task["state"] for task in launcher.status("ended")["tasks"]} == {"succeeded"}
         until(lambda: running(controlled, "ended") == [], 60, "its pods to end", lambda: controlled.describe("ended"))
 
@@ -237,7 +243,7 @@ class TestItsController:
         program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exit 2;; esac; exec sleep 300']"
         start(controlled, "wrong", f"{SERVED}{program}\n", tmp_path)
         launcher("wait", "wrong", "--timeout", "4m", code=1, timeout=260)
-        status = told(controlled, "wrong")
+        status = ended(controlled, "wrong")
         assert (status["terminalState"], status.get("restarts", 0)) == ("Failed", 0)
         until(lambda: running(controlled, "wrong") == [], 60, "its pods to end", lambda: controlled.describe("wrong"))
 
