@@ -3,7 +3,7 @@
 Each is a link to a directory beside it and is replaced in one step, so a reader finds a whole model. The directory before stays until
 the next one: who has just opened it can finish reading. Links are relative, so that they hold wherever the run directory is mounted.
 
-A model is saved in the task's temporary directory, and a thread of its own takes it to the run directory, whose volume may hang or be full.
+A model is saved first, see `export_formats`, and a thread of its own takes it to the run directory, whose volume may hang or be full.
 Tables that are spread over servers are not saved before: that thread has their rows from there, see `exported_tables`.
 """
 
@@ -12,8 +12,8 @@ import json
 import math
 import operator
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
+from trainer.engine import export_formats
 from trainer.engine.byte_sizes import byte_size
+from trainer.engine.embeddings import exported_tables
 from trainer.engine.embeddings.exported_tables import ExportedModel
 from trainer.engine.embeddings.spread_tables import Tables
-from trainer.engine.export_formats import FORMATS, one_line
+from trainer.engine.export_formats import SavedFiles, one_line
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.session import PeerLostError
 from trainer.events import Reporter, finite
@@ -42,7 +43,9 @@ BEST, LAST = "best", "last"
 _EXPORTS = "export"  # the directory of both
 _ONCE_MORE = 10.0  # seconds at the end for what a volume did not take
 _LOOK_EVERY = 0.2  # seconds between looks whether a wait is to end
-_SILENT = 10.0  # after which rows are no longer written: training has gone on meanwhile
+
+# A model that was saved, to be written into the run directory: one that `can_wait` whenever that is possible, another at once or not at all.
+_Saved = SavedFiles | ExportedModel
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,9 @@ class BestModel:
         self._goal = _goal(export, names) if export.metric or names else None
         self._share = share
         self._files = _Files(export, run_dir, BEST, model, report, tables)
-        self._tables = tables
-        self._late: _Candidate | None = None
-        self._began = 0.0
+        self._can_wait = tables is None
         self._waiting: _Candidate | None = None
-        self._not_before = 0.0
-        self._best = self._files.value(*self._goal) if self._goal else None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a best model, written or not."""
-        return self._best is not None
+        self.is_known = False  # whether there is a best model, written or not
 
     def offer(
         self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable], stopped: Callable[[], bool] = lambda: False
@@ -104,43 +99,27 @@ class BestModel:
 
         Rows that change in rounds are waited for, until the task is `stopped`.
         """
-        if self._goal is None:
-            self._goal = _goal(self._export, tuple(metrics))
-            self._best = self._files.value(*self._goal)
-        metric, mode = self._goal
+        self._goal = metric, mode = self._goal or _goal(self._export, tuple(metrics))
         value = metrics[metric]
-        if self._tables and self._files.is_idle:
-            self._best = self._files.value(metric, mode)  # what was not written is not tried again
-        self._late = None
-        if math.isfinite(value) and (self._best is None or _BETTER[mode](value, self._best)):
-            candidate = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
-            if self._tables and not self._may_save():
-                self._late = candidate
-            else:
-                self._best, self._waiting = value, candidate
-        if self._may_save():
+        if not self._can_wait:
+            self._waiting = None  # the rows that were offered with it are others by now
+        best = self._waiting.value if self._waiting else self._files.value(metric, mode)
+        if math.isfinite(value) and (best is None or _BETTER[mode](value, best)):
+            self._waiting = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
+        if self._files.is_idle and time.monotonic() >= self._files.began + (self._files.ended - self._files.began) / self._share:
             self._save()
-        if self._tables and self._tables.held_while_saved:
-            self._files.complete(stopped)
-
-    def _may_save(self) -> bool:
-        """Return whether it is time; with tables, of what it takes to write them, too."""
-        if not self._tables:
-            return time.monotonic() >= self._not_before
-        return self._files.is_idle and time.monotonic() >= self._began + (self._files.ended - self._began) / self._share
+        self.is_known = self._files.value(metric, mode) is not None or (self._can_wait and self._waiting is not None)
+        self._files.complete(stopped)
 
     def _save(self) -> None:
         """Save what waits, unless the one before is still to be written. An error is reported as a notice: training is worth more."""
         candidate = self._waiting
         if candidate is None or self._goal is None or not self._files.is_idle:
             return
-        began = self._began = time.monotonic()
         metric, mode = self._goal
         facts = {"step": candidate.step, "metric": metric, "mode": mode, "value": candidate.value, "metrics": candidate.metrics}
-        if self._files.save(facts, candidate.weights) or self._tables:
+        if self._files.save(facts, candidate.weights):
             self._waiting = None
-        ended = time.monotonic()
-        self._not_before = ended + (ended - began) * (1 / self._share - 1)
 
     def wait(self, seconds: float) -> None:
         """Wait until what was saved is written, for so long at most; a write that fails is not waited for, one that hangs is."""
@@ -156,13 +135,13 @@ class BestModel:
         Raises:
             PeerLostError: the run has `finished`, and a server is gone that has rows of the model: the next attempt exports it.
         """
-        late = self._late if self._late and self._late.step == step else None
-        self._files.wait(until, retried=_ONCE_MORE if late or self._waiting else 0.0)
-        self._waiting = late or self._waiting
+        is_wanted = self._waiting is not None and (self._can_wait or self._waiting.step == step)
+        self._files.wait(until, retried=_ONCE_MORE if is_wanted else 0.0)
         with _lost_peer_raised(finished, self._files.tell):
-            self._save()
+            if is_wanted:
+                self._save()
             self._files.close(until)
-        if self._waiting:
+        if is_wanted and self._waiting:
             self._files.tell(
                 f"the best model, of step {self._waiting.step}, is not exported: the one before it could not be written in time"
             )
@@ -219,84 +198,60 @@ class _Files:
         self._root, self._called = run_dir / _EXPORTS, called
         self._link = self._root / called
         self._model, self._report = model, report
+        self._save: Callable[..., _Saved | None] = partial(exported_tables.save, tables) if tables else export_formats.save
         # A model that is none of Keras's kinds may know that only some formats can hold it; what is asked for by name is tried.
         known: Sequence[str] = getattr(model, "export_formats", export.formats)
         self._formats = [name for name in export.formats if "formats" in export.model_fields_set or name in known]
-        self._tables = tables
-        if tables:  # see exported_tables.left_out
-            self._formats = [name for name in self._formats if name == "saved_model"]
-        self._exported: ExportedModel | None = None  # a model whose rows are to be written
-        self._lost_peer: PeerLostError | None = None  # that had rows of the last one
-        self._is_given_up = False  # and is to be written no further
-        self.ended = self._moved = 0.0  # when the last one with rows was written, or a part of one
+        self._saved: _Saved | None = None
+        self._lost_peer: PeerLostError | None = None  # that had a part of the last one
+        self.began = self.ended = 0.0  # when the last one was saved, and, where it cannot wait, written
         self._told: set[str] = set()
-        self._found = self._facts()  # by an earlier attempt
+        self._found = self._newest = self._facts()  # of the model that is written, by an earlier attempt at first; of what was saved last
         self._written = False
         self._writer = FileWriter(report)
         _clear(self._root, called)
 
     def save(self, facts: Mapping[str, Any], weights: Sequence[Any]) -> bool:
         """Save the model with these weights in whatever format can hold it, to be written; return False where there is no room for that."""
-        step = facts["step"]
+        step, self.began = facts["step"], time.monotonic()
         try:
-            place = Path(tempfile.mkdtemp(prefix=f"{self._called}-{step}-"))  # its parent removes it where this is killed
-            try:
-                with _holding(self._model.weights, weights):
-                    saved = [name for name in self._formats if self._try(name, place)]
-                facts = {**facts, "formats": saved, "time": time.time()}
-                (place / "metrics.json").write_text(json.dumps(finite(facts), indent=2) + "\n", encoding="utf-8")
-            except (OSError, PeerLostError):
-                shutil.rmtree(place, ignore_errors=True)
-                raise
+            with _holding(self._model.weights, weights):
+                saved = self._save(self._model, self._formats, self.tell)
         except OSError as error:
             self.tell(f"the model of step {step} could not be saved to be exported: {error}")
             return False
+        finally:
+            self.ended = time.monotonic()
+        self._newest = dict(facts)
         if saved:
-            self._moved, self._lost_peer, self._is_given_up = time.monotonic(), None, False
-            self._writer.call(self._link, partial(self._write_rows if self._tables else self._write, place, facts))
-        else:
-            shutil.rmtree(place)
+            self._saved, self._lost_peer = saved, None
+            new = self._root / f"{self._called}-{step}-{secrets.token_hex(4)}"
+            write = self._write if saved.can_wait else self._write_at_once
+            self._writer.call(self._link, partial(write, saved, new, {**facts, "formats": list(saved.formats), "time": time.time()}))
         return True
 
-    def _write_rows(self, place: Path, facts: Mapping[str, Any]) -> None:
-        """Write a model with tables at once or not at all: the servers change the rows. An error is reported as a notice."""
-        exported = self._exported
-        assert exported is not None  # noqa: S101 - `save` waits for this
+    def _write_at_once(self, saved: _Saved, new: Path, facts: Mapping[str, Any]) -> None:
+        """Write a saved model at once or not at all. An error is reported as a notice."""
         try:
-            self._write(place, facts, exported)
+            self._write(saved, new, facts)
         except Exception as error:  # noqa: BLE001 - whatever the volume's file system comes up with, or a server that is gone
-            self._lost_peer = error if isinstance(error, PeerLostError) else None
-            shutil.rmtree(place, ignore_errors=True)
+            self._lost_peer, self._newest = error if isinstance(error, PeerLostError) else None, self._found
             self.tell(f"the model of step {facts['step']} could not be exported to {self._root}: {one_line(error)}")
-        with suppress(Exception):
-            exported.discard()
+            with suppress(Exception):
+                saved.discard()
         self.ended = time.monotonic()
 
-    def _stream(self, exported: ExportedModel, new: Path) -> None:
-        file, _ = FORMATS["saved_model"]
-        for _ in exported.write(new / file):
-            silent, self._moved = time.monotonic() - self._moved, time.monotonic()
-            if silent > _SILENT:
-                raise OSError(f"it did not answer for {silent:.0f} s, while rows were written")
-            if self._is_given_up:
-                raise OSError("the task was asked to stop, while rows were written")
-
-    def _write(self, place: Path, facts: Mapping[str, Any], rows: ExportedModel | None = None) -> None:
-        """Copy a saved model to the run directory, with `rows`, and let the link lead to it. Raises OSError: the volume does not take it."""
-        new, before, link = self._root / place.name, _target(self._link), self._root / f".{place.name}"
+    def _write(self, saved: _Saved, new: Path, facts: Mapping[str, Any]) -> None:
+        """Write a saved model to the directory `new`, and let the link lead to it. Raises OSError: the volume does not take it."""
+        before, link = _target(self._link), self._root / f".{new.name}"
         if self._link.is_dir() and not self._link.is_symlink():
             raise OSError(errno.EEXIST, "it is a directory and no link; move it away")
-        files = sorted(place.rglob("*"))
-        self._check_room(sum(file.stat().st_size for file in files) + (rows.bytes if rows else 0))
+        described = json.dumps(finite(facts), indent=2) + "\n"
+        self._check_room(saved.bytes + len(described))
         try:
-            for source in (place, *files):
-                copy = new / source.relative_to(place)
-                if source.is_dir():
-                    copy.mkdir(exist_ok=True)
-                else:
-                    shutil.copyfile(source, copy)
-            if rows:
-                self._stream(rows, new)
+            new.mkdir(exist_ok=True)
+            saved.write(new)
+            (new / "metrics.json").write_text(described, encoding="utf-8")
             link.unlink(missing_ok=True)
             link.symlink_to(new.name)
             link.replace(self._link)
@@ -308,7 +263,8 @@ class _Files:
             if self._called == BEST:
                 (self._root / LAST).unlink(missing_ok=True)
                 _clear(self._root, LAST)
-        shutil.rmtree(place, ignore_errors=True)
+        with suppress(Exception):
+            saved.discard()
         self._written, self._found = True, dict(facts)
         with suppress(OSError):
             self._tell_of(facts)
@@ -336,9 +292,8 @@ class _Files:
             self._writer.wait(_LOOK_EVERY, failed=failing)
 
     def complete(self, stopped: Callable[[], bool]) -> None:
-        """Wait until a model with rows is written, as long as that moves on; a task that is `stopped` has no time for it."""
-        while not self.is_idle and time.monotonic() - self._moved < _SILENT:
-            self._is_given_up = self._is_given_up or stopped()
+        """Wait until what holds up training is written; a task that is `stopped` has no time for it."""
+        while not self.is_idle and self._saved is not None and self._saved.holds_up(stopped):
             self._writer.wait(_LOOK_EVERY)
 
     def close(self, until: Callable[[], float]) -> None:
@@ -354,29 +309,6 @@ class _Files:
         if self._lost_peer is not None:
             raise self._lost_peer
 
-    def _try(self, name: str, place: Path) -> bool:
-        file, save = FORMATS[name]
-        try:
-            left_out = (self._hold if self._tables else save)(self._model, place / file)
-        except PeerLostError:
-            raise
-        except (OSError, tf.errors.OpError) as error:  # TensorFlow writes a SavedModel, and has errors of its own
-            shutil.rmtree(place, ignore_errors=True)
-            raise error if isinstance(error, OSError) else OSError(one_line(error)) from error
-        except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises when it is to be saved
-            why = f"{type(error).__name__}: {one_line(error)}"
-            self.tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
-            _remove(place / file)
-            return False
-        if left_out:
-            self.tell(left_out)
-        return True
-
-    def _hold(self, model: keras.Model, _: Path) -> str:
-        assert self._tables is not None  # noqa: S101 - else a format's own way is taken
-        self._exported = ExportedModel(model, self._tables)
-        return ""
-
     def tell(self, message: str) -> None:
         """Report a notice, once."""
         if message not in self._told:
@@ -387,9 +319,10 @@ class _Files:
         self._report("exported", step=facts["step"], path=str(self._link), metric=facts.get("metric"), value=facts.get("value"))
 
     def value(self, metric: str, mode: str) -> float | None:
-        """Return the value of the model that an earlier attempt has written, if it was chosen by this measure."""
+        """Return the value of the model that is written or was saved for that, if it was chosen by this measure."""
+        newest = self._newest
         try:
-            return float(self._found["value"]) if (self._found["metric"], self._found["mode"]) == (metric, mode) else None
+            return float(newest["value"]) if (newest["metric"], newest["mode"]) == (metric, mode) else None
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -423,13 +356,6 @@ def _goal(export: Export, names: Sequence[str]) -> tuple[str, str]:
             " add train.export.mode: max, or min"
         )
     return metric, better
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _target(link: Path) -> Path | None:

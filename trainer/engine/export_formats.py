@@ -1,14 +1,21 @@
-"""The formats of an exported model: a Keras file, compiled for plain Keras, and a SavedModel."""
+"""Models that are saved to be exported: as a Keras file, compiled for plain Keras, and as a SavedModel."""
 
 import json
+import shutil
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import keras
+import tensorflow as tf
+
+from trainer.engine.session import PeerLostError
 
 _LONGEST = 200  # characters of an error
+Result = TypeVar("Result")
 
 
 def _save_keras(model: keras.Model, path: Path) -> str:
@@ -27,6 +34,94 @@ FORMATS: dict[str, tuple[str, Callable[[keras.Model, Path], str]]] = {
     "keras": ("model.keras", _save_keras),
     "saved_model": ("saved_model", _save_saved_model),
 }
+
+
+class SavedFiles:
+    """A model in `formats`, in the task's temporary directory."""
+
+    can_wait = True
+
+    def __init__(self) -> None:
+        self._place = Path(tempfile.mkdtemp(prefix="export-"))  # its parent removes it where this is killed
+        self.formats: list[str] = []
+
+    def add(self, name: str, model: keras.Model, tell: Callable[[str], None]) -> None:
+        """Save the model in a format as well, where that can hold it; see unless_refused."""
+        file, way = FORMATS[name]
+        left_out = unless_refused(name, lambda: way(model, self._place / file), tell)
+        if left_out is None:
+            _remove(self._place / file)
+            return
+        self.formats.append(name)
+        if left_out:
+            tell(left_out)
+
+    @property
+    def bytes(self) -> int:
+        """Return what it takes on a disk."""
+        return sum(file.stat().st_size for file in self._place.rglob("*"))
+
+    def write(self, place: Path) -> None:
+        """Copy it into a directory. Raises OSError: the disk does not take it."""
+        for source in sorted(self._place.rglob("*")):
+            copy = place / source.relative_to(self._place)
+            if source.is_dir():
+                copy.mkdir(exist_ok=True)
+            else:
+                shutil.copyfile(source, copy)
+
+    def discard(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def holds_up(self, _: Callable[[], bool]) -> bool:
+        """Return that training goes on while it is written."""
+        return False
+
+
+def save(model: keras.Model, formats: Sequence[str], tell: Callable[[str], None]) -> SavedFiles | None:
+    """Save a model in those of `formats` that can hold it, and `tell` of the others; return None where none can.
+
+    Raises:
+        OSError: the temporary directory does not take it.
+    """
+    saved = SavedFiles()
+    try:
+        for name in formats:
+            saved.add(name, model, tell)
+    except OSError:
+        saved.discard()
+        raise
+    if saved.formats:
+        return saved
+    saved.discard()
+    return None
+
+
+def unless_refused(name: str, save: Callable[[], Result], tell: Callable[[str], None]) -> Result | None:
+    """Return what `save` returns; None, and `tell` why, where the model's own code raises when it is to be saved in the format `name`.
+
+    Raises:
+        OSError: there is no room for it, or whatever else the system says.
+        PeerLostError: a server is gone that has a part of it.
+    """
+    try:
+        return save()
+    except (OSError, PeerLostError):
+        raise
+    except tf.errors.OpError as error:  # TensorFlow writes a SavedModel, and has errors of its own
+        raise OSError(one_line(error)) from error
+    except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises
+        why = f"{type(error).__name__}: {one_line(error)}"
+        tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
+        return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

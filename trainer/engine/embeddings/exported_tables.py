@@ -5,8 +5,10 @@ memory, and in that checkpoint it has the first row alone. The others come from 
 """
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -19,6 +21,7 @@ from trainer.engine.embeddings.layers import Table, part_of
 from trainer.engine.embeddings.server_rows import Part, inside
 from trainer.engine.embeddings.spread_tables import Tables
 from trainer.engine.embeddings.table_files import Streamed, by_file, object_graph
+from trainer.engine.export_formats import FORMATS, unless_refused
 from trainer.settings import Export
 
 _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and how that is called
@@ -26,6 +29,8 @@ _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, a
 _FINGERPRINT = "fingerprint.pb"
 # Bytes of rows that are read at once, and that a file has, about: what is in memory meanwhile is a few times as much.
 _READ, _FILE = 4 * 2**20, 16 * 2**20
+_SILENT = 10.0  # seconds of a disk's after which rows are no longer written: training has gone on meanwhile
+_FORMAT = "saved_model"
 _exports = itertools.count()
 
 
@@ -58,6 +63,9 @@ class ExportedModel:
     Loaded, each table is one variable, and `serve` raises InvalidArgumentError for an id that it has not.
     """
 
+    can_wait = False  # the servers change the rows
+    formats = (_FORMAT,)
+
     def __init__(self, model: keras.Model, tables: Tables) -> None:
         """Make it of the model as it is; rows are read when it is written.
 
@@ -66,12 +74,14 @@ class ExportedModel:
             Exception: whatever the model's own code raises when it is to be exported.
         """
         self._place = f"ram://exports-{next(_exports)}"
+        self._is_held, self._is_given_up = tables.held_while_saved, False
         try:
             self._variables = self._made(model, tables)
         except Exception:
             with suppress(tf.errors.NotFoundError):  # nothing was written yet
                 self.discard()
             raise
+        self._moved = time.monotonic()  # when a piece was on the disk
 
     def _made(self, model: keras.Model, tables: Tables) -> Streamed:
         """Write all but the rows into memory; return what writes the variables."""
@@ -93,14 +103,23 @@ class ExportedModel:
         """Return what its variables take on a disk, about."""
         return self._variables.size
 
-    def write(self, place: Path) -> Iterator[int]:
-        """Write it into a new directory; yield the size of each piece that is on the disk.
+    def write(self, place: Path) -> None:
+        """Write it into a directory.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk does not take it, or not in time.
             PeerLostError: a server is gone.
             NotFiniteError: rows are not finite.
         """
+        for _ in self._pieces(place / FORMATS[_FORMAT][0]):
+            silent, self._moved = time.monotonic() - self._moved, time.monotonic()
+            if silent > _SILENT:
+                raise OSError(f"it did not answer for {silent:.0f} s, while rows were written")
+            if self._is_given_up:
+                raise OSError("the task was asked to stop, while rows were written")
+
+    def _pieces(self, place: Path) -> Iterator[int]:
+        """Write it into a new directory; yield the size of each piece that is on the disk."""
         for directory, _, names in tf.io.gfile.walk(self._place):
             there = place / directory.removeprefix(self._place).strip("/")
             there.mkdir()
@@ -110,9 +129,24 @@ class ExportedModel:
         for name, _ in self._variables.files:
             yield from self._variables.write(name, place / _VARIABLES / name)
 
+    def holds_up(self, stopped: Callable[[], bool]) -> bool:
+        """Return whether training waits for it: where rows change in rounds, as long as the disk answers. It is given up once `stopped`."""
+        self._is_given_up = self._is_held and (self._is_given_up or stopped())
+        return self._is_held and time.monotonic() - self._moved < _SILENT
+
     def discard(self) -> None:
         """Free the memory."""
         tf.io.gfile.rmtree(self._place)
+
+
+def save(tables: Tables, model: keras.Model, formats: Sequence[str], tell: Callable[[str], None]) -> ExportedModel | None:
+    """Return the model to be written as a SavedModel; `tell` why, and return None, where it cannot be one, and where `formats` lack that.
+
+    Raises:
+        OSError: there is no room for it in memory.
+        PeerLostError: a server is gone.
+    """
+    return unless_refused(_FORMAT, partial(ExportedModel, model, tables), tell) if _FORMAT in formats else None
 
 
 def _keys(path: str) -> dict[str, str]:
