@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.engine import schedules
 from trainer.engine.byte_sizes import byte_size
+from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.model_ops import seeds
 from trainer.engine.run_state import write_atomically
 from trainer.engine.session import PeerLostError
@@ -85,34 +86,6 @@ class Captured:
             tf.io.gfile.remove(f"{self.place}/{name}")
 
 
-class RowFiles(Protocol):
-    """The rows of large embedding layers, which no machine holds together, as parts of checkpoints. `bytes` are those on a disk."""
-
-    @property
-    def bytes(self) -> int:
-        """Return what they take on a disk."""
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """Return what stands for them in a tf.train.Checkpoint, by name."""
-
-    def mark(self) -> None:
-        """Prepare for a checkpoint of what is not rows."""
-
-    def streamed(self, captured: Captured, saved: tf.train.Checkpoint) -> Captured:
-        """Return `captured`, of `saved`, with rows, which are read while it is written."""
-
-    def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
-        """Return what rows a checkpoint of `saved` has that are not those wanted here; nothing where it fits."""
-
-    def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
-        """Load the rows of a checkpoint of `saved`, one that fits.
-
-        Raises:
-            PeerLostError: who is to hold them is gone.
-        """
-
-
 @dataclass(frozen=True)
 class Restored:
     """A checkpoint that was loaded: its global step and path, and what it has of callbacks."""
@@ -140,15 +113,15 @@ class Checkpoints:
     """The checkpoints of one run, in `<run_dir>/checkpoints`."""
 
     def __init__(
-        self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int, rows: "RowFiles | None" = None
+        self, directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, keep: int, tables: TableParts | None = None
     ) -> None:
-        """`rows` are those of large embedding layers, which are elsewhere."""
-        self._model, self._optimizer, self._rows = model, optimizer, rows
+        self._model, self._optimizer = model, optimizer
+        self._tables, self._rows = tables, tables.rows if tables else None
         self._step = tf.Variable(0, dtype=tf.int64)
         self._rate, self._constant = schedules.described(optimizer), schedules.constant(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
         self._parts = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
-        self._parts |= rows.parts if rows else {}
+        self._parts |= tables.parts if tables else {}
         self._callbacks = tf.Variable(b"", dtype=tf.string)
         self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
         self._directory, self._keep = directory, keep
@@ -213,7 +186,7 @@ class Checkpoints:
             saved.restore(path).assert_existing_objects_matched().expect_partial()
         except (ValueError, AssertionError) as error:  # other shapes, or other variables
             by_rows = any(name.startswith("tables/") for name, _ in tf.train.list_variables(path))
-            hint = _BY_ROWS if by_rows and not self._rows else _WHOLE if self._rows and not by_rows else ""
+            hint = _BY_ROWS if by_rows and not self._tables else _WHOLE if self._tables and not by_rows else ""
             raise self._other_model(path, error, hint) from error
         if self._rows:
             self._rows.restore(path, saved)
@@ -262,7 +235,7 @@ class Checkpoints:
             return f"{self._directory} is read-only: no checkpoint can be saved until that changes"
         if not disk.f_blocks:
             return ""
-        size += self._rows.bytes if self._rows else 0
+        size += self._tables.bytes if self._tables else 0
         size += 2 * disk.f_frsize  # the blocks that its two files begin
         free = disk.f_bavail * disk.f_frsize
         taken = sum(file.stat().st_size for path in self._paths for file in _files_of(path))

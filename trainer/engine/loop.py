@@ -135,8 +135,8 @@ class _Chief:
         self._divergence, self._hooks, self._stopped = divergence, hooks, stopped
         self._files = FileWriter(report)
         self.logs = Logs(job.run_dir, self._files)
-        rows = session.tables.files() if session.tables else None
-        self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep, rows)
+        tables = session.tables.files() if session.tables else None
+        self._checkpoints = Checkpoints(job.run_dir / "checkpoints", session.model, session.optimizer, job.checkpoint.keep, tables)
         self._record = Record(
             job.run_dir,
             self._files.replace,

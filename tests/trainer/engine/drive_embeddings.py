@@ -185,7 +185,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     table_files._FILE = 200
     job = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
     one = trained(session(job, connection))
-    path = Checkpoints(scratch / "checkpoints", one.model, one.optimizer, 3, table_files.TableFiles(one.tables)).save(STEPS)
+    path = Checkpoints(scratch / "checkpoints", one.model, one.optimizer, 3, one.tables.files()).save(STEPS)
     rows = rows_of(one.tables)
     whole = load_workload(job.train).model()
     tf.train.Checkpoint(model=whole).restore(path).expect_partial()
@@ -197,7 +197,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, apart=False)
     fewer.create()
     alive.append(fewer)
-    restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, table_files.TableFiles(fewer)).restore(print)
+    restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, fewer.files()).restore(print)
     after = rows_of(fewer)
     local = LocalSession(load_workload(job.train), job, AllReduce())
     assert local.tables
@@ -206,7 +206,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     local.push(STEPS)
     local.run(STEPS)
     Checkpoints(scratch / "local", local.model, local.optimizer, 3, local.tables.files()).save(2 * STEPS)
-    back = Checkpoints(scratch / "local", built.model, built.optimizer, 3, table_files.TableFiles(fewer)).restore(print)
+    back = Checkpoints(scratch / "local", built.model, built.optimizer, 3, fewer.files()).restore(print)
     later, then = rows_here(local), rows_of(fewer)
     return {
         "in one process": all(np.array_equal(alone[name], value) for name, value in rows.items()) and len(rows),
@@ -225,7 +225,6 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
 def full(scratch: Path, connection: Any) -> dict[str, Any]:
     """Save rows to a disk that gets full meanwhile, and to the same once it has room; return how that went."""
     from trainer.engine.checkpoints import Checkpoints, list_checkpoints
-    from trainer.engine.embeddings import table_files
 
     disk = scratch / "disk"
     disk.mkdir()
@@ -234,8 +233,7 @@ def full(scratch: Path, connection: Any) -> dict[str, Any]:
     try:
         job = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
         one = trained(session(job, connection))
-        files = table_files.TableFiles(one.tables)
-        checkpoints = Checkpoints(disk, one.model, one.optimizer, 3, files)
+        checkpoints = Checkpoints(disk, one.model, one.optimizer, 3, one.tables.files())
         first = checkpoints.save(1)
         taken = sum(file.stat().st_size for file in disk.iterdir())
         read, filler = one.tables.read, disk / "filler"

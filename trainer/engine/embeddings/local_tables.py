@@ -3,19 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.engine.embeddings import layers, row_updates
 from trainer.engine.embeddings.row_updates import UsedRows
+from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
 from trainer.engine.parameter_server import fused_updates
 from trainer.settings import Embeddings
-
-if TYPE_CHECKING:
-    from trainer.engine.checkpoints import Captured
 
 # The means over all tasks of gradients, each shaped like its variable, and of rows, in that order; and the seconds that took.
 Exchange = Callable[[Sequence[Any], Sequence[tf.IndexedSlices]], tuple[list[Any], tf.Tensor]]
@@ -53,7 +51,7 @@ class LocalTables:
                 self._rows[id(matrix.value)] = _Rows(matrix.value, slots, decays)
             of_layers[str(number)] = tf.train.Checkpoint(**slots)
             layers.gather_rows(layer)
-        self.parts = {"tables": tf.train.Checkpoint(**of_layers)}
+        self._parts = {"tables": tf.train.Checkpoint(**of_layers)}
         optimizer.build([v for v in model.trainable_variables if id(v.value) not in self._rows])
 
     @classmethod
@@ -96,27 +94,6 @@ class LocalTables:
         fused_updates.apply(optimizer, dense, others)
         return waited
 
-    # As parts of checkpoints: see RowFiles. The rows themselves are in the model.
-
-    def files(self) -> "LocalTables":
-        """Return what a checkpoint has of the tables beside the model."""
-        return self
-
-    @property
-    def bytes(self) -> int:
-        """Return what that takes on a disk."""
-        return sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in self.variables)
-
-    def mark(self) -> None:
-        """Do nothing: all of it is at hand."""
-
-    def streamed(self, captured: "Captured", _: tf.train.Checkpoint) -> "Captured":
-        """Return `captured`, which has all of it."""
-        return captured
-
-    def misfit(self, *_: Any) -> str:
-        """Return nothing: TensorFlow compares all shapes."""
-        return ""
-
-    def restore(self, *_: Any) -> None:
-        """Do nothing: TensorFlow has restored all of it."""
+    def files(self) -> TableParts:
+        """Return what checkpoints have of the tables beside the model: slots."""
+        return TableParts(self._parts, sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in self.variables))

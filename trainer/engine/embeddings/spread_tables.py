@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,15 +14,13 @@ from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import Call, Table
 from trainer.engine.embeddings.server_rows import Lookup, Part, ServerRows
+from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.row_holder import rows_file
 from trainer.engine.parameter_server.state import Group, device
 from trainer.engine.parameter_server.worker_pool import watching
 from trainer.engine.session import PeerLostError, cause
 from trainer.workloads.errors import WorkloadError
-
-if TYPE_CHECKING:
-    from trainer.engine.embeddings.table_files import TableFiles
 
 
 @dataclass(frozen=True)
@@ -199,11 +197,12 @@ class Tables:
 
     # Checkpoints
 
-    def files(self) -> "TableFiles":
-        """Return what writes the rows into checkpoints, and reads them."""
+    def files(self) -> TableParts:
+        """Return what checkpoints have of the tables, and what writes rows into them and reads them."""
         from trainer.engine.embeddings.table_files import TableFiles
 
-        return TableFiles(self)
+        files = TableFiles(self)
+        return TableParts(files.parts, sum(table.bytes * len(self.slots(table)) for table in self.all), files)
 
     def errors_told(self, job: Job) -> AbstractContextManager[None]:
         """Turn TensorFlow's errors in what follows into what they are; see bad_ids."""
@@ -235,8 +234,3 @@ class Tables:
         self._written = True
         with _served():
             self._group_of[part.table].write(part, rows)
-
-    @property
-    def bytes(self) -> int:
-        """Return what a checkpoint of them takes."""
-        return sum(table.bytes * len(self.slots(table)) for table in self.all)

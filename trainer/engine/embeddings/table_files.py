@@ -43,11 +43,6 @@ class TableFiles:
             layers[str(index)] = tf.train.Checkpoint(**slots)
         self.parts = {"tables": tf.train.Checkpoint(**layers)}
 
-    @property
-    def bytes(self) -> int:
-        """Return what the rows take on a disk."""
-        return self._tables.bytes
-
     def mark(self) -> None:
         """Take the first row of each table and slot, for the part of a checkpoint that is written now."""
         for (index, slot), place in self._places.items():

@@ -1,0 +1,39 @@
+"""Large embedding layers that are updated by rows, as parts of checkpoints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from trainer.engine.checkpoints import Captured
+
+
+class RowFiles(Protocol):
+    """The rows of large embedding layers, which no machine holds together, in checkpoints."""
+
+    def mark(self) -> None:
+        """Prepare for a checkpoint of what is not rows."""
+
+    def streamed(self, captured: "Captured", saved: tf.train.Checkpoint) -> "Captured":
+        """Return `captured`, of `saved`, with rows, which are read while it is written."""
+
+    def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
+        """Return what rows a checkpoint of `saved` has that are not those wanted here; nothing where it fits."""
+
+    def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
+        """Load the rows of a checkpoint of `saved`, one that fits.
+
+        Raises:
+            PeerLostError: who is to hold them is gone.
+        """
+
+
+@dataclass(frozen=True)
+class TableParts:
+    """The `parts` of a tf.train.Checkpoint beside its model, by name, and the `bytes` that the tables take there. `rows` are those that are streamed."""
+
+    parts: Mapping[str, tf.train.Checkpoint]
+    bytes: int
+    rows: RowFiles | None = None
