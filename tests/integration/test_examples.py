@@ -31,6 +31,7 @@ LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
 # At a higher rate training falls back for some steps now and then, and where depends on the last bits of this machine's sums.
 SMALL = ("train.steps=700", "train.batch_size=16", "train.params.filters=16", "train.params.learning_rate=0.03")
 CLICKS = ("train.steps=500", "train.params.rows=200", "train.embeddings.min_rows=200", "train.params.eval_examples=2000")
+MORE_CLICKS = (*CLICKS, "train.params.eval_examples=20000")
 SHORT = ("train.steps=1500", "train.params.learning_rate=0.005")
 FEWER = ("train.steps=1000",)  # of 2,000, which `make demo` takes
 FEW_ROUNDS = ("train.steps=400",)
@@ -51,8 +52,8 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "linear-regression-mirrored": (SHORT, LINE),
     "linear-regression-multiworker": (SHORT, LINE),
     "linear-regression-ps": (SHORT, LINE),
-    "click-through-ps": (CLICKS, {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
-    "click-through-single": ((*CLICKS, "train.steps=300"), {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
+    "click-through-ps": (MORE_CLICKS, {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
+    "click-through-single": (MORE_CLICKS, {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
     "click-through-multiworker": ((*CLICKS, "train.steps=200"), {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
     "click-through-sync": ((*CLICKS, "train.steps=200"), {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
     "custom-keras": ((), DIGITS),
@@ -61,6 +62,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "gridworld-dqn": (PLAYED, {"reward": (-10, 40), "loss": (0, 100)}),  # that it runs: what it learns takes an hour
     "gridworld-dqn-small": ((), {"reward": (6, 40), "loss": (0, 100)}),  # random play gets 2
 }
+COMPARED = ("click-through-single", "click-through-ps")
 COMMANDS = ("custom-command", "custom-ps")
 
 # Programs placed by hand: between which bounds each metric ends, and which files the results are.
@@ -173,10 +175,24 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
-@pytest.mark.parametrize("name", [name for name in TRAINED if name != "gridworld-dqn-small"])
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in {"gridworld-dqn-small", *COMPARED}])
 def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
     assert_trained(up(name, tmp_path, changes), expected, changes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(660)
+def test_asynchronous_servers_learn_clicks_as_well_as_one_process_from_as_many_examples(tmp_path: Path) -> None:
+    """Of eight seeds, four of them beside some forty busy processes, the AUC differed by 0.0003 in the median, and by 0.0012 at most."""
+    auc = {}
+    for name in COMPARED:
+        changes, expected = TRAINED[name]
+        done = up(name, tmp_path, changes)
+        assert_trained(done, expected, changes)
+        auc[name] = done.summary["metrics"]["auc"]
+    one_process, servers = auc.values()
+    assert abs(servers - one_process) < 0.005, auc
 
 
 @pytest.mark.slow
