@@ -4,9 +4,10 @@ It reads the run directory and nothing else: no other task knows of it. What it 
 `evaluations.json`, so that an evaluator that is started again goes on where it was.
 """
 
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainer.workloads.protocol import Agent, Workload
 
 # How often it takes the size of a large matrix, as measured with Adagrad: the matrix, its slot and one that is read; with each format of an export.
 _COPIES = {"": 3, "saved_model": 6, "keras": 10}
+_SAVED = 2  # the same of a SavedModel's files, which are there beside all of that; a Keras file comes when the rest of its own is gone
 _LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
 _LAST_COMES = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
@@ -157,8 +159,7 @@ class _Evaluator:
 
     def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
-        formats = job.export.formats if job.export else []
-        check = server_memory.check_of_evaluator(max(_COPIES[name] for name in ("", *formats)))
+        check = server_memory.check_of_evaluator(copies(job.export.formats if job.export else [], tempfile.gettempdir()))
         # Not where it has evaluated before: it has the memory, though there may be less of it free now.
         fits = bool(evaluations.read(job.run_dir))
         with nullcontext() if fits else layers.checked(job.train.embeddings or Embeddings(), check):
@@ -223,6 +224,12 @@ class _Evaluator:
         """Write out what is buffered."""
         self._logs.close()
         self._files.close(_LAST_COMES)
+
+
+def copies(formats: Sequence[str], directory: str) -> int:
+    """Return how often an evaluator takes the size of a large matrix, with what it saves in `directory` to be exported where that is memory."""
+    saved = _SAVED if "saved_model" in formats and server_memory.is_memory(directory) else 0
+    return max(_COPIES[name] for name in ("", *formats)) + saved
 
 
 def _written(path: str) -> float | None:

@@ -158,6 +158,14 @@ def test_tables_that_it_cannot_hold_are_refused_before_they_are_made(trainers: A
     assert "leave the evaluator role out: the chief evaluates through the same look-ups" in told
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a directory that is memory is known on Linux alone")
+@pytest.mark.parametrize(
+    "formats, on_disk, in_memory", [([], 3, 3), (["saved_model"], 6, 8), (["keras"], 10, 10), (["keras", "saved_model"], 10, 12)]
+)
+def test_what_it_saves_to_be_exported_takes_memory_where_temporary_files_do(formats: list[str], on_disk: int, in_memory: int) -> None:
+    assert [evaluator.copies(formats, place) for place in ("/proc", "/dev/shm")] == [on_disk, in_memory]
+
+
 def test_what_is_evaluated_is_not_evaluated_again(tmp_path: Path) -> None:
     chief(tmp_path, STEPS)
     assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [STEPS]

@@ -1,5 +1,6 @@
 """The memory that there is for tables, on parameter servers or in this process, before these are made."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ _LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat"),
 )
+_MOUNTS, _IN_MEMORY = "/proc/self/mountinfo", {"tmpfs", "ramfs"}
 _MACHINE, _NAME, _HOST = "/proc/meminfo", "/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"
 
 
@@ -57,6 +59,15 @@ def check_of_evaluator(copies: int) -> Callable[[Sequence[keras.layers.Embedding
             )
 
     return check
+
+
+def is_memory(directory: str) -> bool:
+    """Return whether files in a directory take memory: a container's own where it has such a file system, as a hardened one of Docker's."""
+    device = Path(directory).stat().st_dev
+    mounts = (line.partition(" - ") for line in _lines_here(_MOUNTS))  # numbers of the device third, its kind first behind the hyphen
+    return any(
+        before.split()[2] == f"{os.major(device)}:{os.minor(device)}" and after.split()[0] in _IN_MEMORY for before, _, after in mounts
+    )
 
 
 def _free(lines: Callable[[str], Sequence[str]]) -> tuple[int, str]:
