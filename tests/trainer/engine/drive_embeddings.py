@@ -4,13 +4,10 @@ Usage: drive_embeddings.py SCRATCH [lost], the latter for an export beside which
 """
 
 import contextlib
-import io
 import json
-import math
 import os
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -45,7 +42,9 @@ def main(scratch: str, part: str = "report") -> None:
     try:
         with servers(scratch, ps=4, workers=1) as here:
             connection = connected(here.tf_config)
-            print(json.dumps((lost if part == "lost" else report)(here, Path(scratch), connection)), flush=True)
+            from tests.trainer.engine import drive_table_exports
+
+            print(json.dumps((drive_table_exports.lost if part == "lost" else report)(here, Path(scratch), connection)), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
     finally:
@@ -77,6 +76,8 @@ def connected(tf_config: str) -> Any:
 
 
 def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
+    from tests.trainer.engine.drive_table_exports import best, frozen, memory
+
     found: dict[str, Any] = {"cases": {}}
     for name, given in CASES.items():
         params = {"model": name, **given}
@@ -88,6 +89,7 @@ def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     found["start"] = start(scratch, connection)
     found["memory"] = memory(scratch, connection)
     found["best"] = best(scratch, connection)
+    found["frozen"] = [frozen(scratch / str(held), connection, held=held) for held in (False, True)]
     return found
 
 
@@ -173,6 +175,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
+    from tests.trainer.engine.drive_table_exports import export
     from trainer.engine.checkpoints import Checkpoints
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.embeddings import layers, server_rows, table_files
@@ -276,148 +279,6 @@ def too_large(job: Any, connection: Any) -> str:
     except WorkloadError as error:
         return str(error)
     return ""
-
-
-def export(one: Any, scratch: Path, workload: Any, whole: Any) -> None:
-    """Export a session's model as `saved_model`; leave what `whole` has for some inputs, as `asked.npz`."""
-    import numpy as np
-
-    from trainer.engine.embeddings.exported_tables import ExportedModel
-
-    exported = ExportedModel(one.model, one.tables)
-    exported.write(scratch)
-    exported.discard()
-    inputs, _ = next(iter(workload.eval_data(32)))
-    np.savez(scratch / "asked.npz", outputs=whole(inputs), **{name: value.numpy() for name, value in inputs.items()})
-
-
-def memory(scratch: Path, connection: Any) -> dict[str, int]:
-    """Return the bytes of a table, and what this process takes more than before while it is exported, at most; 0 where that cannot be seen."""
-    from trainer.engine.embeddings import exported_tables, server_rows
-
-    exported_tables._READ, exported_tables._FILE, server_rows._BLOCK = 2**19, 2**20, 2**24
-    one = session(job_of(scratch, {"model": "large"}), connection)
-    one.push(0)
-    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-    def taken(name: str) -> int:
-        lines = status.read_text().splitlines() if forget.exists() else []
-        return sum(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
-
-    before = 0
-    for place in ("first", "again"):  # the first time TensorFlow makes what it needs for any export
-        if forget.exists():
-            forget.write_text("5")  # the most that was taken
-        before = taken("VmRSS")
-        exported = exported_tables.ExportedModel(one.model, one.tables)
-        (scratch / place).mkdir()
-        exported.write(scratch / place)
-        exported.discard()
-        assert sum(file.stat().st_size for file in (scratch / place).rglob("*")) > one.tables.all[0].bytes
-    return {"bytes": one.tables.all[0].bytes, "grown": taken("VmHWM") - before}
-
-
-def best(scratch: Path, connection: Any) -> list[Any]:
-    """Offer models of which some come too soon; return what stands in the files after each, and what was told."""
-    import numpy as np
-    import tensorflow as tf
-
-    from trainer.engine import export
-    from trainer.engine.embeddings import exported_tables
-    from trainer.events import Reporter
-    from trainer.settings import Export
-
-    one = session(job_of(scratch, {"model": "outside"}), connection)
-    one.push(0)
-    link, told = scratch / "export" / "best", io.StringIO()
-    found: list[Any] = []
-
-    def exporter(share: float) -> Any:
-        names = ("loss", "accuracy")
-        return export.BestModel(Export(), scratch, names, one.model, Reporter("chief", told), share=share, tables=one.tables)
-
-    def see() -> None:
-        facts, served = json.loads((link / "metrics.json").read_text()), tf.saved_model.load(str(link / "saved_model"))
-        row = next(v for v in served._all_variables if v.shape == [10, 4])
-        found.append([facts["step"], facts["value"], facts["formats"], sorted(float(x) for x in np.unique(row))])
-
-    def offer(to: Any, step: int, accuracy: float, seconds: float = 60) -> None:
-        for part in one.tables.parts():
-            if not part.slot:
-                one.tables.write(part, tf.fill([part.count, part.table.dimension], float(step)))
-        to.offer(step, {"loss": 1.0, "accuracy": accuracy}, one.model.weights)
-        to.wait(seconds)
-        see()
-
-    rare = exporter(1e-6)
-    for step, accuracy in ((10, 0.5), (20, 0.7), (30, 0.6)):
-        offer(rare, step, accuracy)  # the second and the third come too soon
-    rare.finish(lambda: math.inf, 31, finished=True)  # training has gone on
-    see()
-    rare.finish(lambda: math.inf, 30, finished=True)
-    see()
-    often = exporter(1)
-    offer(often, 40, 0.55)
-    offer(often, 50, 0.65)
-    link.parent.rename(scratch / "away")
-    link.parent.write_text("in the way")
-    often.offer(60, {"loss": 1.0, "accuracy": 0.9}, one.model.weights)
-    often.wait(60)
-    link.parent.unlink()
-    (scratch / "away").rename(link.parent)
-    exported_tables._SILENT = -1.0
-    offer(often, 65, 0.7)  # the volume does not answer for so long
-    exported_tables._SILENT = 10.0
-    one.tables.held_while_saved = True  # as in rounds: the next one waits
-    offer(often, 70, 0.8, seconds=0)
-    read = one.tables.read
-
-    def slowly(part: Any) -> Any:
-        time.sleep(0.3)
-        return read(part)
-
-    one.tables.read = slowly
-    often.offer(80, {"loss": 1.0, "accuracy": 0.9}, one.model.weights, lambda: True)  # a task that is to stop has no time for it
-    see()
-    return [found, told.getvalue().splitlines()]
-
-
-def lost(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
-    """Export the last model with a server that is killed; return what a run that has finished, and one that has not, makes of it."""
-    from trainer.engine.export import write_last
-    from trainer.engine.session import PeerLostError
-    from trainer.events import Reporter
-    from trainer.settings import Export
-
-    one = session(job_of(scratch, {"model": "large"}), connection)
-    one.push(0)
-    read, found = one.tables.read, {}
-
-    def killed(part: Any) -> Any:
-        if part.first:  # rows are on their way
-            here.processes["ps-1"].kill()
-            here.processes["ps-1"].wait()
-        return read(part)
-
-    one.tables.read = killed
-    for finished in (True, False):
-        told = io.StringIO()
-        try:
-            write_last(
-                Export(),
-                scratch / "lost",
-                1,
-                {},
-                one.model,
-                Reporter("chief", told),
-                lambda: math.inf,
-                finished=finished,
-                tables=one.tables,
-            )
-            found[str(finished)] = "told: " + told.getvalue()
-        except PeerLostError as error:
-            found[str(finished)] = f"raised: {error}"
-    return {**found, "left": [file.name for file in (scratch / "lost" / "export").iterdir()]}
 
 
 def outside(job: Any, connection: Any) -> str:

@@ -139,6 +139,21 @@ def test_the_best_model_is_written_with_its_rows_when_it_is_found_or_not_at_all(
         assert why in notice
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_disk_that_does_not_answer_while_rows_are_exported_holds_up_no_step_and_is_told_of(report: dict[str, Any], held: bool) -> None:
+    found = report["frozen"][held]
+    if "skipped" in found:
+        pytest.skip(found["skipped"])
+    assert found["in time"]
+    assert found["step"] >= 10
+    [lost] = [json.loads(line) for line in found["frozen"]]
+    assert lost["message"].startswith("not written, and lost where the volume does not take it by the end: ")
+    given_up, exported = [json.loads(line) for line in found["thawed"]]
+    assert "the model of step 10 could not be exported" in given_up["message"]
+    assert "it did not answer for" in given_up["message"]
+    assert (exported["event"], exported["step"]) == ("exported", 20)
+
+
 def test_a_server_that_is_lost_beside_the_export_of_a_finished_run_ends_the_attempt_and_else_is_told(tmp_path: Path) -> None:
     found = driven(tmp_path, "lost")
     assert found["True"].startswith("raised: ")
