@@ -66,8 +66,11 @@ def seeds(model: keras.Model) -> list[tf.Variable]:
 
 def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...]:
     """Return the names of the workload's metrics, in order, without running the model."""
-    if isinstance(workload, Agent):
-        return tuple(workload.evaluated)
+    return tuple(workload.evaluated) if isinstance(workload, Agent) else traced(workload, model)[0]
+
+
+def traced(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
+    """Return the same, and the number of operations that the model and its metrics take."""
     names: list[str] = []
     spec = next(iter(workload.eval_data(1).take(0).element_spec for _ in range(1)))
 
@@ -79,8 +82,8 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
             return
         names[:] = workload.metrics(targets, in_float32(model(inputs, **training_argument(model, training=False))))
 
-    trace.get_concrete_function(*spec)
-    return tuple(names)
+    graph = trace.get_concrete_function(*spec).graph
+    return tuple(names), len(graph.get_operations())
 
 
 def batch_size_of(inputs: Any) -> tf.Tensor:
@@ -129,18 +132,28 @@ def held_out_loss(workload: Workload, model: keras.Model, batch: tuple[Any, Any]
     return tf.cast(workload.loss(batch[1], outputs), tf.float32)
 
 
-def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int) -> tf.Tensor:
+def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int, *, unrolled: int = 1) -> tf.Tensor:
     """Run `step` `steps` times in one TensorFlow loop, each called with the number before it; return the sum of its float32 vectors [width].
 
     The last element, of width + 1, counts the steps before the first whose loss, the vector's first element, was not finite.
+    The loop takes `unrolled` steps at a time, while there are as many: each turn of a loop over several tasks costs every one of them a message.
     Written out rather than left to AutoGraph, which takes half a second to read this and Keras's code at every start.
     """
 
-    def body(done: tf.Tensor, totals: tf.Tensor, finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        measured = step(done)
-        return done + 1, totals + measured, finite_until(finite, done, measured[0])
+    def loop(count: int, state: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+        def body(done: tf.Tensor, totals: tf.Tensor, finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            for _ in range(count):
+                measured = step(done)
+                done, totals, finite = done + 1, totals + measured, finite_until(finite, done, measured[0])
+            return done, totals, finite
 
-    _, totals, finite = tf.while_loop(lambda done, *_: done < steps, body, (tf.constant(0), tf.zeros([width]), tf.constant(0)))
+        after: tuple[tf.Tensor, ...] = tf.while_loop(lambda done, *_: done + count <= steps, body, state)
+        return after
+
+    state = (tf.constant(0), tf.zeros([width]), tf.constant(0))
+    for count in dict.fromkeys([unrolled, 1]):
+        state = loop(count, state)
+    _, totals, finite = state
     return tf.concat([totals, [tf.cast(finite, tf.float32)]], 0)
 
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.trainer.engine.small import Small, small_job
 from trainer.engine import model_ops
@@ -50,3 +51,20 @@ class Unbuilt(Small):
 def test_a_model_without_weights_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(WorkloadError, match=r"no trainable weights: give it an input shape"):
         model_ops.build(Unbuilt({}), small_job())
+
+
+@pytest.mark.parametrize("unrolled", [1, 4])
+def test_a_loop_takes_each_step_once_whatever_the_number_that_is_unrolled(unrolled: int) -> None:
+    """The sum of 2^step says which steps there were; those from 5 on have no finite loss."""
+
+    @tf.function(autograph=False)
+    def run(steps: tf.Tensor) -> tf.Tensor:
+        def step(done: tf.Tensor) -> tf.Tensor:
+            loss = tf.where(done < 5, 1.0, float("nan"))
+            return tf.stack([loss, tf.pow(2.0, tf.cast(done, tf.float32))])
+
+        return model_ops.repeat(steps, step, 2, unrolled=unrolled)
+
+    for steps in (0, 1, 3, 4, 5, 9):
+        _, taken, finite = run(tf.constant(steps)).numpy()
+        assert (taken, finite) == (2**steps - 1, min(steps, 5))
