@@ -10,8 +10,9 @@ DEFAULT: Target = "local"  # where a verb looks by itself
 
 @dataclass(frozen=True)
 class Entry:
-    """A backend: `target` is its class as module:name, `examiner` the module of its checks for `launcher doctor`.
+    """A backend. `target`: its class as module:name, made with the runs directory, and with a Where if it is `in_namespaces`.
 
+    `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.findings.Check`.
     `home`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
     namespaces of clusters, and a place to run names one. `in_directories`: what a run stores is in a directory of this machine.
     `by_labels`: runs that other machines have started are seen there, and known by their labels: of their spec the digest alone.
@@ -52,3 +53,8 @@ def in_namespaces(name: str | None) -> bool:
 def of_clusters() -> str:
     """Return the backend that --context and --namespace mean where --on is left out."""
     return next(name for name, found in BACKENDS.items() if found.in_namespaces)
+
+
+def of_this_machine() -> list[str]:
+    """Return the backends of whose runs this machine keeps the spec and the plan, the default one first."""
+    return [name for name, found in BACKENDS.items() if not found.in_namespaces]

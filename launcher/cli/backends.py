@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from launcher.backend.model import Backend, Where
-from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters
+from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters, of_this_machine
 from launcher.cli.options import resolve_cluster_ref
 from launcher.cli.run_lookup import beside, find_run, home, homes, looks_like_file, run_names, run_names_here
 from launcher.errors import LauncherError, UsageError, did_you_mean
@@ -50,14 +50,14 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     names = [name] if name else run_names_here(runs) or run_names(runs)
     if len(names) > 1:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
-    run = find_run(names[0] if names else None, open_backend("local", runs), runs)
+    run = find_run(names[0] if names else None, open_backend(DEFAULT, runs), runs)
     there = homes(runs, run)
     if there and DEFAULT not in there and orphans.strays(RunPaths(runs.absolute() / run)):
         there.insert(0, DEFAULT)  # its directory was removed while it ran
     if not there and name and looks_like_file(name) and (found := beside(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(found))}")
     if len(there) < 2:
-        return open_backend(there[0] if there else "local", runs, where), run
+        return open_backend(there[0] if there else DEFAULT, runs, where), run
     return _choose(run, {target: open_backend(target, runs, where) for target in there}, one=one), run
 
 
@@ -105,18 +105,18 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
         context, namespace = resolve_cluster_ref(name, where.context, where.namespace)
         return cast("Backend", make(runs, Where(context, namespace)))
     if where is not None and (where.context or where.namespace):
-        raise UsageError(f"--context and --namespace are for clusters; {name} is none", "leave them out, or say --on kubernetes")
+        raise UsageError(f"--context and --namespace are for clusters; {name} is none", f"leave them out, or say --on {of_clusters()}")
     return cast("Backend", make(runs))
 
 
 def known_runs(on: str | None, runs: Path, where: Where) -> list[RunStatus]:
     """Return the runs on one backend, or those that this directory knows, here and in containers, newest first."""
-    if on is None:
-        known = open_backend("local", runs).runs()
-        if home(runs, "docker").is_dir():
-            try:
-                known += open_backend("docker", runs).runs()
-            except LauncherError as error:
-                print(f"runs in containers could not be asked about: {error.message}", file=sys.stderr)
-        return sorted(known, key=lambda status: status.started or 0.0, reverse=True)
-    return open_backend(on, runs, where).runs()
+    if on is not None:
+        return open_backend(on, runs, where).runs()
+    known = open_backend(DEFAULT, runs).runs()
+    for other in (other for other in of_this_machine() if other != DEFAULT and home(runs, other).is_dir()):
+        try:
+            known += open_backend(other, runs).runs()
+        except LauncherError as error:
+            print(f"the runs on {other} could not be asked about: {error.message}", file=sys.stderr)
+    return sorted(known, key=lambda status: status.started or 0.0, reverse=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from launcher.backend.model import Where
-from launcher.backend.registry import BACKENDS
+from launcher.backend.registry import BACKENDS, DEFAULT
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS
 
@@ -30,7 +30,7 @@ def doctor(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A spec: does it fit?", show_default=False)] = None,
     *,
     overrides: Set = None,
-    on: On = "local",
+    on: On = DEFAULT,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from launcher.backend.registry import in_namespaces
+from launcher.backend.registry import DEFAULT, in_namespaces
 from launcher.cli.run_lookup import DEFAULT_RUNS, run_names, stored
 from launcher.plan.models import Target
 
@@ -62,7 +62,7 @@ def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
 
     try:
         spec = load(Path(_given(ctx, "file") or ""))
-        tasks = plan(spec, "local", run_dir="", digest="").tasks
+        tasks = plan(spec, DEFAULT, run_dir="", digest="").tasks
     except LauncherError:
         return []
     return _matching((task.name for task in tasks), incomplete)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.backend.registry import DEFAULT
 from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
@@ -29,7 +30,7 @@ def plan(
         str | None, typer.Option(metavar="TASK", help="Show this task alone, whole.", autocompletion=complete_task, show_default=False)
     ] = None,
     overrides: Set = None,
-    on: On = "local",
+    on: On = DEFAULT,
     runs: Runs = DEFAULT_RUNS,
     as_json: Json = False,
 ) -> None:

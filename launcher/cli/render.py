@@ -10,6 +10,7 @@ from launcher.cli.options import Json, Set, SpecFile
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.files import write
+from launcher.render.targets import TARGETS, Source, directory_renderer, renderer, target
 
 EXAMPLES = (
     ("launcher render cluster.yaml --to compose", "prints it"),
@@ -21,17 +22,13 @@ EXAMPLES = (
 
 def complete_target(incomplete: str) -> list[str]:
     """Offer what can be rendered to."""
-    from launcher.render.targets import TARGETS
-
     return [name for name in TARGETS if name.startswith(incomplete)]
 
 
 def render(
     file: SpecFile,
     *,
-    to: Annotated[
-        str, typer.Option("--to", metavar="TARGET", help="The target: compose, kubernetes or jobset.", autocompletion=complete_target)
-    ],
+    to: Annotated[str, typer.Option("--to", metavar="TARGET", help=f"The target: {', '.join(TARGETS)}.", autocompletion=complete_target)],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -43,7 +40,6 @@ def render(
 ) -> None:
     """Write a spec for Docker Compose or Kubernetes, to run by itself."""
     from launcher.cli.planning import planned
-    from launcher.render.targets import Source, directory_renderer, renderer, target
     from launcher.spec import role_programs
 
     wanted = target(to)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.model import Backend
-from launcher.backend.registry import BACKENDS, DEFAULT, entry, in_namespaces, of_clusters
+from launcher.backend.registry import BACKENDS, DEFAULT, entry, in_namespaces, of_clusters, of_this_machine
 from launcher.errors import UsageError
 
 DEFAULT_RUNS = Path("runs")
@@ -77,7 +77,7 @@ def relative_path(path: str) -> str:
         return path
 
 
-def command(runs: Path, verb: str, *rest: str, on: str = "local") -> str:
+def command(runs: Path, verb: str, *rest: str, on: str = DEFAULT) -> str:
     """Return the command line a user types next, with --on and --runs where the run is not where a verb looks by itself."""
     words = ["launcher", verb, *rest]
     if on != DEFAULT or any(len(homes(runs, word)) > 1 for word in rest if _RUN_NAME.match(word)):
@@ -92,7 +92,7 @@ def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[
 
     `on` names the backend; where left out, here or in containers. Of a run on Kubernetes the cluster alone has them.
     """
-    for target in (one for one in ("local", "docker") if on in {None, one}):
+    for target in (one for one in of_this_machine() if on in {None, one}):
         try:
             content = json.loads((home(runs, target) / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -110,5 +110,5 @@ def run_names(runs: Path) -> list[str]:
 
 def run_names_here(runs: Path) -> list[str]:
     """Return those of processes and containers: what is noted of runs on clusters stays when they, or even the cluster, are gone."""
-    kept = [path.parent.name for on in ("local", "docker") for path in home(runs, on).glob("*/launcher")]
+    kept = [path.parent.name for on in of_this_machine() for path in home(runs, on).glob("*/launcher")]
     return sorted({name for name in kept if "." not in name})

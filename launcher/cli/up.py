@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.backend.model import Backend, PlannedRun, Prepares, Reserves, Tends, Where
-from launcher.backend.registry import BACKENDS, in_namespaces
+from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, home
@@ -41,7 +41,7 @@ def up(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from the first step; the old run's data is moved aside.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over another user's run without asking.")] = False,
-    on: On = "local",
+    on: On = DEFAULT,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,

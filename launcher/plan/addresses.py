@@ -1,15 +1,15 @@
-"""The addresses of the tasks on each target, and TF_CONFIG made of them.
+"""The ports of tasks, and TF_CONFIG made of their addresses.
 
 Every task listens on 2222 where it has a host of its own; on one machine each has its own port.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.plan.models import Plan, Target, Task
+from launcher.plan.models import Plan, Task
 
 PORT = 2222
 EXCHANGE_PORT = PORT + 1  # where the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
@@ -18,19 +18,6 @@ LOOPBACK = "127.0.0.1"
 
 # Linux refuses one argument or environment string longer than this (MAX_ARG_STRLEN, 32 pages), its NUL included.
 ENVIRONMENT_LIMIT = 128 * 1024
-
-# run name, task name, the task's place among those of the cluster -> address.
-_ADDRESS: dict[Target, Callable[[str, str, int], str]] = {
-    "local": lambda _run, _task, place: f"{LOOPBACK}:{PORT + place}",
-    "docker": lambda _run, task, _place: f"{task}:{PORT}",
-    # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it holds in any namespace.
-    "kubernetes": lambda run, task, _place: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
-}
-
-
-def addresses(target: Target, run: str, names: Iterable[str]) -> dict[str, str]:
-    """Return name -> host:port of each task in the cluster. Local ports stand in for those that a backend will hold."""
-    return {name: _ADDRESS[target](run, name, place) for place, name in enumerate(names)}
 
 
 def cluster(members: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

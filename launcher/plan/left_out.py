@@ -1,28 +1,23 @@
-"""The fields of a spec that a target has no counterpart for: each is named, so that nothing is left out without a word. Pure."""
+"""The fields of a spec that a target has no counterpart for: each is named, so that nothing is left out without a word. Pure.
 
-from collections.abc import Callable
+launcher/plan/target_rules.py says which function is of which target.
+"""
 
 from launcher.plan import role_rules
-from launcher.plan.models import RoleName, Target
+from launcher.plan.models import RoleName
 from launcher.spec.container_rules import is_in_compose
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 from launcher.spec.role_programs import beside, containers_of, roles_of, storage_of
 
-# How messages call a target.
-PLACES: dict[Target, str] = {"local": "on this machine", "docker": "in Compose", "kubernetes": "on Kubernetes"}
 
-
-def left_out(spec: ClusterSpec, target: Target) -> list[str]:
-    """Return what becomes of the parts of a spec that the target cannot do, a sentence each, without the target."""
-    return [words for look in _OF[target] for words in look(spec)]
-
-
-def _env_file(spec: ClusterSpec) -> list[str]:
+def env_file(spec: ClusterSpec) -> list[str]:
+    """Return that a cluster reads no `env_file`."""
     return ["env_file is not read: the cluster's own Secrets have the values"] if spec.env_file else []
 
 
-def _beside(spec: ClusterSpec) -> list[str]:
+def containers_beside(spec: ClusterSpec) -> list[str]:
+    """Return the init containers and sidecars that processes do without."""
     given = containers_of(spec)
     found = []
     for kind, words in (("init_containers", "init containers"), ("sidecars", "sidecars")):
@@ -31,17 +26,20 @@ def _beside(spec: ClusterSpec) -> list[str]:
     return found
 
 
-def _volumes(spec: ClusterSpec) -> list[str]:
+def volumes(spec: ClusterSpec) -> list[str]:
+    """Return the volumes that processes do without."""
     named = ", ".join(volume.name for volume in spec.volumes)
     return [f"volumes left out: {named}; tasks see this machine's own directories"] if named else []
 
 
-def _volumes_of_kubernetes(spec: ClusterSpec) -> list[str]:
+def volumes_of_kubernetes(spec: ClusterSpec) -> list[str]:
+    """Return the volumes that only a cluster has."""
     named = ", ".join(volume.name for volume in spec.volumes if not is_in_compose(volume))
     return [f"volumes left out: {named}; a `path` beside `source` names the directory that stands in the place of one"] if named else []
 
 
-def _run_volume(spec: ClusterSpec) -> list[str]:
+def run_volume(spec: ClusterSpec) -> list[str]:
+    """Return the containers that mount the run's volume beside tasks that do not have it."""
     given = roles_of(spec)
     without = _roles_without_run_volume(spec)
     found = dict.fromkeys(
@@ -67,10 +65,3 @@ def _roles_without_run_volume(spec: ClusterSpec) -> list[RoleName]:
     tasks = [(role, role_rules.task_name(role, index)) for role in roles for index in range(given[role].replicas)]
     leads = role_rules.leader(name for role, name in tasks if role != "evaluator")
     return list(dict.fromkeys(role for role, name in tasks if not role_rules.mounts_run_dir(name, leads=leads)))
-
-
-_OF: dict[Target, tuple[Callable[[ClusterSpec], list[str]], ...]] = {
-    "local": (_beside, _volumes),
-    "docker": (_volumes_of_kubernetes, _run_volume),
-    "kubernetes": (_env_file,),
-}

@@ -13,11 +13,10 @@ from launcher.errors import UsageError
 from launcher.plan import machine as machines
 from launcher.plan import role_rules
 from launcher.plan.addresses import ENDING_PORT, check_size, cluster
-from launcher.plan.addresses import addresses as addresses_on
-from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_SCRATCH, data_dir
-from launcher.plan.left_out import left_out
+from launcher.plan.container_paths import CONTAINER_CODE
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
+from launcher.plan.target_rules import TARGETS, TargetRules
 from launcher.spec import role_programs
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.containers import Env, FromSecret
@@ -48,36 +47,35 @@ def plan(
     *,
     run_dir: str | PurePath,
     digest: str = "",
-    addresses: Mapping[str, str] | None = None,
     spec_dir: str | PurePath | None = None,
     machine: Machine | None = None,
 ) -> Plan:
     """Return the plan of `spec` on `target`.
 
-    `run_dir` is the run directory as the tasks see it. `addresses` (task name -> host:port) replace the target's own,
-    local ports for which stand in until a backend holds real ones. `spec_dir` is what a relative `code` is relative
-    to, and where local tasks start; the current directory when left out. `machine` is this one when left out.
+    `run_dir` is the run directory as the tasks see it. `spec_dir` is what a relative `code` is relative to, and where
+    local tasks start; the current directory when left out. `machine` is this one when left out.
 
     Raises LauncherError when TF_CONFIG would not fit in an environment variable.
     """
     members = list(_members(spec))
     names = [member.name for member in members if member.role != "evaluator"]
-    where = addresses_on(target, spec.name, names) | dict(addresses or {})
+    rules = TARGETS[target]
+    where = {name: rules.address(spec.name, name, place) for place, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
     by_role = cluster((types.get(member.role, member.role), where[member.name]) for member in members if member.role != "evaluator")
     check_size(by_role)
-    settings = _settings(spec, target, str(run_dir), digest)
-    common = _Common(spec, target, str(run_dir), settings, Path(spec_dir or os.curdir).absolute())
+    settings = _settings(spec, rules, str(run_dir), digest)
     notices: tuple[str, ...] = ()
-    extra: dict[str, dict[str, str]] = {}
     least = STRATEGIES[spec.strategy].threads if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
-    if target == "local":
+    if rules.in_containers:
+        machine = None
+        shares = {member.name: _container_environment(member.resources.cpu, least) for member in members}
+    else:
         _check_local(spec)
         machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
-        extra, notices = _local_environments(members, machine, least, _alike(spec, members))
-    else:
-        extra = {member.name: _container_environment(member.resources.cpu, least) for member in members}
-    runs = {role: common.runs(role, machine if target == "local" else None) for role in {member.role for member in members}}
+        shares, notices = _local_environments(members, machine, least, _alike(spec, members))
+    common = _Common(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
+    runs = {role: common.runs(role) for role in {member.role for member in members}}
     leads = role_rules.leader(names)
     limits = spec.limits
     tasks = tuple(
@@ -87,7 +85,7 @@ def plan(
             index=member.index,
             address=where.get(member.name, ""),
             tf_config={"cluster": by_role, "task": {"type": types.get(member.role, member.role), "index": member.index}},
-            env=common.environment(member.role, machine, extra.get(member.name, {})),
+            env=common.environment(member.role, shares[member.name]),
             resources=member.resources,
             mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leads=leads)),
             **runs[member.role],
@@ -106,7 +104,7 @@ def plan(
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
         decisive=role_rules.decisive((member.name for member in members), is_command=spec.train is None, success=spec.success),
         graces=_graces(spec),
-        notices=(*notices, *left_out(spec, target)),
+        notices=(*notices, *rules.notices(spec)),
         spec_dir=str(common.spec_dir),
         notify=spec.notify.model_dump(mode="json") if spec.notify else None,
         restarts_stalled=limits.on_stall == "restart",
@@ -124,14 +122,14 @@ def _members(spec: ClusterSpec) -> Iterator[_TaskSpec]:
             yield _TaskSpec(role_rules.task_name(role_name, index), role_name, index, resources)
 
 
-def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> TrainerSettings:
+def _settings(spec: ClusterSpec, rules: TargetRules, run_dir: str, digest: str) -> TrainerSettings:
     chief = spec.roles.chief
     limits = spec.limits
     return TrainerSettings(
         run=spec.name,
         strategy=spec.strategy,
         run_dir=run_dir,
-        scratch_dir=f"{run_dir}/launcher/scratch" if target == "local" else CONTAINER_SCRATCH,
+        scratch_dir=rules.scratch_dir(run_dir),
         spec_digest=digest,
         # Without GPUs, `mirrored` shows itself on two logical CPU devices.
         local_replicas=((chief.gpus if chief else 0) or 2) if STRATEGIES[spec.strategy].on_devices else 1,
@@ -144,9 +142,9 @@ def _settings(spec: ClusterSpec, target: Target, run_dir: str, digest: str) -> T
         on_stall=None if limits.on_stall == "tell" else limits.on_stall,
         save_timeout=_unusual(limits, "save_timeout"),
         grace_period=_unusual(limits, "grace_period"),
-        ending=_ending(spec, target),
+        ending=_ending(spec, rules),
         unsupervised=[name for name, role in role_programs.roles_of(spec).items() if not role_programs.is_supervised(spec, role)] or None,
-        train=_train(spec, spec.train, target) if spec.train else None,
+        train=_train(spec, spec.train, rules) if spec.train else None,
     )
 
 
@@ -181,12 +179,12 @@ def _check_local(spec: ClusterSpec) -> None:
         )
 
 
-def _ending(spec: ClusterSpec, target: Target) -> Ending | None:
+def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     """Return how the tasks of a program learn that its run has ended, where no launcher may watch it: of the parents that know."""
     roles = role_programs.roles_of(spec)
     if (
         spec.train is not None
-        or target == "local"
+        or not rules.in_containers
         or not all(role_programs.is_supervised(spec, roles[role]) for role in role_programs.deciding(spec))
     ):
         return None
@@ -204,9 +202,9 @@ def _graces(spec: ClusterSpec) -> dict[RoleName, float]:
     return role_rules.graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
 
 
-def _train(spec: ClusterSpec, train: Train, target: Target) -> Train:
+def _train(spec: ClusterSpec, train: Train, rules: TargetRules) -> Train:
     is_on_a_volume = is_mounted(filter(is_in_compose, spec.volumes), train.data)
-    data = train.data if is_on_a_volume else data_dir(target, train.data)
+    data = train.data if is_on_a_volume else rules.data_dir(train.data)
     return with_defaults(train.model_copy(update={"data": data}), spec.strategy)
 
 
@@ -215,27 +213,28 @@ class _Common:
     """The fields that all tasks of a run share."""
 
     spec: ClusterSpec
-    target: Target
+    rules: TargetRules
     run_dir: str
     settings: TrainerSettings
     spec_dir: Path
+    machine: Machine | None  # this one, whose processes the tasks are; None where they run in containers
 
     @property
     def has_run_dir(self) -> bool:
         """Whether tasks find the run directory: on this machine always, in containers where they have a volume for it."""
-        return self.target == "local" or role_programs.storage_of(self.spec) is not None
+        return self.machine is not None or role_programs.storage_of(self.spec) is not None
 
     @property
     def all_mount_run_dir(self) -> bool:
         """Whether all tasks have the run directory, not only those that the trainer itself wants to have it."""
-        return role_programs.mount_of(self.spec) == "all" if self.target == "kubernetes" else self.spec.train is None
+        return role_programs.mount_of(self.spec) == "all" if self.rules.has_storage_mount else self.spec.train is None
 
-    def runs(self, role_name: RoleName, machine: Machine | None) -> dict[str, Any]:
+    def runs(self, role_name: RoleName) -> dict[str, Any]:
         """Return what the tasks of a role run, where, in which image, and when that is started again, as fields of Task."""
         role = role_programs.roles_of(self.spec)[role_name]
         program = role_programs.program_of(self.spec, role)
         is_entrypoint = self.spec.train is None and not program.command
-        command = self._local_command(program, machine) if machine is not None else self._container_command(program)
+        command = self._local_command(program, self.machine) if self.machine else self._container_command(program)
         scope = role_rules.restart_scope(self.spec.strategy, role_name)
         return {
             "command": command,
@@ -262,20 +261,20 @@ class _Common:
         if not program.command:
             return program.args
         if program.image:
-            return (*role_rules.PARENT[self.target], "--", *program.command) if self.spec.supervise else program.command
+            return (*self.rules.parent, "--", *program.command) if self.spec.supervise else program.command
         return (*role_rules.TRAINER, "--", *program.command)
 
     def code(self) -> str | None:
         if self.spec.code is None:
             return None
-        return os.path.normpath(self.spec_dir / self.spec.code) if self.target == "local" else CONTAINER_CODE
+        return os.path.normpath(self.spec_dir / self.spec.code) if self.machine else CONTAINER_CODE
 
     def _cwd(self, role: Role) -> str | None:
         """Return where the tasks of a role start. Raises UsageError for a directory of this machine that containers do not have."""
         where = role.working_dir
         if where is None:
-            return self.code() or (str(self.spec_dir) if self.target == "local" else None)
-        if self.target == "local" or where.startswith("/"):
+            return self.code() or (str(self.spec_dir) if self.machine else None)
+        if self.machine or where.startswith("/"):
             return os.path.normpath(self.spec_dir / where)
         code = self.spec_dir / self.spec.code if self.spec.code is not None else None
         inside = Path(os.path.normpath(self.spec_dir / where))
@@ -294,7 +293,7 @@ class _Common:
     def _env(self, role_name: RoleName) -> Env:
         return {**self.spec.env, **role_programs.roles_of(self.spec)[role_name].env}
 
-    def environment(self, role: RoleName, machine: Machine | None, shares_of_task: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, role: RoleName, shares_of_task: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of one task. The user's `env` may change ours, but not what says which task this is."""
         user = {name: value for name, value in self._env(role).items() if isinstance(value, str)}
         environment = {"GRPC_FAIL_FAST": "use_caller", **shares_of_task, **user}
@@ -304,7 +303,7 @@ class _Common:
             "TRAINER_SETTINGS": self.settings.model_dump_json(exclude_none=True),
         }
         import_path = [self.code(), user.get("PYTHONPATH")]
-        if machine is not None and self.target == "local":
+        if machine := self.machine:
             environment |= {"TRAINER_EVENTS": "json", "PYTHONUNBUFFERED": "1"}
             # `python` in a command is the launcher's own, which has TensorFlow.
             environment["PATH"] = machines.search_path(os.path.dirname(machine.python), user.get("PATH", machine.path))  # noqa: PTH120

@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Iterable, Sequence
 
 from launcher.plan.container_paths import CONTAINER_PARENT
-from launcher.plan.models import Plan, RoleName, Target, Task
+from launcher.plan.models import Plan, RoleName, Task
 from trainer.strategies import SERVED, STRATEGIES, Scope
 
 # The order in which tasks are listed, numbered and given their share of scarce things.
@@ -24,7 +24,9 @@ TRAINER = ("python", "-P", "-m", "trainer")
 # text stands in the Compose file into a container with a root file system that is read-only.
 _PYTHON = ("python3", "-I", "-S")
 _FROM_VARIABLE = "import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ.pop('TRAINER_PARENT'))))"
-PARENT: dict[Target, tuple[str, ...]] = {"docker": (*_PYTHON, "-c", _FROM_VARIABLE), "kubernetes": (*_PYTHON, CONTAINER_PARENT)}
+PARENT_IN_VARIABLE = (*_PYTHON, "-c", _FROM_VARIABLE)
+PARENT_IN_FILE = (*_PYTHON, CONTAINER_PARENT)
+_PARENTS = (PARENT_IN_VARIABLE, PARENT_IN_FILE)
 
 # What is said, and what is to be done, where a container could not start the parent.
 NO_PYTHON = "its image has no python3, under which a `command` runs"
@@ -52,12 +54,12 @@ def has_trainer(command: Sequence[str]) -> bool:
 
 
 def _is_parent(command: Sequence[str]) -> bool:
-    return any(_starts_with(command, parent) for parent in PARENT.values())
+    return any(_starts_with(command, parent) for parent in _PARENTS)
 
 
 def readable(command: Sequence[str]) -> tuple[str, ...]:
     """Return a command as people read it: how a parent gets into a container is not what they look for."""
-    parent = next((parent for parent in PARENT.values() if _starts_with(command, parent)), ())
+    parent = next((parent for parent in _PARENTS if _starts_with(command, parent)), ())
     return ("python3", posixpath.basename(CONTAINER_PARENT), *command[len(parent) :]) if parent else tuple(command)
 
 

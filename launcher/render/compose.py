@@ -232,7 +232,7 @@ def _other(mapping: dict[str, Any], of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _health(task: Task) -> list[str]:
-    return [*map(escaped, role_rules.PARENT["docker"]), "--health"] if role_rules.brings_parent(task) else list(HEALTH_COMMAND)
+    return [*map(escaped, role_rules.PARENT_IN_VARIABLE), "--health"] if role_rules.brings_parent(task) else list(HEALTH_COMMAND)
 
 
 def _grace(plan: Plan, task: Task) -> float:

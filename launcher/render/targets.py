@@ -5,19 +5,21 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import UsageError
-from launcher.plan.models import Plan, Target
-from launcher.spec.models import ClusterSpec
+
+if TYPE_CHECKING:
+    from launcher.plan.models import Plan, Target
+    from launcher.spec.models import ClusterSpec
 
 
 @dataclass(frozen=True)
 class Source:
     """The input of a renderer. `directory` is where its text will lie: paths in it are relative to there."""
 
-    spec: ClusterSpec
-    plan: Plan
+    spec: "ClusterSpec"
+    plan: "Plan"
     directory: Path
     title: str = ""  # how the text was made, for its first line
 
@@ -32,13 +34,15 @@ class RenderTarget:
     """The plan that a renderer takes, and the module of its function `render`: Source -> YAML text.
 
     `directory` says that its module also has `files`: what is written is one file a kind, not one file. `gang` is the spec's
-    `kubernetes.gang` that the target stands for, whether the spec has it or not.
+    `kubernetes.gang` that the target stands for, whether the spec has it or not. `examples` is the repository's directory of
+    the examples rendered for it, if they are committed.
     """
 
-    plan: Target
+    plan: "Target"
     module: str
     directory: bool = False
     gang: str | None = None
+    examples: str | None = None
 
     def function(self, name: str) -> Callable[[Source], Any]:
         """Return a function of the module, given what the target stands for."""
@@ -47,8 +51,8 @@ class RenderTarget:
 
 
 TARGETS: dict[str, RenderTarget] = {
-    "compose": RenderTarget("docker", "launcher.render.compose"),
-    "kubernetes": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True),
+    "compose": RenderTarget("docker", "launcher.render.compose", examples="compose"),
+    "kubernetes": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True, examples="k8s"),
     "jobset": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True, gang="jobset"),
 }
 

@@ -41,7 +41,8 @@ from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.images import image_for
 from launcher.notify import ledger
 from launcher.notify.outbox import Channel
-from launcher.plan import container_paths, planner
+from launcher.plan import planner
+from launcher.plan.target_rules import TARGETS
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
@@ -430,7 +431,7 @@ class KubernetesBackend:
         if stored is None:
             return None
         spec = _spec(stored)
-        plan = planner.plan(spec, "kubernetes", run_dir=container_paths.run_dir("kubernetes", self._runs, name))
+        plan = planner.plan(spec, "kubernetes", run_dir=TARGETS["kubernetes"].run_dir(self._runs, name))
         return helper_pod.on_its_claim(self._cluster(name), Run(spec, plan, image_for(spec)))
 
     def _look_at(self, name: str) -> _Known:

@@ -71,23 +71,14 @@ def test_the_evaluator_is_told_of_the_cluster_but_is_not_in_it() -> None:
     assert made.tasks[-1].tf_config["task"] == {"type": "evaluator", "index": 0}
 
 
-def test_given_addresses_are_used_everywhere() -> None:
-    made = plan(
-        spec(strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}),
-        "local",
-        run_dir="r",
-        addresses={"worker-0": "127.0.0.1:7", "worker-1": "127.0.0.1:9"},
-        machine=MACHINE,
-    )
-    assert [task.address for task in made.tasks] == ["127.0.0.1:7", "127.0.0.1:9"]
-    assert all(task.tf_config["cluster"] == {"worker": ["127.0.0.1:7", "127.0.0.1:9"]} for task in made.tasks)
-
-
-def test_readdress_is_the_same_as_planning_with_the_addresses() -> None:
-    fields: dict[str, Any] = {"strategy": "parameter_server", "roles": PS_ROLES}
+def test_readdress_changes_the_addresses_everywhere_and_nothing_else() -> None:
+    made = planned(strategy="parameter_server", roles=PS_ROLES)
     held = {name: f"127.0.0.1:{40000 + place}" for place, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
-    direct = plan(spec(**fields), "local", run_dir="/runs/digits", digest="d1", spec_dir="/home/me", machine=MACHINE, addresses=held)
-    assert readdress(planned(**fields), held) == direct
+    moved = readdress(made, held)
+    assert {task.name: task.address for task in moved.tasks} == {**held, "evaluator": ""}
+    cluster = {"chief": [held["chief"]], "worker": [held["worker-0"], held["worker-1"]], "ps": [held["ps-0"], held["ps-1"]]}
+    assert all(task.tf_config["cluster"] == cluster for task in moved.tasks)
+    assert readdress(moved, {task.name: task.address for task in made.tasks if task.address}) == made
 
 
 @pytest.mark.parametrize(

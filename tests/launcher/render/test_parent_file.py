@@ -106,7 +106,7 @@ def test_a_program_runs_to_its_end_with_what_its_parent_adds(start: Started) -> 
 
 
 def test_where_no_file_can_be_put_the_text_comes_in_a_variable_that_the_program_does_not_get(start: Started) -> None:
-    words = role_rules.PARENT["docker"][role_rules.PARENT["docker"].index("-c") :]
+    words = role_rules.PARENT_IN_VARIABLE[role_rules.PARENT_IN_VARIABLE.index("-c") :]
     packed = {parent_file.VARIABLE: parent_file.packed()}
     code, lines, err = ended(start("--", "sh", "-c", 'echo "$TRAINER_PARENT."', words=words, TF_CONFIG=CHIEF, **packed))
     assert (code, err) == (0, "")

@@ -1,0 +1,71 @@
+"""The targets of plans: how tasks are addressed, where they find files, and what of a spec they do without. A new target is a row."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.plan import left_out, role_rules
+from launcher.plan.addresses import LOOPBACK, PORT
+from launcher.plan.container_paths import CONTAINER_DATA, CONTAINER_RUNS, CONTAINER_SCRATCH
+from launcher.plan.models import Target
+from launcher.spec.models import ClusterSpec
+
+
+@dataclass(frozen=True)
+class TargetRules:
+    """One target. `place`: how messages call it. `address`: run, task, the task's place among those of the cluster -> host:port.
+
+    `left_out`: the functions that name the fields of a spec for which it has no counterpart. `in_containers`: tasks run in containers,
+    with paths of their own, else as processes of this machine. `parent` starts the trainer's parent in an image without the trainer.
+    `mounts_data`: a directory of this machine is mounted as `train.data`. `has_storage_mount`: the spec's `storage.mount` is obeyed.
+    """
+
+    place: str
+    address: Callable[[str, str, int], str]
+    left_out: tuple[Callable[[ClusterSpec], list[str]], ...]
+    in_containers: bool = True
+    parent: tuple[str, ...] = ()
+    mounts_data: bool = False
+    has_storage_mount: bool = False
+
+    def notices(self, spec: ClusterSpec) -> list[str]:
+        """Return what becomes of the parts of a spec that the target cannot do, a sentence each, without the target."""
+        return [words for look in self.left_out for words in look(spec)]
+
+    def run_dir(self, runs: Path, name: str) -> str:
+        """Return the run directory as the tasks of a run see it; `runs` is where this machine keeps those of local runs."""
+        return f"{CONTAINER_RUNS}/{name}" if self.in_containers else str(runs.absolute() / name)
+
+    def scratch_dir(self, run_dir: str) -> str:
+        """Return the directory of the files that tasks of a run leave for each other."""
+        return CONTAINER_SCRATCH if self.in_containers else f"{run_dir}/launcher/scratch"
+
+    def data_dir(self, data: str) -> str:
+        """Return `train.data` as the tasks see it: a path, a word or a URL."""
+        return CONTAINER_DATA if self.mounts_data and os.path.isabs(data) else data  # noqa: PTH117 - may be a word or a URL
+
+
+TARGETS: dict[Target, TargetRules] = {
+    "local": TargetRules(
+        "on this machine",
+        lambda _run, _task, place: f"{LOOPBACK}:{PORT + place}",  # until the backend holds ports
+        (left_out.containers_beside, left_out.volumes),
+        in_containers=False,
+    ),
+    "docker": TargetRules(
+        "in Compose",
+        lambda _run, task, _place: f"{task}:{PORT}",
+        (left_out.volumes_of_kubernetes, left_out.run_volume),
+        parent=role_rules.PARENT_IN_VARIABLE,
+        mounts_data=True,
+    ),
+    "kubernetes": TargetRules(
+        "on Kubernetes",
+        # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it holds in any namespace.
+        lambda run, task, _place: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
+        (left_out.env_file,),
+        parent=role_rules.PARENT_IN_FILE,
+        has_storage_mount=True,
+    ),
+}
