@@ -165,8 +165,10 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         signal.signal(number, lambda _number, _frame: None if told else os._exit(ExitCode.STOPPED))
     code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), told), output)
     failed_at, why = told.get("failed", (time.monotonic(), ""))
-    if settings is not None and not command and task.is_chief:
-        _mark_ended(settings, code, why)
+    if settings is not None and not command and task.is_chief and (why or code != ExitCode.DONE):
+        from trainer.engine import run_state
+
+        run_state.mark_ended(settings, why)
     _outlast(code, told, stop_seconds)
     if "stopping" not in told:  # a request to stop has reached its engine too, which waits for it
         _last_words(code, failed_at)
@@ -191,22 +193,6 @@ def _remembering(report: Report, told: dict[str, tuple[float, str]]) -> Report:
         report(kind, **fields)
 
     return remember
-
-
-def _mark_ended(settings: Settings, code: int, failure: str) -> None:
-    """Make run.json say how the run ended, where the training process did not live to say it."""
-    from pathlib import Path
-
-    from trainer.engine import run_state
-
-    facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest}
-    with contextlib.suppress(OSError):  # its directory cannot be written: the event has said it
-        if failure:
-            run_state.mark_ended(Path(settings.run_dir), "failed", failure, **facts)
-        elif code != ExitCode.DONE:
-            run_state.mark_ended(
-                Path(settings.run_dir), "stopped", "it ended before it could save; training continues from the last checkpoint", **facts
-            )
 
 
 def _settings(path: str | None, problems: list[str]) -> TrainerSettings | None:

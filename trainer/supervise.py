@@ -123,7 +123,7 @@ class _Supervisor:
         self._stalls.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
         if self._job.built_in:
-            from trainer.engine.unreaped import Unreaped
+            from trainer.unreaped import Unreaped
 
             Unreaped(self._child, self._reactor, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
         self._peers_missing = bool(self._job.awaited)

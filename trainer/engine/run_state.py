@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainer import __version__
 from trainer.events import finite
+
+if TYPE_CHECKING:
+    from trainer.command_settings import CommandSettings
+    from trainer.settings import TrainerSettings
 
 RunState = Literal["running", "succeeded", "stopped", "failed"]
 
@@ -69,14 +73,20 @@ def read(run_dir: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def mark_ended(run_dir: Path, state: Literal["stopped", "failed"], reason: str, **facts: Any) -> None:
-    """Say how a run ended whose training process could not say it; what it said before stays.
+def mark_ended(settings: "CommandSettings | TrainerSettings", failure: str) -> None:
+    """Record that a run has failed, or was stopped where `failure` is empty, whose training process did not live to record it.
 
-    A stop changes nothing but `running`: the training process says more of its own. `facts` are for a record that is not
-    there yet. Imports no TensorFlow. Raises OSError.
+    The facts that it recorded before stay, and a stop changes nothing but `running`. Imports no TensorFlow.
     """
+    run_dir = Path(settings.run_dir)
     known = read(run_dir)
-    if state == "stopped" and known.get("state") != "running":
+    if not failure and known.get("state") != "running":
         return
-    told = {"step": 0, **facts, **known, "state": state, "reason": reason, "updated": time.time()}
-    write_atomically(run_dir / "run.json", json.dumps(finite(told), indent=2, allow_nan=False) + "\n")
+    facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest, "step": 0, **known}
+    facts |= {
+        "state": "failed" if failure else "stopped",
+        "reason": failure or "it ended before it could save; training continues from the last checkpoint",
+        "updated": time.time(),
+    }
+    with suppress(OSError):  # its directory cannot be written: the event has told it
+        write_atomically(run_dir / "run.json", json.dumps(finite(facts), indent=2, allow_nan=False) + "\n")
