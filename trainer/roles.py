@@ -103,10 +103,10 @@ def _multi_worker(context: Context, workload: Workload) -> Prepared:
     addresses = context.task.tasks()
     names = list(addresses)
     with _signals_kept(), closed_to_others(context.task.address):
-        ring = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
-    if message := ring.meet(names, list(addresses.values())):
+        all_reduce = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
+    if message := all_reduce.meet(names, list(addresses.values())):
         context.report("notice", message=message)
-    return Prepared(ring.size, lambda job: LocalSession(workload, job, ring), context.stopped)
+    return Prepared(all_reduce.size, lambda job: LocalSession(workload, job, all_reduce), context.stopped)
 
 
 def _mirrored(context: Context, workload: Workload) -> Prepared:

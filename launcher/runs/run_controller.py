@@ -255,16 +255,16 @@ class RunController:
         """Take in that nothing is heard of the tasks any more, though they may go on."""
         self._ending = Ending(State.INTERRUPTED, reason)
 
-    def told(self, task: ControlledTask, event: Event) -> None:
+    def reported(self, task: ControlledTask, event: Event) -> None:
         """Take in an event that a task wrote."""
-        told_of = self._tasks.get(str(event.get("task")), task)
-        own = told_of is task
-        changed = told_of.tracker.tell(event, own=own)
+        about = self._tasks.get(str(event.get("task")), task)
+        own = about is task
+        changed = about.tracker.apply(event, own=own)
         self._progress.apply(event, leads=own and task is self._leader)
         self._record.changed(at_once=changed)
         if changed and event["event"] == "stalled":
             self._teller.stalled()
-            self._interrupt_frozen(told_of, event)
+            self._interrupt_frozen(about, event)
         if self._progress.ready:
             self._ready_by = None
         if changed and own and event["event"] == "restarting":

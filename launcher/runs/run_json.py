@@ -22,7 +22,7 @@ _FIELDS: dict[str, tuple[str, type]] = {
 }
 
 
-def told(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunStatus:
+def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunStatus:
     """Return a status with what run.json tells: all of it where that is `newer`, else what the status lacks. Pure."""
     found = {
         field: facts[key]

@@ -33,7 +33,7 @@ class Stall:
         elif event["event"] in _GOES_ON:
             self.doing, self.since, self.words = "", None, ""
 
-    def onto(self, task: TaskStatus) -> TaskStatus:
+    def added_to(self, task: TaskStatus) -> TaskStatus:
         """Return the status of the task with it."""
         if self.doing and task.state is State.RUNNING and not task.reason:
             task = replace(task, stalled=self.doing, stalled_since=self.since, reason=self.words)

@@ -202,4 +202,4 @@ def _with_summary(status: RunStatus, layout: RunPaths) -> RunStatus:
     facts = state_file.read_json(layout.summary)
     if facts is None or status.state == State.PENDING:
         return status
-    return run_json.told(status, facts, newer=status.state == State.INTERRUPTED)
+    return run_json.merged(status, facts, newer=status.state == State.INTERRUPTED)

@@ -24,7 +24,7 @@ class TaskTracker:
     limited_memory: bool = True  # its role's `memory` is its limit
     from_outside: Mapping[int, str] = field(default_factory=dict)  # exit code -> who or what sent the signal, where that can be told
     restarts: list[Restart] = field(default_factory=list)
-    told: tuple[State, str] | None = None  # its state and the reason, by its events
+    reported: tuple[State, str] | None = None  # its state and the reason, by its events
     settled: tuple[State, str] | None = None  # how it ended for the run
     done: bool = False  # it said last that its work is complete
     failure: str = ""  # its own words on why it ended
@@ -59,18 +59,18 @@ class TaskTracker:
 
     def began(self) -> None:
         """Note that a process of it has been started."""
-        self.told, self.settled = (State.RUNNING, ""), None
+        self.reported, self.settled = (State.RUNNING, ""), None
         self.code = self.ended = None
         self._forget_failure()
 
     def restarting(self, cause: str, *, counts: bool) -> None:
         """Note that it is started again after a while."""
         self._restarted(time.time(), cause, counts=counts)
-        self.told, self.settled = (State.RESTARTING, cause), None
+        self.reported, self.settled = (State.RESTARTING, cause), None
 
-    def tell(self, event: Event, *, own: bool) -> bool:
+    def apply(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
-        kind, before = event["event"], self.told
+        kind, before = event["event"], self.reported
         self.stall.take(event)
         if kind == "progress":
             self.pace = Pace.of(event)
@@ -82,20 +82,20 @@ class TaskTracker:
                 self._left = None
             self._forget_failure()
         if self._start.waits(event):
-            self.told = (State.PENDING, waiting(event))
+            self.reported = (State.PENDING, waiting(event))
         elif kind in {"started", "ready", "restored", "progress"}:
-            self.told = (State.RUNNING, "")
+            self.reported = (State.RUNNING, "")
         elif kind == "restarting":
             self._restarts_in_place(event)
         elif kind == "recovered":
             self._in_place, self._left = whole(event, "restarts") or 0, whole(event, "left")
         elif kind == "failed":
             self.failure, self.killed = said_with(event, self.last), was_killed(event)
-        return self.told != before or kind in {"restarting", "recovered", "stalled", "resumed"}
+        return self.reported != before or kind in {"restarting", "recovered", "stalled", "resumed"}
 
     def state(self) -> tuple[State, str]:
         """Return the state and its reason."""
-        return self.settled or self.told or (State.PENDING, "")
+        return self.settled or self.reported or (State.PENDING, "")
 
     def why(self, code: int | None) -> str:
         """Say why an attempt ended: the task's own words, or the exit code in words and its last line."""
@@ -130,7 +130,7 @@ class TaskTracker:
             ended=self.ended,
             **vars(self.pace),
         )
-        return self.stall.onto(made)
+        return self.stall.added_to(made)
 
     def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
         """Note that its process, or what it runs in, was replaced: what that counted itself is over."""
@@ -141,7 +141,7 @@ class TaskTracker:
         cause = said_with(event, self.last)
         self.restarts.append(Restart(number(event, "time") or time.time(), len(self.restarts) + 1, whole(event, "exit_code"), cause))
         self._in_place, self._left = whole(event, "restarts") or self._in_place, whole(event, "left")
-        self.told = (State.RESTARTING, cause)
+        self.reported = (State.RESTARTING, cause)
 
     def _forget_failure(self) -> None:
         self.failure, self.killed, self.last = "", False, LastError()

@@ -26,17 +26,17 @@ _TOLD = 3
 
 
 class LocalSession:
-    """One replica in this process; with a ring of several tasks, one replica in each of them."""
+    """One replica in this process; with an all-reduce of several tasks, one replica in each of them."""
 
     follows_weights = True
 
-    def __init__(self, workload: Workload, job: Job, ring: AllReduce) -> None:
-        self._workload, self._job, self._ring = workload, job, ring
-        built = model_ops.build(workload, job, ring.size, by_rows=True)
+    def __init__(self, workload: Workload, job: Job, all_reduce: AllReduce) -> None:
+        self._workload, self._job, self._all_reduce = workload, job, all_reduce
+        built = model_ops.build(workload, job, all_reduce.size, by_rows=True)
         self.tables = built.tables
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
-        self.is_chief = ring.index == 0
+        self.is_chief = all_reduce.index == 0
         self._replica = Replica(workload, self.model, self.optimizer, job)
         self._step = 0
         self._iterator: Any = None
@@ -51,7 +51,7 @@ class LocalSession:
         """See Session.push. Each task's random layers have a seed of their own, so that replicas drop different units."""
         self._step = self._share(step)
         first = self._step * self._job.train.gradients.accumulate
-        shard = Shard(self._job.batch_size, self._job.seed, index=self._ring.index, count=self._ring.size, start=first)
+        shard = Shard(self._job.batch_size, self._job.seed, index=self._all_reduce.index, count=self._all_reduce.size, start=first)
         self._iterator = iter(data_length.checked(self._workload.train_data(shard), self._job, self._step))
 
     def _share(self, step: int) -> int:
@@ -59,11 +59,11 @@ class LocalSession:
         where = tf.Variable(step, dtype=tf.int64)
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
         variables += self.tables.variables if self.tables else []
-        self._ring.share_from_first([where, *variables])
+        self._all_reduce.share_from_first([where, *variables])
         for seed in model_ops.seeds(self.model):
             # A seed generator's state is [seed, how often it was drawn from]: the first stays apart, the second in step.
             own = np.zeros(seed.shape, seed.dtype.as_numpy_dtype)
-            own.flat[0] = self._ring.index
+            own.flat[0] = self._all_reduce.index
             seed.assign_add(own)
         return int(where.numpy())
 
@@ -76,20 +76,20 @@ class LocalSession:
     def from_chief(self, flags: Sequence[bool]) -> list[bool]:
         """See Session.from_chief."""
         numbers = [float(flag and self.is_chief) for flag in flags]
-        agreed = self._ring.agree([*numbers, *[0.0] * (_TOLD - len(numbers))])
+        agreed = self._all_reduce.agree([*numbers, *[0.0] * (_TOLD - len(numbers))])
         return [bool(number) for number in agreed[: len(numbers)]]
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between."""
         del current  # it always is
-        if self._ring.size == 1:
+        if self._all_reduce.size == 1:
             return hooks()
         numbers = [0.0] * _TOLD
         if self.is_chief:
             before = Snapshot(self.model.weights)
             stop = hooks()
             numbers = [float(stop), float(before.changed()), schedules.constant(self.optimizer) or 0.0]
-        stops, changes, rate = self._ring.agree(numbers)
+        stops, changes, rate = self._all_reduce.agree(numbers)
         if schedules.constant(self.optimizer) is not None:
             schedules.set_rate(self.optimizer, rate)
         if changes:
@@ -104,46 +104,46 @@ class LocalSession:
         began = time.perf_counter()
         from_chief = [float(finish), next_steps] if self.is_chief else [0.0, 0.0]
         control = np.array([float(stop), *from_chief], np.float32)
-        with self._ring.watching():
+        with self._all_reduce.watching():
             totals, numbers, waits = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
         seconds = time.perf_counter() - began
         self._step += steps
-        loss, *metrics = totals[:-1] / (steps * self._ring.size)
+        loss, *metrics = totals[:-1] / (steps * self._all_reduce.size)
         input_wait, peer_wait = (clock.part(waited, seconds) for waited in waits)
         return Progress(
             step=self._step,
             steps=steps,
             loss=float(loss),
             metrics=model_ops.named(self._replica.metrics, metrics),
-            examples=steps * self._replica.examples * self._ring.size,
+            examples=steps * self._replica.examples * self._all_reduce.size,
             seconds=seconds,
             stop=bool(numbers[0] > 0),
             finish=bool(numbers[1] > 0),
             next_steps=int(numbers[2]) or None,
             input_wait=input_wait,
-            peer_wait=peer_wait if self._ring.size > 1 else None,
+            peer_wait=peer_wait if self._all_reduce.size > 1 else None,
             not_finite=self._not_finite(numbers[3:]),
         )
 
     def _not_finite(self, spoilt: Any) -> NotFinite | None:
         """Report the task whose loss was the first not to be finite, from the numbers of steps since then."""
         first = int(np.argmax(spoilt))
-        return NotFinite(self._step - int(spoilt[first]) + 1, self._ring.names[first]) if spoilt[first] else None
+        return NotFinite(self._step - int(spoilt[first]) + 1, self._all_reduce.names[first]) if spoilt[first] else None
 
     def close(self) -> None:
         """See Session.close."""
-        if self._ring.size == 1:
+        if self._all_reduce.size == 1:
             return
-        self._ring.barrier()  # the chief has saved
+        self._all_reduce.barrier()  # the chief has saved
         # Who has passed a barrier may leave while another still reads from it. After the first one that would be a peer
         # lost in the middle of its work; nobody leaves before the second, and whom that one loses is done.
         with suppress(PeerLostError):
-            self._ring.barrier()
+            self._all_reduce.barrier()
         time.sleep(2 * _LINGER if self.is_chief else _LINGER)
-        self._ring.close()
+        self._all_reduce.close()
 
     def _make_call(self) -> Any:
-        model, ring, optimizer, replica, tables = self.model, self._ring, self.optimizer, self._replica, self.tables
+        model, all_reduce, optimizer, replica, tables = self.model, self._all_reduce, self.optimizer, self._replica, self.tables
         width = replica.width
 
         @tf.function(autograph=False)
@@ -152,26 +152,28 @@ class LocalSession:
                 waits = [tf.constant(0.0)]
 
                 def exchange(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-                    together, waited = ring.mean_gradients(gradients)
+                    together, waited = all_reduce.mean_gradients(gradients)
                     waits.append(waited)
                     return together
 
                 batch, waited = timed_next(iterator)
-                measured = replica.own_step(batch, waited, exchange if ring.size > 1 else None, ring.index)
+                measured = replica.own_step(batch, waited, exchange if all_reduce.size > 1 else None, all_reduce.index)
                 return tf.concat([measured, waits[-1:]], 0)
 
             def step(_: tf.Tensor) -> tf.Tensor:
                 measured, gradients = replica.step(iterator)
                 if tables:
-                    return tf.concat([measured, [tables.apply(gradients, ring.mean_gradients)]], 0)
-                together, waited = ring.mean_gradients(gradients)
+                    return tf.concat([measured, [tables.apply(gradients, all_reduce.mean_gradients)]], 0)
+                together, waited = all_reduce.mean_gradients(gradients)
                 fused_updates.apply(optimizer, together, model.trainable_variables)
                 return tf.concat([measured, [waited]], 0)
 
             totals = model_ops.repeat(steps, own_step if replica.has_own_step else step, width + 1)
             *_, finite = tf.unstack(totals)
-            spoilt = tf.one_hot(ring.index, ring.size) * (tf.cast(steps, tf.float32) - finite)  # steps of this task, the last ones
-            together = ring.total(tf.concat([totals[:width], control, spoilt], 0))
+            spoilt = tf.one_hot(all_reduce.index, all_reduce.size) * (
+                tf.cast(steps, tf.float32) - finite
+            )  # steps of this task, the last ones
+            together = all_reduce.total(tf.concat([totals[:width], control, spoilt], 0))
             return together[:width], together[width:], totals[width - 1 : width + 1]
 
         return call

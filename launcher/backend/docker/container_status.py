@@ -69,15 +69,15 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         trackers[task].look(container.attrs["State"], container.attrs["RestartCount"])
         for _, line in _read(engine, container, task, tail=_LINES):
             if (event := trackers[task].line(line.text)) is not None:
-                told_of = trackers.get(str(event.get("task")), trackers[task])
-                told_of.tell(event, own=told_of is trackers[task])
-                progress.apply(event, leads=task == next(iter(decisive), None) and told_of is trackers[task])
-    told = tuple(tracker.status() for tracker in trackers.values())
+                about = trackers.get(str(event.get("task")), trackers[task])
+                about.apply(event, own=about is trackers[task])
+                progress.apply(event, leads=task == next(iter(decisive), None) and about is trackers[task])
+    statuses = tuple(tracker.status() for tracker in trackers.values())
     begun = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
-    state, reason, of = verdict(told, decisive, ready=begun)
+    state, reason, of = verdict(statuses, decisive, ready=begun)
     ended = state not in _UNDERWAY
     started = [seconds for container in tasks.values() if (seconds := timestamps.seconds(container.attrs.get("Created"))) is not None]
-    ends = [task.ended for task in told if task.ended is not None]
+    ends = [task.ended for task in statuses if task.ended is not None]
     common = next(iter(containers)).labels
     return RunStatus(
         name=name,
@@ -91,7 +91,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         started=min(started, default=None),
         ended=max(ends, default=None) if ended else None,
         tensorboard=board(containers),
-        tasks=told,
+        tasks=statuses,
         **progress.fields(ended=ended),
     )
 

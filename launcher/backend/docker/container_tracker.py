@@ -77,13 +77,13 @@ class ContainerTracker(TaskTracker):
         super().restarting(cause, counts=counts)
         self._announced, self._pending = True, cause
 
-    def tell(self, event: Event, *, own: bool) -> bool:
+    def apply(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; a parent's first attempt tells that its container was started."""
         if own and event["event"] == "started" and whole(event, "attempt") == 1:
             if self._parents and not self._announced:
                 self._container_restarted(number(event, "time") or time.time())
             self._parents, self._announced = self._parents + 1, False
-        return super().tell(event, own=own)
+        return super().apply(event, own=own)
 
     def line(self, written: str) -> Event | None:
         """Take in one line of output; return the event in it, if it is one."""

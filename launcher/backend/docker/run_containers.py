@@ -130,7 +130,7 @@ class RunContainers(Runtime):
         final: int | None = None
         match heard:
             case Wrote(_, line) if event := task.line(line):
-                run.told(task, event)
+                run.reported(task, event)
                 code = whole(event, "exit_code")
                 if event["event"] == "failed" and event.get("task", task.name) == task.name and code is not None and is_final(code):
                     final = code

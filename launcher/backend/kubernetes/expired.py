@@ -51,7 +51,7 @@ def by_run_json(unknown: RunStatus, facts: Mapping[str, Any], digest: str) -> Ru
     state = _STATES.get(str(facts.get("state")))
     if state is None or not digest or facts.get("spec_digest") != digest:
         return None
-    known = run_json.told(_ended(unknown, state, str(facts.get("reason") or "")), facts, newer=True)
+    known = run_json.merged(_ended(unknown, state, str(facts.get("reason") or "")), facts, newer=True)
     return dataclasses.replace(known, spec_digest=digest, started=_seconds(facts.get("started")), ended=_seconds(facts.get("updated")))
 
 

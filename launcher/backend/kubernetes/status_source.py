@@ -183,7 +183,7 @@ class Watcher:
         self.seen = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)
         self._source = Source(cluster, run)
-        self._story: RunEvents | None = None
+        self._run_events: RunEvents | None = None
         self._next = 0.0
         self._pods: dict[str, pod_status.Object] = {}  # by their names, as they were seen last
         self._gone: dict[str, tuple[str, Restart]] = {}  # by the name of the pod, the task and how its attempt ended
@@ -294,19 +294,19 @@ class Watcher:
 
     def _read(self, context: RunContext) -> RunStatus:
         tasks = pod_status.tasks(self.seen, self.cluster.now())
-        if self._story is None:
-            self._story = RunEvents(tasks[0].name if tasks else "")
+        if self._run_events is None:
+            self._run_events = RunEvents(tasks[0].name if tasks else "")
         failed = [task.name for task in tasks if task.state is State.FAILED][:_MOST_READ]
-        told = {
+        names = {
             *(task.name for task in tasks[:_MOST_READ]),
             *(task.name for task in tasks if task.name == "evaluator"),
             *failed,
         }
-        read = [pod for pod in self.seen.pods if task_of(pod) in told]
-        self._story.take(self.logs.news(read, tail=_LINES))
+        read = [pod for pod in self.seen.pods if task_of(pod) in names]
+        self._run_events.take(self.logs.news(read, tail=_LINES))
         if self._last is not None:  # nor for one look alone
             self.logs.stream(read)
-        return pod_status.run_status(self.seen, tasks, self._story, context)
+        return pod_status.run_status(self.seen, tasks, self._run_events, context)
 
 
 def place_of(seen: ClusterSnapshot, cluster: Cluster) -> Location | None:

@@ -35,20 +35,20 @@ class RunEvents:
             about = event.get("task")
             about = about if isinstance(about, str) else line.task
             own = about == line.task
-            self._tasks.setdefault(about, TaskTracker(about)).tell(event, own=own)
+            self._tasks.setdefault(about, TaskTracker(about)).apply(event, own=own)
             self.progress.apply(event, leads=own and line.task == self._leader)
 
-    def onto(self, tasks: Iterable[TaskStatus]) -> tuple[TaskStatus, ...]:
-        """Return how tasks are, known from their pods, with what they told."""
+    def statuses(self, tasks: Iterable[TaskStatus]) -> tuple[TaskStatus, ...]:
+        """Return how tasks are, known from their pods, with what their events say."""
         return tuple(_with_events(task, self._tasks[task.name]) if task.name in self._tasks else task for task in tasks)
 
 
 def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
-    """Return the status of a task, known from its pods, with what it told."""
+    """Return the status of a task, known from its pods, with what its events say."""
     both = sorted([*task.restarts, *tracker.restarts], key=lambda restart: restart.time)
     restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
     left = min((one for one in (task.restarts_left, tracker.restarts_left) if one is not None), default=None)
-    told: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.pace)}
-    if tracker.told and task.state is State.RUNNING and not task.reason:
-        told |= dict(zip(("state", "reason"), tracker.told, strict=True))
-    return tracker.stall.onto(dataclasses.replace(task, **told))
+    found: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.pace)}
+    if tracker.reported and task.state is State.RUNNING and not task.reason:
+        found |= dict(zip(("state", "reason"), tracker.reported, strict=True))
+    return tracker.stall.added_to(dataclasses.replace(task, **found))

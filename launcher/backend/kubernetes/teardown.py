@@ -35,19 +35,19 @@ def stop(
     # Nothing that another launcher makes once this is done is to go with it.
     there, pods = run_objects.belongings(cluster, run), status_source.pods_of(cluster, run)
     _refuse_made_by_others(cluster, run, there)
-    story = RunEvents(before.tasks[0].name if before and before.tasks else "")
-    story.take(logs.news(pods))  # what has ended is gone in a moment
+    events = RunEvents(before.tasks[0].name if before and before.tasks else "")
+    events.take(logs.news(pods))  # what has ended is gone in a moment
     if before is not None:
         # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
-        (run_record.note if before.state in ENDED else run_record.announce)(cluster, _ended(before, story, cluster.now()))
+        (run_record.note if before.state in ENDED else run_record.announce)(cluster, _ended(before, events, cluster.now()))
     silent = _Silent(tell)
 
     def look_on() -> None:
         there = status_source.pods_of(cluster, run)
         silent.look(there)
-        story.take(logs.news(there))
+        events.take(logs.news(there))
 
-    with logs.to_the_end(sorted(pods, key=lambda pod: not story.leads(task_of(pod)))):  # what the tasks write to the last
+    with logs.to_the_end(sorted(pods, key=lambda pod: not events.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
             if one.kind in WORKLOADS:
                 run_objects.delete(cluster, one)
@@ -57,14 +57,14 @@ def stop(
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
         lost = run_objects.await_ended(cluster, run, grace + _SLACK, look_on)
-    story.take(logs.news(()))
+    events.take(logs.news(()))
     run_objects.remove(cluster, run, there)
     if any(one.kind == "JobSet" for one in there):
         run_objects.await_workloads_gone(cluster, run)
     removed = dict(Counter(one.kind for one in there))
     if before is None:
         return None, removed
-    ended = _ended(before, story, cluster.now(), unsaved(lost))
+    ended = _ended(before, events, cluster.now(), unsaved(lost))
     run_record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
     if lost:
         tell(ended.reason)
@@ -102,12 +102,12 @@ class _Silent:
             self._tell(f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most")
 
 
-def _ended(before: RunStatus, story: RunEvents, now: float, unsaved: str = "") -> RunStatus:
+def _ended(before: RunStatus, events: RunEvents, now: float, unsaved: str = "") -> RunStatus:
     """Return how the run is to be remembered: as it ended, or stopped now, after a last checkpoint perhaps."""
     if before.state in ENDED:
         return before
-    last = story.progress
-    done = [task.state is State.SUCCEEDED or story.done(task.name) for task in before.tasks]
+    last = events.progress
+    done = [task.state is State.SUCCEEDED or events.done(task.name) for task in before.tasks]
     tasks = tuple(_stopped(task, now, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
     finished = bool(done) and all(done)
     return dataclasses.replace(

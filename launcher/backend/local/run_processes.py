@@ -69,7 +69,7 @@ class RunProcesses(Runtime):
             if task.running and (code := task.poll()) is not None:
                 self._forget(task)
                 for event in task.exited(code):
-                    run.told(task, event)
+                    run.reported(task, event)
                 run.exited(task, code)
 
     def close(self, run: RunController) -> None:
@@ -99,7 +99,7 @@ class RunProcesses(Runtime):
     def _read(self, task: ProcessTask, run: RunController) -> None:
         events, more = task.read()
         for event in events:
-            run.told(task, event)
+            run.reported(task, event)
         if not more:
             # It closed its output but runs on; its exit is noticed by itself.
             self._forget(task)

@@ -64,7 +64,7 @@ def _template(run: Run, wanted: Attendant) -> Object:
     webhook = run.spec.notify.webhook if run.spec.notify else None
     if webhook is not None:
         command += ["--webhook", f"{_WEBHOOK}/{_URL}", *(["--allow-http"] if webhook.allow_http else [])]
-    container = pods.container(run, ATTENDANT, command) | {
+    container = pods.base_container(run, ATTENDANT, command) | {
         "image": attendant_image(run.spec),
         "resources": {"requests": _REQUESTS | given, "limits": _LIMITS | given},
     }

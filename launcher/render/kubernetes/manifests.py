@@ -180,7 +180,7 @@ def _tensorboard_pod(run: Run, wanted: TensorBoard) -> Object:
     head["labels"] |= storage.volume_labels(run)
     volume, mount = pods.tmp()
     given = amounts(wanted.cpu, wanted.memory)
-    container = pods.container(run, TENSORBOARD, tensorboard_command.command(run.spec, run.plan)) | {
+    container = pods.base_container(run, TENSORBOARD, tensorboard_command.command(run.spec, run.plan)) | {
         "image": board_image(run.spec),
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
         "ports": [{"name": "http", "containerPort": tensorboard_command.PORT}],

@@ -56,7 +56,7 @@ def template(run: Run, group: Group) -> Object:
         **_scheduling(run, group),
         **({"automountServiceAccountToken": True} if run.options.service_account else {}),
         **extra_containers.init_containers(run, group),
-        "containers": [_container(run, group)],
+        "containers": [_task_container(run, group)],
         "volumes": _volumes(run, group),
     }
     return overridden(run, group.role, {"metadata": metadata, "spec": spec})
@@ -124,7 +124,7 @@ def _fields(run: Run, user: Object) -> Object:
     return fields
 
 
-def container(run: Run, name: str, command: Sequence[str], *, task: Task | None = None) -> Object:
+def base_container(run: Run, name: str, command: Sequence[str], *, task: Task | None = None) -> Object:
     """Return what every container has; that of a task may have an image of its own, whose entrypoint gets `command`."""
     key = "args" if task and task.is_entrypoint else "command"
     policy = {"imagePullPolicy": run.options.image_pull_policy} if run.options.image_pull_policy else {}
@@ -144,8 +144,8 @@ def tmp() -> tuple[Object, Object]:
     return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": TMP}
 
 
-def _container(run: Run, group: Group) -> Object:
-    made = container(run, TRAINER, group.task.command, task=group.task)
+def _task_container(run: Run, group: Group) -> Object:
+    made = base_container(run, TRAINER, group.task.command, task=group.task)
     if group.task.cwd is not None:
         made["workingDir"] = group.task.cwd
     whole = [_env_from(source) for source in run.options.env_from if source.name is None]

@@ -202,7 +202,7 @@ def test_a_server_that_does_not_answer_is_started_again_and_not_one_whose_own_pa
 
     def stalled(task: str, doing: str, place: str = "") -> Callable[[], None]:
         event = {"event": "stalled", "time": 1.0, "task": task, "seconds": 60.0, "doing": doing, "place": place}
-        return lambda: made.run.told(made.tasks[task], event)
+        return lambda: made.run.reported(made.tasks[task], event)
 
     frozen: list[list[str]] = []
     made.keep(
@@ -266,7 +266,7 @@ def test_peers_that_were_done_start_again_with_one_that_goes_back_to_the_last_ch
 def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_path: Path, golden: Golden) -> None:
     made = Made(tmp_path, "chief", "ps-0")
     made.run.start()
-    made.tasks["chief"].tracker.told = (State.PENDING, "waiting for ps-0")
+    made.tasks["chief"].tracker.reported = (State.PENDING, "waiting for ps-0")
     made.end(ps_0=1)()
     made.run._ready_by = 0.0
     made.run._meet_deadlines()

@@ -28,11 +28,11 @@ def main(index: int, addresses: list[str]) -> None:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession
 
-    ring = AllReduce(len(addresses), index)
-    ring.meet([f"worker-{i}" for i in range(len(addresses))], addresses)
+    all_reduce = AllReduce(len(addresses), index)
+    all_reduce.meet([f"worker-{i}" for i in range(len(addresses))], addresses)
     cases = {"epochs": False, "batches": True, "chief alone": True if index == 0 else None}
-    report = trained(lambda workload, job: LocalSession(workload, job, ring), cases, _OPTIMIZER)
-    report["resumed"] = resumed(lambda workload, job: LocalSession(workload, job, ring))
+    report = trained(lambda workload, job: LocalSession(workload, job, all_reduce), cases, _OPTIMIZER)
+    report["resumed"] = resumed(lambda workload, job: LocalSession(workload, job, all_reduce))
     report_and_stay(report)
 
 

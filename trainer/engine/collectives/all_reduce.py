@@ -269,7 +269,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _share(ring: AllReduce, variables: Sequence[tf.Variable]) -> None:
+def _share(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -> None:
     by_type: dict[str, list[tf.Variable]] = {}
     for variable in variables:
         # Integers of any kind travel as int64, which the collective knows.
@@ -282,8 +282,8 @@ def _share(ring: AllReduce, variables: Sequence[tf.Variable]) -> None:
             members = by_type[dtype]
             packed = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
             # The sum of one task's values and the others' zeros is exact.
-            mine = packed if ring.index == 0 else tf.zeros_like(packed)
-            shared = ring._reduce(mine, _STATE + 1 + offset)  # noqa: SLF001 - same module
+            mine = packed if all_reduce.index == 0 else tf.zeros_like(packed)
+            shared = all_reduce._reduce(mine, _STATE + 1 + offset)  # noqa: SLF001 - same module
             for variable, part in zip(members, tf.split(shared, [int(np.prod(v.shape)) for v in members]), strict=True):
                 variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 

@@ -74,8 +74,8 @@ def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also
 
 def test_the_status_of_a_run_that_is_there_says_what_it_lacks_in_the_place_of_what_its_pods_tell() -> None:
     lacking = Differences(strays=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
-    story, chief = RunEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
-    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), story, RunContext(differences=lacking))
+    run_events, chief = RunEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
+    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), run_events, RunContext(differences=lacking))
     assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, lacking.reason, "", ("job/digits-worker",))
 
 

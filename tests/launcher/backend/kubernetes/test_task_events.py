@@ -17,8 +17,8 @@ def line(task: str, event: str, *, about: str | None = None, at: float = 1.0, **
 
 
 def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
-    story = RunEvents("chief")
-    story.take(
+    run_events = RunEvents("chief")
+    run_events.take(
         [
             line("chief", "progress", step=40, steps=100, loss=0.5, metrics={}, examples_per_second=100.0, seconds_per_step=0.5),
             line("chief", "progress", about="worker-0", step=40, steps=100, local_step=20, examples_per_second=50.0),
@@ -27,21 +27,21 @@ def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
     )
     tasks = (TaskStatus("chief", State.RUNNING), TaskStatus("worker-0", State.RUNNING))
     place = Location("claim", "digits", "digits/", "namespace team-a")
-    told = run_status(ClusterSnapshot("digits", ()), tasks, story, RunContext(place))
+    told = run_status(ClusterSnapshot("digits", ()), tasks, run_events, RunContext(place))
     assert (told.step, told.steps, told.loss, told.checkpoint_step, told.eta) == (40, 100, 0.5, 30, 30.0)
     assert (told.tasks[1].local_step, told.tasks[1].examples_per_second) == (20, 50.0)
     assert (told.run_dir, str(told.run_dir)) == (place, "claim digits in namespace team-a, digits/")
 
 
 def test_who_waits_for_peers_does_not_run_yet() -> None:
-    story = RunEvents("chief")
-    story.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
-    (chief,) = story.onto([TaskStatus("chief", State.RUNNING)])
+    run_events = RunEvents("chief")
+    run_events.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
+    (chief,) = run_events.statuses([TaskStatus("chief", State.RUNNING)])
     assert (chief.state, chief.reason) == (State.PENDING, "waiting for worker-1")
-    story.take([line("chief", "started", attempt=2), line("chief", "ready", seconds=3.0)])
+    run_events.take([line("chief", "started", attempt=2), line("chief", "ready", seconds=3.0)])
     # Its parent looks for the last peer a moment longer than itself.
-    story.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=5, timeout=600)])
-    assert story.onto([TaskStatus("chief", State.RUNNING)])[0].state is State.RUNNING
+    run_events.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=5, timeout=600)])
+    assert run_events.statuses([TaskStatus("chief", State.RUNNING)])[0].state is State.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -54,35 +54,35 @@ def test_who_waits_for_peers_does_not_run_yet() -> None:
     ],
 )
 def test_a_run_runs_when_it_trains_and_no_pod_is_lacking(of_pods: list[State], events: list[str], state: State, reason: str) -> None:
-    story = RunEvents("chief")
-    story.take([line("chief", event, missing=[{"task": "worker-1"}]) for event in events])
+    run_events = RunEvents("chief")
+    run_events.take([line("chief", event, missing=[{"task": "worker-1"}]) for event in events])
     told = [TaskStatus(name, of, "no room" if of is State.PENDING else "") for name, of in zip(("chief", "worker-0"), of_pods, strict=True)]
-    found = run_status(ClusterSnapshot("digits", ()), tuple(told), story, RunContext())
+    found = run_status(ClusterSnapshot("digits", ()), tuple(told), run_events, RunContext())
     assert (found.state, found.reason) == (state, reason)
 
 
 def test_restarts_in_a_pod_and_of_pods_are_counted_together_in_order_of_time() -> None:
-    story = RunEvents("chief")
-    story.take([line("worker-0", "restarting", at=5.0, exit_code=137, cause="killed by SIGKILL", detail="", attempt=2, delay=1.0)])
+    run_events = RunEvents("chief")
+    run_events.take([line("worker-0", "restarting", at=5.0, exit_code=137, cause="killed by SIGKILL", detail="", attempt=2, delay=1.0)])
     pods = (Restart(2.0, 1, 1, "exit code 1"), Restart(9.0, 2, None, "its pod was deleted"))
-    (task,) = story.onto([TaskStatus("worker-0", State.RUNNING, restarts=pods)])
+    (task,) = run_events.statuses([TaskStatus("worker-0", State.RUNNING, restarts=pods)])
     assert [(one.attempt, one.cause) for one in task.restarts] == [(1, "exit code 1"), (2, "killed by SIGKILL"), (3, "its pod was deleted")]
     assert (task.state, task.reason) == (State.RESTARTING, "killed by SIGKILL")
 
 
 def test_fewer_restarts_are_left_with_each_in_the_pod_until_they_count_no_more() -> None:
-    story = RunEvents("chief")
+    run_events = RunEvents("chief")
     left = []
     for event, fields in (("started", {"attempt": 1}), ("restarting", {"cause": "killed", "left": 4}), ("recovered", {"left": 10})):
-        story.take([line("chief", event, **fields)])
-        left.append(story.onto([TaskStatus("chief", State.RUNNING, restarts_left=7)])[0].restarts_left)
+        run_events.take([line("chief", event, **fields)])
+        left.append(run_events.statuses([TaskStatus("chief", State.RUNNING, restarts_left=7)])[0].restarts_left)
     assert left == [7, 4, 7]
 
 
 def test_what_looks_like_an_event_and_is_none_is_passed_over() -> None:
-    story = RunEvents("chief")
-    story.take([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
-    assert run_status(ClusterSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), story, RunContext()).step is None
+    run_events = RunEvents("chief")
+    run_events.take([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
+    assert run_status(ClusterSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), run_events, RunContext()).step is None
 
 
 def test_the_last_lines_are_those_of_each_task_over_its_attempts() -> None:

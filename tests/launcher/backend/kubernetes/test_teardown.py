@@ -20,11 +20,11 @@ from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
 )
 def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...], state: State, reason: str) -> None:
     tasks = tuple(TaskStatus(name, State.RUNNING) for name in ("chief", "worker-0"))
-    story = RunEvents("chief")
+    run_events = RunEvents("chief")
     for name in finished:
         told = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
-        story.take([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
-    ended = _ended(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), story, 2.0)
+        run_events.take([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
+    ended = _ended(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), run_events, 2.0)
     assert (ended.state, ended.reason) == (state, reason)
     assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]
 

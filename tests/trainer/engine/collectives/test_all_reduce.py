@@ -14,12 +14,12 @@ from trainer.engine.collectives.all_reduce import AllReduce
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_gradients_of_any_kind_can_be_sent_in_any_form(size: int, wire: str) -> None:
-    ring = AllReduce(1, 0, wire)
-    ring.size = size  # the operations are made, not run: that takes a task for each
+    all_reduce = AllReduce(1, 0, wire)
+    all_reduce.size = size  # the operations are made, not run: that takes a task for each
 
     @tf.function(autograph=False)
     def exchange(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        means, _ = ring.mean_gradients(gradients)
+        means, _ = all_reduce.mean_gradients(gradients)
         return means
 
     specs = [tf.TensorSpec([3, 2], tf.float32), tf.TensorSpec([4], tf.float16), tf.TensorSpec([], tf.float32)]
