@@ -2,7 +2,7 @@
 
 import math
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.engine import model_ops
 from trainer.engine.job import Job
-from trainer.engine.session import NotFinite, Progress, WorkerProgress
+from trainer.engine.session import NotFinite, Progress, Session, WorkerProgress
 from trainer.workloads.protocol import Agent
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
@@ -49,53 +49,23 @@ class Player:
         return Played(experience.numpy(), sums.numpy())
 
 
-class AgentSession(ABC):
+class AgentSession(Session):
     """The chief's part: it learns from what is played; see Session. `stopped` returns whether this task was asked to stop."""
-
-    is_chief = follows_weights = True
-    tables = None
 
     def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
         self._agent, self._target, self._stopped = agent, job.steps, stopped
         built = model_ops.build(agent, job)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
-        self._step = 0
         self._loss: float | None = None  # of the last updates
         self._window: deque[tuple[int, Numbers]] = deque()  # steps and sums of what was played last
         self._learn = self._make_learn(job.batch_size)
 
-    @property
-    def step(self) -> int:
-        """Return the global step: how many moves were learned from."""
-        return self._step
-
-    def settle(self) -> None:
-        """See Session.settle. Moves that were not learned from are no part of the state."""
-        return
-
-    def pull(self) -> None:
-        """See Session.pull. Model and optimizer are where the training happens."""
-        return
-
     def push(self, step: int) -> None:
-        """See Session.push."""
+        """See Session.push. A step is a move that was learned from; moves that were not are no part of the state."""
         self._step = step
         self._window.clear()
         self._publish()
-
-    def hold(self, step: int) -> None:
-        """See Session.hold. An agent has no callbacks."""
-        del step
-
-    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
-        """See Session.from_chief: this is the chief."""
-        return list(flags)
-
-    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between."""
-        del current  # it always is
-        return hooks()
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Return when at least `steps` more steps were played and learned from, or the task is asked to stop; see Session.run."""
@@ -121,10 +91,6 @@ class AgentSession(ABC):
     @abstractmethod
     def _take(self, steps: int) -> Played | None:
         """Return what was played in about so many steps; None where there is nothing new yet, or the task is asked to stop."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """See Session.close."""
 
     @abstractmethod
     def _publish(self) -> None:
@@ -184,9 +150,6 @@ class LocalAgentSession(AgentSession):
         """See Session.push."""
         super().push(step)
         self._player = Player(self._agent, 0, step)
-
-    def close(self) -> None:
-        """Do nothing: nothing is under way."""
 
     def _publish(self) -> None:
         """Do nothing: the player has the learner's own weights."""

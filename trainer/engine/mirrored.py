@@ -1,7 +1,7 @@
 """Training on every GPU of one machine, or on logical CPU devices where it has none: strategy mirrored."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.engine import clock, data_length, model_ops
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import NotFinite, Progress
+from trainer.engine.session import NotFinite, Progress, Session
 from trainer.workloads.protocol import Shard, Workload
 from trainer.workloads.whole_losses import whole_losses
 
@@ -25,11 +25,8 @@ def devices(replicas: int) -> list[str]:
     return [f"CPU:{i}" for i in range(replicas)]
 
 
-class MirroredSession:
+class MirroredSession(Session):
     """One replica a device; each computes gradients on its own batch, and their mean is applied once."""
-
-    is_chief = follows_weights = True
-    tables = None
 
     def __init__(self, workload: Workload, job: Job, names: list[str]) -> None:
         self._workload, self._job = workload, job
@@ -44,7 +41,6 @@ class MirroredSession:
         inner._all_reduce_sum_gradients = lambda pairs: pairs  # noqa: SLF001 - they are reduced already
         self._replica = Replica(workload, self.model, self.optimizer, job, run=self._run_everywhere)
         self._batches = job.train.gradients.accumulate
-        self._step = 0
         self._iterator: Any = None
         self._call = self._make_call()
 
@@ -53,11 +49,6 @@ class MirroredSession:
         """Return the number of devices that train."""
         return int(self._strategy.num_replicas_in_sync)
 
-    @property
-    def step(self) -> int:
-        """Return the global step as of the last call."""
-        return self._step
-
     def push(self, step: int) -> None:
         """See Session.push: restored variables are mirrored already."""
         self._step = step
@@ -65,24 +56,6 @@ class MirroredSession:
         shard = Shard(self._job.batch_size, self._job.seed, start=step * self.replicas * self._batches)
         data = self._strategy.distribute_datasets_from_function(lambda _: self._data(shard))
         self._iterator = iter(data)
-
-    def settle(self) -> None:
-        """Do nothing: no call outlasts `run`."""
-
-    def pull(self) -> None:
-        """Do nothing: model and optimizer are where the training happens."""
-
-    def hold(self, step: int) -> None:
-        """Do nothing: `run` begins no step that it was not asked for."""
-
-    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
-        """See Session.from_chief: this is the chief."""
-        return list(flags)
-
-    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between: what is assigned to a mirrored variable is assigned on each device."""
-        del current  # it always is
-        return hooks()
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """See Session.run."""
@@ -105,9 +78,6 @@ class MirroredSession:
             next_steps=next_steps or None,
             input_wait=clock.part(waited, seconds),
         )
-
-    def close(self) -> None:
-        """Do nothing: there is nobody else."""
 
     def _run_everywhere(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         with whole_losses():

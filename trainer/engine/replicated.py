@@ -12,10 +12,11 @@ import tensorflow as tf
 from trainer.engine import clock, data_length, model_ops, schedules
 from trainer.engine.changes import Snapshot
 from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.job import Job
 from trainer.engine.parameter_server import fused_updates
 from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import NotFinite, PeerLostError, Progress
+from trainer.engine.session import NotFinite, PeerLostError, Progress, Session
 from trainer.workloads.protocol import Shard, Workload
 
 # Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
@@ -25,27 +26,19 @@ _LINGER = 0.3
 _TOLD = 3
 
 
-class LocalSession:
+class LocalSession(Session):
     """One replica in this process; with an all-reduce of several tasks, one replica in each of them."""
-
-    follows_weights = True
 
     def __init__(self, workload: Workload, job: Job, all_reduce: AllReduce) -> None:
         self._workload, self._job, self._all_reduce = workload, job, all_reduce
         built = model_ops.build(workload, job, all_reduce.size, by_rows=True)
-        self.tables = built.tables
+        self.tables: LocalTables | None = built.tables
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self.is_chief = all_reduce.index == 0
         self._replica = Replica(workload, self.model, self.optimizer, job)
-        self._step = 0
         self._iterator: Any = None
         self._call = self._make_call()
-
-    @property
-    def step(self) -> int:
-        """Return the global step as of the last call."""
-        return self._step
 
     def push(self, step: int) -> None:
         """See Session.push. Each task's random layers have a seed of their own, so that replicas drop different units."""
@@ -66,12 +59,6 @@ class LocalSession:
             own.flat[0] = self._all_reduce.index
             seed.assign_add(own)
         return int(where.numpy())
-
-    def settle(self) -> None:
-        """Do nothing: no call outlasts `run`."""
-
-    def hold(self, step: int) -> None:
-        """Do nothing: `run` begins no step that it was not asked for."""
 
     def from_chief(self, flags: Sequence[bool]) -> list[bool]:
         """See Session.from_chief."""
@@ -95,9 +82,6 @@ class LocalSession:
         if changes:
             self._share(self._step)
         return bool(stops)
-
-    def pull(self) -> None:
-        """Do nothing: model and optimizer are where the training happens."""
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """See Session.run."""

@@ -1,8 +1,9 @@
 """The interface between a strategy and the loop: a session that runs steps and can show its state."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import keras
@@ -88,25 +89,27 @@ class Progress:
     workers: Sequence[WorkerProgress] = field(default=())
 
 
-class Session(Protocol):
+class Session(ABC):
     """A cluster ready to train. Model and optimizer hold the current state after `pull`, on the chief.
 
-    `follows_weights` says whether training goes on with weights that were changed in `between`.
+    `follows_weights` says whether training goes on with weights that were changed in `between`. `tables` are the large embedding layers
+    whose rows a step updates by themselves. Where a method does something here, it is that of a chief whose model and optimizer are where
+    the training happens, and of which nothing is under way between two calls.
     """
 
     model: "keras.Model"
     optimizer: "keras.optimizers.Optimizer"
-    is_chief: bool
-    follows_weights: bool
-
-    @property
-    def tables(self) -> "Tables | LocalTables | None":
-        """Return the large embedding layers whose rows a step updates by themselves; None where there are none."""
+    is_chief = True
+    follows_weights = True
+    tables: "Tables | LocalTables | None" = None
+    _step = 0
 
     @property
     def step(self) -> int:
         """Return the global step as of the last call."""
+        return self._step
 
+    @abstractmethod
     def push(self, step: int) -> None:
         """Make the state in the chief's `model` and `optimizer` the cluster's, at global step `step`.
 
@@ -118,11 +121,12 @@ class Session(Protocol):
 
         Returns where a loss was not finite meanwhile.
         """
+        return None
 
-    def pull(self) -> None:
+    def pull(self) -> None:  # noqa: B027 - see the class
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
 
-    def hold(self, step: int) -> None:
+    def hold(self, step: int) -> None:  # noqa: B027 - see the class
         """Begin no step after `step` until the next call of this; every task calls it. The `run` that comes to it reports all steps."""
 
     def from_chief(self, flags: Sequence[bool]) -> list[bool]:
@@ -131,6 +135,7 @@ class Session(Protocol):
         Raises:
             PeerLostError: a task is gone.
         """
+        return list(flags)
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
@@ -141,7 +146,10 @@ class Session(Protocol):
         Raises:
             PeerLostError: a task that has to hear of it is gone.
         """
+        del current  # here it always is
+        return hooks()
 
+    @abstractmethod
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Run `steps` global steps. Every task calls it with the same number.
 
@@ -152,7 +160,7 @@ class Session(Protocol):
             PeerLostError: a task that the step needs is gone.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - see the class
         """End the cluster's work together: called once when every step is done, or when tasks in step were asked to stop.
 
         Raises:

@@ -1,7 +1,7 @@
 """Common part of the chief's two sessions on parameter servers: the model, its state on the servers, the workers and their data."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -24,16 +24,15 @@ from trainer.engine.parameter_server.worker_pool import (
     watching,
 )
 from trainer.engine.replica import Replica
-from trainer.engine.session import NotFinite
+from trainer.engine.session import NotFinite, Session
 from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard, Workload
 
 
-class ServerSession(ABC):
+class ServerSession(Session):
     """The chief's part; see Session. `replicas` make a step together; `apart` is ServerState's."""
 
-    is_chief = True
     follows_weights = False
 
     def __init__(
@@ -52,7 +51,7 @@ class ServerSession(ABC):
                         "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
                     )
                 found = layers.tables(built.model)
-                self.tables = Tables(found, built.optimizer, job, connection.servers, apart=apart) if found else None
+                self.tables: Tables | None = Tables(found, built.optimizer, job, connection.servers, apart=apart) if found else None
                 self._replica = Replica(workload, built.model, built.optimizer, job, tables=self.tables)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
@@ -62,18 +61,12 @@ class ServerSession(ABC):
             if self.tables:
                 self.tables.create()
                 layers.refuse_whole_weights(self.model)
-        self._step = 0
         self._held = job.steps
         self._spoilt = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
         data_length.checked(first, job, among=1 if apart else connection.workers)  # in rounds each worker takes every step
         self._data = _worker_data(workload, job, connection.workers)
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
-
-    @property
-    def step(self) -> int:
-        """Return the global step as of the last result."""
-        return self._step
 
     def push(self, step: int) -> None:
         """See Session.push."""
@@ -95,10 +88,6 @@ class ServerSession(ABC):
     def hold(self, step: int) -> None:
         """See Session.hold."""
         self._held = step
-
-    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
-        """See Session.from_chief: this is the chief."""
-        return list(flags)
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between."""
