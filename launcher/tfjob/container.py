@@ -7,7 +7,7 @@ from launcher.spec import names
 from launcher.spec.problems import FieldError, Path, shown
 from launcher.tfjob import pod_volumes, resources, variables
 from launcher.tfjob.draft import RoleDraft, Shared
-from launcher.tfjob.reading import Handler, LeftOut, walk
+from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, walk
 
 _PORT_NAME = "tfjob-port"  # the one that stands in TF_CONFIG
 _OUR_PORT_NAME = "grpc"
@@ -79,27 +79,19 @@ def _security(role: RoleDraft, path: Path) -> None:
     role.container["securityContext"] = security(role, path)
 
 
-def _mounts(role: RoleDraft, path: Path) -> None:
-    pod_volumes.read_mounts(role, path)
-
-
-def _read_elsewhere(_role: RoleDraft, _path: Path) -> None:
-    """It is read together with others, or says nothing."""
-
-
 _RESTART_POLICY = LeftOut("is for init containers, and left out")
-CONTAINER: dict[str, Handler[RoleDraft] | LeftOut] = {
-    "name": _read_elsewhere,
+CONTAINER: Table[RoleDraft] = {
+    "name": read_elsewhere,
     "image": _image,
     "imagePullPolicy": _pull_policy,
-    "command": _read_elsewhere,
-    "args": _read_elsewhere,
-    "env": _read_elsewhere,
-    "envFrom": _read_elsewhere,
+    "command": read_elsewhere,
+    "args": read_elsewhere,
+    "env": read_elsewhere,
+    "envFrom": read_elsewhere,
     "workingDir": _working_dir,
     "ports": _ports,
     "resources": resources.read,
-    "volumeMounts": _mounts,
+    "volumeMounts": pod_volumes.read_mounts,
     "securityContext": _security,
     "restartPolicy": _RESTART_POLICY,
     **dict.fromkeys(
@@ -123,7 +115,7 @@ CONTAINER: dict[str, Handler[RoleDraft] | LeftOut] = {
 
 def read(role: RoleDraft, path: Path) -> None:
     """Carry over the task's container."""
-    walk(role.reading, path, CONTAINER, role)
+    walk(path, CONTAINER, role)
     if "volumeDevices" in role.container:
         role.container["volumeDevices"] = pod_volumes.renamed(role, role.container)["volumeDevices"]
     if not role.reading.has((*path, "image")):

@@ -6,7 +6,7 @@ from launcher.spec.models import Limits
 from launcher.spec.problems import Path, shown
 from launcher.spec.quantities import parse_duration
 from launcher.tfjob.draft import Draft
-from launcher.tfjob.reading import Handler, LeftOut, walk
+from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
 
 _LONGEST_TTL = 366 * 86400
 _MOST_RESTARTS = 1000
@@ -51,7 +51,7 @@ def _annotations(draft: Draft, path: Path) -> None:
             draft.put(("kubernetes", "annotations", key), value, (*path, key))
 
 
-METADATA: dict[str, Handler[Draft] | LeftOut] = {
+METADATA: Table[Draft] = {
     "name": _name,
     "generateName": _name,
     "namespace": _namespace,
@@ -139,10 +139,6 @@ def _success_policy(draft: Draft, path: Path) -> None:
         draft.reading.refuse(path, f"{shown(policy)} is no successPolicy", "AllWorkers, or nothing", "write AllWorkers, or remove it")
 
 
-def _scheduling(draft: Draft, path: Path) -> None:
-    walk(draft.reading, path, SCHEDULING, draft)
-
-
 def _scheduling_queue(draft: Draft, path: Path) -> None:
     queue = draft.reading.text(path)
     message = f"the queue {queue} is one of Volcano's scheduler, and left out"
@@ -157,7 +153,7 @@ def _scheduling_priority(draft: Draft, path: Path) -> None:
 
 _GANG = "pods are not started as a group by the scheduler: left out"
 _KUEUE = "with Kueue and JobSet in the cluster: `kubernetes: {queue: ..., gang: jobset}`, which is admitted as a whole"
-SCHEDULING: dict[str, Handler[Draft] | LeftOut] = {
+SCHEDULING: Table[Draft] = {
     "queue": _scheduling_queue,
     "priorityClass": _scheduling_priority,
     "minAvailable": LeftOut(_GANG, _KUEUE),
@@ -165,13 +161,13 @@ SCHEDULING: dict[str, Handler[Draft] | LeftOut] = {
     "scheduleTimeoutSeconds": LeftOut(_GANG, "`limits.start_timeout` says how long tasks wait for their peers"),
 }
 
-POLICIES: dict[str, Handler[Draft] | LeftOut] = {
+POLICIES: Table[Draft] = {
     "cleanPodPolicy": _clean_pod_policy,
     "ttlSecondsAfterFinished": _ttl,
     "ttlSecondsAfterFinishing": _ttl,  # v1beta1
     "activeDeadlineSeconds": _deadline,
     "backoffLimit": _backoff_limit,
-    "schedulingPolicy": _scheduling,
+    "schedulingPolicy": section(SCHEDULING),
     "suspend": _suspend,
     "managedBy": LeftOut("says which controller runs the TFJob; none is needed now, and it is left out"),
 }
@@ -182,11 +178,7 @@ def _run_policy(draft: Draft, path: Path) -> None:
         if key in POLICIES and draft.reading.value((*path[:-1], key)) is not None:
             message = f"`{key}` stands here and in `spec`, its older place"
             draft.reading.refuse((*path, key), message, "one of the two", "remove the one that does not hold")
-    walk(draft.reading, path, POLICIES, draft)
-
-
-def _replicas(_draft: Draft, _path: Path) -> None:
-    """The replicas have tables of their own: launcher.tfjob.replica_specs."""
+    walk(path, POLICIES, draft)
 
 
 def _dynamic_workers(draft: Draft, path: Path) -> None:
@@ -195,38 +187,26 @@ def _dynamic_workers(draft: Draft, path: Path) -> None:
         draft.reading.remark(path, message, "stop the run, change `roles.worker.replicas`, and start it again")
 
 
-SPEC: dict[str, Handler[Draft] | LeftOut] = {
+SPEC: Table[Draft] = {
     **POLICIES,
     "runPolicy": _run_policy,
     "successPolicy": _success_policy,
     "enableDynamicWorker": _dynamic_workers,
-    "tfReplicaSpecs": _replicas,
+    "tfReplicaSpecs": read_elsewhere,  # launcher.tfjob.replica_specs has its tables
 }
 
 
-def _metadata(draft: Draft, path: Path) -> None:
-    walk(draft.reading, path, METADATA, draft)
-
-
-def _spec(draft: Draft, path: Path) -> None:
-    walk(draft.reading, path, SPEC, draft)
-
-
-def _read_already(_draft: Draft, _path: Path) -> None:
-    """The reader of documents has looked at it."""
-
-
-JOB: dict[str, Handler[Draft] | LeftOut] = {
-    "apiVersion": _read_already,
-    "kind": _read_already,
-    "metadata": _metadata,
-    "spec": _spec,
+JOB: Table[Draft] = {
+    "apiVersion": read_elsewhere,
+    "kind": read_elsewhere,
+    "metadata": section(METADATA),
+    "spec": section(SPEC),
     "status": LeftOut("is the status of the TFJob, and is left out"),
 }
 
 
 def read(draft: Draft) -> None:
     """Carry over what stands around the replicas."""
-    walk(draft.reading, (), JOB, draft)
+    walk((), JOB, draft)
     if not any(draft.reading.has(("metadata", key)) for key in ("name", "generateName")):
         draft.reading.refuse(("metadata",), "the TFJob has no name", "metadata.name", "add one, such as `name: my-job`")

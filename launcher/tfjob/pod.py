@@ -7,7 +7,7 @@ from launcher.spec.problems import Path, shown
 from launcher.tfjob import container, pod_containers, pod_volumes
 from launcher.tfjob.draft import RoleDraft, Shared
 from launcher.tfjob.pod_containers import MAIN
-from launcher.tfjob.reading import Handler, LeftOut, walk
+from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
 
 _POD_POLICIES = {"Always", "OnFailure", "Never"}
 
@@ -83,10 +83,6 @@ def _priority_class(role: RoleDraft, path: Path) -> None:
         role.shared["priority_class"] = Shared(name, "priorityClassName", name, path)
 
 
-def _init_containers(role: RoleDraft, path: Path) -> None:
-    pod_containers.read_init_containers(role, path)
-
-
 def _containers(role: RoleDraft, path: Path) -> None:
     found = {index: role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))}
     mains = [index for index, name in found.items() if name == MAIN]
@@ -107,10 +103,10 @@ def _volumes(role: RoleDraft, path: Path) -> None:
 
 
 _OURS = LeftOut("would take the pod's address in the cluster from it: left out", "read addresses from TF_CONFIG")
-POD: dict[str, Handler[RoleDraft] | LeftOut] = {
+POD: Table[RoleDraft] = {
     "volumes": _volumes,
     "containers": _containers,
-    "initContainers": _init_containers,
+    "initContainers": pod_containers.read_init_containers,
     "restartPolicy": _restart_policy,
     "nodeSelector": _node_selector,
     "tolerations": _tolerations,
@@ -170,7 +166,7 @@ def _labels(role: RoleDraft, path: Path) -> None:
 
 
 _OF_THE_JOB = LeftOut("means nothing in a pod template, and is left out")
-METADATA: dict[str, Handler[RoleDraft] | LeftOut] = {
+METADATA: Table[RoleDraft] = {
     "labels": _labels,
     "annotations": _labels,
     "name": _OF_THE_JOB,
@@ -182,20 +178,12 @@ METADATA: dict[str, Handler[RoleDraft] | LeftOut] = {
 }
 
 
-def _metadata(role: RoleDraft, path: Path) -> None:
-    walk(role.reading, path, METADATA, role)
-
-
 def _spec(role: RoleDraft, path: Path) -> None:
     # Volumes first: containers refer to them.
     given = role.reading.mapping(path)
     if "volumes" in given:
         _volumes(role, (*path, "volumes"))
-    walk(role.reading, path, {**POD, "volumes": _read_before}, role)
+    walk(path, {**POD, "volumes": read_elsewhere}, role)
 
 
-def _read_before(_role: RoleDraft, _path: Path) -> None:
-    """It was read before the others."""
-
-
-TEMPLATE: dict[str, Handler[RoleDraft] | LeftOut] = {"metadata": _metadata, "spec": _spec}
+TEMPLATE: Table[RoleDraft] = {"metadata": section(METADATA), "spec": _spec}

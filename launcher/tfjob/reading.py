@@ -1,8 +1,8 @@
 """One TFJob under way: what its fields hold, checked, and what there is to say about them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from launcher.errors import Problem
 from launcher.spec import names
@@ -144,13 +144,32 @@ class LeftOut:
     instead: str = ""
 
 
-Target = TypeVar("Target")
+class Reads(Protocol):
+    """The result of reading a part of a TFJob."""
+
+    @property
+    def reading(self) -> Reading:
+        """Return what reads the document."""
+
+
+Target = TypeVar("Target", bound=Reads)
 # Deals with the field at a path.
 Handler = Callable[[Target, Path], None]
+Table = Mapping[str, Handler[Target] | LeftOut]
 
 
-def walk(reading: Reading, path: Path, table: dict[str, Handler[Target] | LeftOut], target: Target) -> None:
+def section(table: Table[Target]) -> Handler[Target]:
+    """Return the handler of a field that is a mapping with a table of its own."""
+    return lambda target, path: walk(path, table, target)
+
+
+def read_elsewhere(_target: Reads, _path: Path) -> None:
+    """Do nothing with a field that is read together with others, or says nothing."""
+
+
+def walk(path: Path, table: Table[Target], target: Target) -> None:
     """Deal with every field of a mapping as its row in the table says; a field without a row is none of a TFJob."""
+    reading = target.reading
     for key, value in reading.mapping(path).items():
         row = table.get(key)
         below = (*path, key)

@@ -3,7 +3,7 @@
 from launcher.spec.problems import Path, all_of, shown
 from launcher.tfjob import pod
 from launcher.tfjob.draft import Draft, RoleDraft
-from launcher.tfjob.reading import Handler, walk
+from launcher.tfjob.reading import Table, section, walk
 
 REPLICAS: Path = ("spec", "tfReplicaSpecs")
 # A kind of replica in any spelling -> the role.
@@ -36,11 +36,7 @@ def _policy(role: RoleDraft, path: Path) -> None:
         role.policy = policy, path
 
 
-def _template(role: RoleDraft, path: Path) -> None:
-    walk(role.reading, path, pod.TEMPLATE, role)
-
-
-REPLICA: dict[str, Handler[RoleDraft]] = {"replicas": _count, "restartPolicy": _policy, "template": _template}
+REPLICA: Table[RoleDraft] = {"replicas": _count, "restartPolicy": _policy, "template": section(pod.TEMPLATE)}
 
 
 def read(draft: Draft) -> None:
@@ -71,7 +67,7 @@ def read(draft: Draft) -> None:
 
 
 def _read_role(draft: Draft, role: RoleDraft) -> None:
-    walk(draft.reading, role.path, dict(REPLICA), role)
+    walk(role.path, REPLICA, role)
     if role.replicas == 0:
         draft.reading.remark((*role.path, "replicas"), f"there are none: the {role.name} is left out")
         return
