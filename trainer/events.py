@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Dict, Protocol
 
 from trainer.stack_reading import Activity, no_progress
@@ -86,6 +87,11 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
     return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names as a text: `most` of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class Reporter:

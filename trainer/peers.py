@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional
 
@@ -63,12 +63,6 @@ def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:
     if strategy not in SERVED or not task.is_chief:
         return ()
     return tuple(address for name, address in task.peers().items() if name.startswith("worker-"))
-
-
-def shortened(named: Sequence[str], most: int) -> str:
-    """Return names as a text: `most` of them, and how many more there are."""
-    more = f" and {len(named) - most} more" if len(named) > most else ""
-    return ", ".join(named[:most]) + more
 
 
 class Prober:

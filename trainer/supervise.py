@@ -16,11 +16,11 @@ from typing import Any, Callable
 from trainer import scratch
 from trainer.child import Child
 from trainer.ending import FAILED, RUNNING, SUCCEEDED, Following, Hears, Leading, News, Part
-from trainer.events import TOLD, Event
+from trainer.events import TOLD, Event, listed
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
-from trainer.peers import LISTED, PeerWait, Prober, Watch, shortened
+from trainer.peers import LISTED, PeerWait, Prober, Watch
 from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
 from trainer.stacks import Stacks
@@ -443,8 +443,8 @@ class _Supervisor:
     # Peers
 
     def _tell_waiting(self, missing: list[dict[str, str]], seconds: float) -> None:
-        listed = missing[:LISTED]
-        tell = partial(self._report, "waiting", missing=listed, more=len(missing) - len(listed), seconds=round(seconds, 1))
+        first = missing[:LISTED]
+        tell = partial(self._report, "waiting", missing=first, more=len(missing) - len(first), seconds=round(seconds, 1))
         if missing:
             tell(timeout=self._job.patience.start)
         else:
@@ -463,13 +463,13 @@ class _Supervisor:
 
     def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
         patience = self._job.patience
-        named = shortened([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
+        named = listed([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
         self._end_task(f"peers were not there after {patience.start:g} s", f"missing: {named}", patience.ending)
 
     def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
         """End the task, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
         orphan = self._job.patience.orphan
-        place = shortened(addresses, LISTED)
+        place = listed(addresses, LISTED)
 
         def lost(reason: str) -> None:
             self._report("notice", message=f"{who} ({place}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")

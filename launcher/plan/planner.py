@@ -23,6 +23,7 @@ from launcher.spec.containers import Env, FromSecret
 from launcher.spec.models import ClusterSpec, Limits, Role
 from launcher.spec.quantities import parse_duration, parse_memory
 from launcher.spec.role_programs import Program
+from trainer.events import listed
 from trainer.settings import Ending, Restarts, Train, TrainerSettings
 from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import with_defaults
@@ -350,8 +351,7 @@ def _local_environments(
         return environments, ()
     asked = sum(member.resources.gpus for member in members)
     there = len(machine.gpus)
-    who = ", ".join(gpus.short[:5]) + (f" and {len(gpus.short) - 5} more" if len(gpus.short) > 5 else "")
-    return environments, (f"the spec asks for {asked} GPUs, this machine has {there}: without a GPU run {who}",)
+    return environments, (f"the spec asks for {asked} GPUs, this machine has {there}: without a GPU run {listed(gpus.short, 5)}",)
 
 
 def share_cores(wanted: Mapping[str, float | None], cores: int) -> dict[str, int]:

@@ -23,6 +23,7 @@ from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
 # How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
 _STOP_SLACK = 20.0
 KILL_WAIT = 10.0  # seconds
+_FIRST_STATE_WITHIN = 10.0  # seconds that a supervisor may take to write its first state
 
 
 class SupervisedRuns:
@@ -179,9 +180,9 @@ class SupervisedRuns:
                 os.close(fd)
 
 
-def _await_snapshot(layout: RunPaths, *, timeout: float = 10.0) -> Snapshot | None:
+def _await_snapshot(layout: RunPaths) -> Snapshot | None:
     """Return the state of a run that is kept. A supervisor that only starts has not replaced an earlier run's state yet."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + _FIRST_STATE_WITHIN
     while True:
         snapshot = state_file.read(layout.state)
         supervisor = snapshot.supervisor if snapshot else None

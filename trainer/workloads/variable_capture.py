@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
+from trainer.events import listed
 from trainer.workloads.errors import WorkloadError
 
 # Where Keras counts the names it gave, and keeps the names of the layers it is in; where variable scopes keep variables.
@@ -200,5 +201,4 @@ def _fresh_names() -> Iterator[None]:
 
 
 def _listed(names: Any) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "") if shown else "none"
+    return listed(sorted(names), 8) or "none"

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.events import listed
+
 Object = Mapping[str, Any]
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
@@ -61,5 +63,4 @@ def _label(node: Object, key: str) -> str | None:
 
 def _no_label(key: str, value: str, nodes: Sequence[Object]) -> str:
     there = sorted({one for node in nodes if (one := _label(node, key)) is not None})
-    named = ", ".join(there[:_LISTED]) + (f" and {len(there) - _LISTED} more" if len(there) > _LISTED else "")
-    return f"no node has the label {key}={value}" + (f"; its values are {named}" if there else "")
+    return f"no node has the label {key}={value}" + (f"; its values are {listed(there, _LISTED)}" if there else "")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from launcher import images
 from launcher.backend.kubernetes import admission, helper_pod, inventory, pod_status, run_record, status_source, storage_classes
-from launcher.backend.kubernetes.client import KINDS, Cluster, Object, status_of
+from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost
 from launcher.backend.kubernetes.run_context import WORKLOADS, ObjectRef
@@ -133,7 +133,7 @@ def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) ->
             meanwhile()
             helper_pod.tidy(cluster, run.name)
 
-        await_deleted(cluster, "PersistentVolumeClaim", run.claim, tidy)
+        await_claim_gone(cluster, run.claim, tidy)
         return True
     return there is None
 
@@ -204,18 +204,18 @@ def _lost(cluster: Cluster, pods: list[Object], patience: float) -> list[pod_sta
 def delete_claim(cluster: Cluster, run: str) -> None:
     """Delete the claim of the run's own, and wait until it is gone. Raises LauncherError when it is there still."""
     cluster.delete("PersistentVolumeClaim", run)
-    await_deleted(cluster, "PersistentVolumeClaim", run, lambda: helper_pod.tidy(cluster, run))
+    await_claim_gone(cluster, run, lambda: helper_pod.tidy(cluster, run))
 
 
-def await_deleted(cluster: Cluster, kind: str, name: str, meanwhile: Callable[[], object]) -> None:
-    """Wait until an object that was deleted is gone, calling `meanwhile`. Raises LauncherError when it is there still."""
+def await_claim_gone(cluster: Cluster, claim: str, meanwhile: Callable[[], object]) -> None:
+    """Wait until a claim that was deleted is gone, calling `meanwhile`. Raises LauncherError when it is there still."""
     deadline = time.monotonic() + GONE_WITHIN
-    while cluster.get(kind, name) is not None:
+    while cluster.get("PersistentVolumeClaim", claim) is not None:
         meanwhile()
         if time.monotonic() > deadline:
             raise LauncherError(
-                f"the {kind} {name} is still there {GONE_WITHIN:.0f} s after it was deleted",
-                f"something uses it: kubectl describe {KINDS[kind][1]} {name} -n {cluster.namespace}",
+                f"the PersistentVolumeClaim {claim} is still there {GONE_WITHIN:.0f} s after it was deleted",
+                f"something uses it: kubectl describe persistentvolumeclaims {claim} -n {cluster.namespace}",
             )
         time.sleep(_LOOK_EVERY)
 

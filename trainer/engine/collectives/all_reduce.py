@@ -15,6 +15,7 @@ from trainer.engine.collectives.liveness import Probe
 from trainer.engine.collectives.rendezvous import MOST_TASKS, Endpoint, Listener
 from trainer.engine.collectives.tcp_all_reduce import TcpAllReduce
 from trainer.engine.session import PeerLostError, cause
+from trainer.events import listed
 from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
@@ -100,7 +101,7 @@ class AllReduce:
         has_gpu = answers % 2
         if 0 < has_gpu.sum() < self.size:
             without, having = (
-                _listed([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one]) for one in (False, True)
+                listed([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one], _NAMED) for one in (False, True)
             )
             raise WorkloadError(
                 f"TensorFlow finds no GPU in {without}, and one in {having}; tasks of multi_worker_mirrored all train on GPUs, or all on CPUs. "
@@ -255,7 +256,8 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
     if len(set(numbers)) == 1:
         return
     having = {
-        number: _listed([name for name, its in zip(names, numbers, strict=True) if its == number]) for number in dict.fromkeys(numbers)
+        number: listed([name for name, its in zip(names, numbers, strict=True) if its == number], _NAMED)
+        for number in dict.fromkeys(numbers)
     }
     raise WorkloadError(
         "the tasks have different versions of the trainer: "
@@ -263,10 +265,6 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
         + ". They start from different images, perhaps of one name on different nodes: load one image on all of them, "
         "or push it under a tag of its own (`launcher image build --push`) and name that as `image`"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _share(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -> None:

@@ -28,7 +28,7 @@ _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, a
 # TensorFlow tells models apart by it, and loads one without it; it would be that of the checkpoint with the first rows alone.
 _FINGERPRINT = "fingerprint.pb"
 # Bytes of rows that are read at once, and that a file has, about: what is in memory meanwhile is a few times as much.
-_READ, _FILE = 4 * 2**20, 16 * 2**20
+_READ = 4 * 2**20
 _SILENT = 10.0  # seconds of a disk's after which rows are no longer written: training has gone on meanwhile
 _FORMAT = "saved_model"
 _exports = itertools.count()
@@ -96,7 +96,7 @@ class ExportedModel:
         parts = (part for table in used for part in tables.rows(table, _READ))
         files = [(name, tf.io.gfile.stat(f"{place}/{name}").length) for name in sorted(tf.io.gfile.listdir(place))]
         rows = {(table, ""): key for table, key in used.items()}
-        return Streamed.of(Captured(0, place, files), tables, by_file(parts, _FILE), rows)
+        return Streamed.of(Captured(0, place, files), tables, by_file(parts), rows)
 
     @property
     def bytes(self) -> int:

@@ -52,7 +52,7 @@ class TableFiles:
         """Return a checkpoint whose other parts are `captured`, of `saved`, with the rows."""
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[place]) for (index, slot), place in self._places.items()}
-        return Streamed.of(captured, self._tables, by_file(self._tables.parts(), _FILE), keys)
+        return Streamed.of(captured, self._tables, by_file(self._tables.parts()), keys)
 
     def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
@@ -77,13 +77,13 @@ class TableFiles:
             self._tables.write(part, rows)
 
 
-def by_file(parts: Iterable[Part], most: int) -> list[list[Part]]:
-    """Return the parts of each file, of `most` bytes together, about."""
+def by_file(parts: Iterable[Part]) -> list[list[Part]]:
+    """Return the parts of each file, of _FILE bytes together, about."""
     files: list[list[Part]] = []
-    size = most
+    size = _FILE
     for part in parts:
         rows = part.count * part.table.dimension * part.table.dtype.size
-        if size + rows > most:
+        if size + rows > _FILE:
             files.append([])
             size = 0
         files[-1].append(part)
