@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.workloads import augmentation, cifar10_data, in_memory, network_summaries
 from trainer.workloads.averaged_sgd import AveragedSGD
 from trainer.workloads.catalog import Cifar10Params
-from trainer.workloads.classifier import accuracy, cross_entropy, parse_params
+from trainer.workloads.classifier import ImageClassifier, parse_params
 from trainer.workloads.local_response import LocalResponse
 from trainer.workloads.protocol import Shard
 
@@ -31,7 +31,7 @@ SUMMARY_BATCH = 64
 ACTIVATIONS = ("pool1_relu", "conv2", "local3", "local4", "logits")
 
 
-class Cifar10:
+class Cifar10(ImageClassifier):
     """Pictures [batch, 24, 24, 3], standardised, to logits [batch, 10]; cross-entropy, accuracy, SGD with averages.
 
     `data` is `synthetic`, `download` or a directory of CIFAR-10's binary files. Raises WorkloadError for wrong `params`,
@@ -40,11 +40,11 @@ class Cifar10:
 
     def __init__(self, params: Mapping[str, Any], data: str, seed: int) -> None:
         self._params = parse_params(Cifar10Params, params)
-        self._pictures = cifar10_data.load(data)
+        super().__init__(cifar10_data.load(data))
         self._seed = seed
 
     def model(self) -> keras.Model:
-        """Return the network; weights are truncated normal, with weight decay on the two dense layers."""
+        """Return the network; weights are truncated normal, with weight decay, a loss of its own, on the two dense layers."""
         filters = self._params.filters
 
         def start(stddev: float, layer: int) -> keras.initializers.Initializer:
@@ -103,18 +103,10 @@ class Cifar10:
         rate = keras.optimizers.schedules.ExponentialDecay(self._params.learning_rate, steps, DECAY, staircase=True)
         return AveragedSGD(rate, ema_momentum=self._params.moving_average)
 
-    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Return the mean softmax cross-entropy; the weight decay is the model's own loss."""
-        return cross_entropy(targets, outputs)
-
-    def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the accuracy."""
-        return {"accuracy": accuracy(targets, outputs)}
-
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         """Return endless shuffled batches of training pictures, distorted."""
         index, count, start, seed = (tf.cast(value, tf.int64) for value in (shard.index, shard.count, shard.start, shard.seed))
-        pictures = in_memory.batches(self._pictures.train.images, self._pictures.train.labels, shard)
+        pictures = super().train_data(shard)
         numbers = tf.data.Dataset.range(start, in_memory.ENDLESS)
 
         def distort(batch: tuple[tf.Tensor, tf.Tensor], number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -126,14 +118,9 @@ class Cifar10:
             return numbered.map(distort)  # the cores belong to the training step
         return numbered.map(distort, num_parallel_calls=DISTORTERS, deterministic=True).prefetch(AHEAD)
 
-    def train_examples(self) -> int:
-        """See Counted.train_examples."""
-        return len(self._pictures.train.labels)
-
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """Return the middle of each test picture once."""
-        pictures = in_memory.once(self._pictures.test.images, self._pictures.test.labels, batch_size)
-        return pictures.map(lambda images, labels: (augmentation.central(images), labels))
+        return super().eval_data(batch_size).map(lambda images, labels: (augmentation.central(images), labels))
 
     def write_summaries(self, model: keras.Model, step: int) -> None:
         """Write 10 training pictures as the network sees them, every variable, and each layer's activations and their sparsity."""

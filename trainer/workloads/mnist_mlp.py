@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from trainer.workloads import in_memory, mnist_data
+from trainer.workloads import mnist_data
 from trainer.workloads.catalog import MnistMlpParams
-from trainer.workloads.classifier import accuracy, cross_entropy, parse_params
-from trainer.workloads.protocol import Shard
+from trainer.workloads.classifier import ImageClassifier, parse_params
 
 
-class DigitClassifier:
+class DigitClassifier(ImageClassifier):
     """Digits [batch, 784] uint8 to logits [batch, 10]; cross-entropy, accuracy, Adam. A subclass has the model.
 
     `data` is `synthetic`, `download` or a directory of IDX files. Raises DataError where the data is missing or wrong.
@@ -21,32 +19,12 @@ class DigitClassifier:
 
     def __init__(self, learning_rate: float, data: str) -> None:
         """Load the data; the model is made when it is asked for."""
+        super().__init__(mnist_data.load(data))
         self._learning_rate = learning_rate
-        self._digits = mnist_data.load(data)
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """Return Adam."""
         return keras.optimizers.Adam(self._learning_rate)
-
-    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Return the mean softmax cross-entropy."""
-        return cross_entropy(targets, outputs)
-
-    def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the accuracy."""
-        return {"accuracy": accuracy(targets, outputs)}
-
-    def train_data(self, shard: Shard) -> tf.data.Dataset:
-        """Return endless shuffled batches of the training digits."""
-        return in_memory.batches(self._digits.train.images, self._digits.train.labels, shard)
-
-    def train_examples(self) -> int:
-        """See Counted.train_examples."""
-        return len(self._digits.train.labels)
-
-    def eval_data(self, batch_size: int) -> tf.data.Dataset:
-        """Return the test digits once."""
-        return in_memory.once(self._digits.test.images, self._digits.test.labels, batch_size)
 
 
 class MnistMlp(DigitClassifier):
