@@ -5,7 +5,7 @@ LauncherError            exit code 1: something outside the spec went wrong
     UsageError           exit code 2: the command line asks for what cannot be
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -59,3 +59,10 @@ class SpecError(LauncherError):
     def __init__(self, problems: list[Problem], what: str = "the spec") -> None:
         super().__init__(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in {what}")
         self.problems = problems
+
+
+def check_tasks(run: str, wanted: Iterable[str], known: Sequence[str]) -> None:
+    """Raise UsageError for tasks that a run does not have."""
+    if unknown := [task for task in wanted if task not in known]:
+        remedy = f"{did_you_mean(unknown[0], known)}its tasks are {', '.join(known)}"
+        raise UsageError(f"the run {run} has no task {', '.join(unknown)}", remedy)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.backend.model import Backend, Where
-from launcher.backend.registry import in_namespaces, of_clusters
+from launcher.backend.registry import in_namespaces
 from launcher.cli import owners
 from launcher.cli.formats import count
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
@@ -73,10 +73,10 @@ def down(
 
 def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, *, delete_data: bool, yes: bool, as_json: bool) -> None:
     """Remove what runs have left that have ended, without those of other users; those that say when, where `older` names a time since."""
-    from launcher.cli.backends import known_runs, open_backend
+    from launcher.cli.backends import known_runs, of_place, open_backend
     from launcher.cli.formats import seconds_of
 
-    on = of_clusters() if on is None and (where.context or where.namespace) else on
+    on = of_place(on, where)
     before = time.time() - seconds_of(older, "--older") if older else None
     found = [
         one

@@ -4,7 +4,7 @@ import json
 import sys
 
 from launcher.backend.model import Where
-from launcher.backend.registry import in_namespaces, of_clusters
+from launcher.backend.registry import DEFAULT, in_namespaces, of_clusters
 from launcher.cli import formats
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, home, place
@@ -28,16 +28,17 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the runs."""
-    from launcher.cli.backends import known_runs
+    from launcher.cli.backends import known_runs, of_place
 
-    on = of_clusters() if on is None and (context or namespace) else on
-    known = known_runs(on, runs, Where(context, namespace))
+    where = Where(context, namespace)
+    on = of_place(on, where)
+    known = known_runs(on, runs, where)
     if as_json:
         print(json.dumps([formats.document(status) for status in known]))
         return
     if not known:
         elsewhere = "" if in_namespaces(on) else "; --runs names another directory"
-        print(f"there are no runs {place(runs, on)}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or 'local')}`")
+        print(f"there are no runs {place(runs, on)}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or DEFAULT)}`")
         return
     from rich.console import Console
 

@@ -45,6 +45,14 @@ def early(status: RunStatus) -> str:
     return f"at step {status.step or 0:,}: {status.ended_early}"
 
 
+def speed(status: RunStatus) -> str:
+    """Write how fast a run trains: `1,200 examples/s, 12 ms a step`."""
+    parts = [] if status.examples_per_second is None else [f"{status.examples_per_second:,.0f} examples/s"]
+    if status.seconds_per_step is not None:
+        parts.append(f"{formats.seconds_each(status.seconds_per_step)} a step")
+    return ", ".join(parts)
+
+
 def training(status: RunStatus) -> str:
     """Write loss and metrics of training: `loss 0.12  accuracy 0.96`."""
     metrics = status.training_metrics if status.metrics_of == EVALUATION else status.training_metrics or status.metrics

@@ -10,7 +10,7 @@ from launcher.backend.registry import DEFAULT
 from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
-from launcher.errors import UsageError
+from launcher.errors import check_tasks
 from launcher.plan import role_rules
 from launcher.plan.models import Plan, Task
 
@@ -48,10 +48,9 @@ def plan(
 
 
 def _find(planned: Plan, name: str) -> Task:
-    for task in planned.tasks:
-        if task.name == name:
-            return task
-    raise UsageError(f"{planned.name} has no task {name!r}", f"its tasks are: {', '.join(task.name for task in planned.tasks)}")
+    by_name = {task.name: task for task in planned.tasks}
+    check_tasks(planned.name, [name], list(by_name))
+    return by_name[name]
 
 
 def _show(planned: Plan) -> None:

@@ -96,20 +96,16 @@ def _seconds(status: RunStatus) -> float | None:
 
 
 def _facts(status: RunStatus) -> list[tuple[str, str]]:
-    facts = [("stopped early", measures.early(status))] * bool(measures.early(status))
-    if status.step is not None:
-        facts.append(("steps", measures.steps(status)))
-    speed = []
-    if status.examples_per_second is not None:
-        speed.append(f"{status.examples_per_second:,.0f} examples/s")
-    if status.seconds_per_step is not None:
-        speed.append(f"{formats.seconds_each(status.seconds_per_step)} a step")
-    facts += [("speed", ", ".join(speed))] * bool(speed)
-    facts += [("training", measures.training(status))] * bool(measures.training(status))
-    facts += [("evaluation", measures.evaluation(status))] * bool(measures.evaluation(status))
     restarts = [f"{task.name} {len(task.restarts)} (last: {_end_of(task.restarts[-1])})" for task in status.tasks if task.restarts]
-    facts.append(("restarts", ", ".join(restarts) or "none"))
-    return facts
+    facts = {
+        "stopped early": measures.early(status),
+        "steps": measures.steps(status),
+        "speed": measures.speed(status),
+        "training": measures.training(status),
+        "evaluation": measures.evaluation(status),
+        "restarts": ", ".join(restarts) or "none",
+    }
+    return [(fact, value) for fact, value in facts.items() if value]
 
 
 def _end_of(restart: Restart) -> str:

@@ -11,7 +11,7 @@ import typer
 from launcher.backend.model import Backend, Where
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs, complete_task_of_run
 from launcher.cli.run_lookup import DEFAULT_RUNS
-from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.errors import LauncherError, UsageError, check_tasks
 from launcher.runs.status import ENDED
 from trainer.stacks import ProcessStacks
 
@@ -57,8 +57,8 @@ def stacks(
 def _chosen(backend: Backend, run: str, task: str | None) -> list[str]:
     status = backend.status(run)
     known = [one.name for one in status.tasks]
-    if task is not None and task not in known:
-        raise UsageError(f"{run} has no task {task}", f"{did_you_mean(task, known)}its tasks are: {', '.join(known)}")
+    if task is not None:
+        check_tasks(run, [task], known)
     running = [one.name for one in status.tasks if one.state not in ENDED and task in {None, one.name}]
     if not running:
         raise UsageError(f"{task or run} does not run: it is {status.state}", "see what it wrote: launcher logs " + run)

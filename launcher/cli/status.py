@@ -114,7 +114,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "step": measures.steps(current),
         "training": measures.training(current),
         "evaluation": measures.evaluation(current),
-        "speed": _speed(current),
+        "speed": measures.speed(current),
         "time left": "" if current.eta is None or current.state in ENDED else formats.duration(current.eta),
         "checkpoint": _checkpoint(current),
         "model": "" if current.model is None else relative_path(current.model),
@@ -136,13 +136,6 @@ def _times(current: RunStatus) -> str:
         return ""
     took = "" if current.ended is None else f", took {formats.duration(current.ended - current.started)}"
     return formats.ago(current.started) + took
-
-
-def _speed(current: RunStatus) -> str:
-    parts = [] if current.examples_per_second is None else [f"{current.examples_per_second:,.0f} examples/s"]
-    if current.seconds_per_step is not None:
-        parts.append(f"{formats.seconds_each(current.seconds_per_step)} a step")
-    return ", ".join(parts)
 
 
 def _checkpoint(current: RunStatus) -> str:

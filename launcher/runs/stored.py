@@ -40,6 +40,11 @@ class Stored:
     size: int | None = None
 
 
+def still_runs(run: str, on: str) -> UsageError:
+    """Return the error of a run whose data is to be deleted while it runs."""
+    return UsageError(f"the run {run} is running; its data was not deleted", f"stop it first: launcher down {run} --on {on}")
+
+
 def nothing(run: str, part: Part, there: Iterable[str]) -> UsageError:
     """Return the error of a run that has nothing of a kind; `there` are the kinds of which it has something."""
     known = ", ".join(sorted(there))

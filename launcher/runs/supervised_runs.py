@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.notify import outbox
 from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
@@ -88,9 +88,7 @@ class SupervisedRuns:
         layout = self._known(name)
         snapshot = state_file.read(layout.state)
         known = [task.name for task in snapshot.status.tasks] if snapshot else []
-        unknown = [task for task in tasks if task not in known]
-        if unknown:
-            raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(known)}")
+        check_tasks(name, tasks, known)
         files = {task: layout.log(task) for task in known if not tasks or task in tasks}
         return merged(files, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
 

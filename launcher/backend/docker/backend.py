@@ -23,7 +23,7 @@ from launcher.backend.docker.engine import COMPOSE_WAIT, Engine, asking, compose
 from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
 from launcher.backend.model import Board, PlannedRun
-from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.notify import outbox
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
@@ -33,7 +33,7 @@ from launcher.runs.os_errors import explain
 from launcher.runs.paths import OF_CONTAINERS, RunPaths
 from launcher.runs.reasons import killed
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
-from launcher.runs.stored import Part, Stored, nothing
+from launcher.runs.stored import Part, Stored, nothing, still_runs
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
 
@@ -152,8 +152,7 @@ class DockerBackend:
         there = container_status.members(containers)
         if not there or (snapshot is not None and _is_told(snapshot.status, containers)):
             return self._kept.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
-        if unknown := [task for task in tasks if task not in there]:
-            raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(there)}")
+        check_tasks(name, tasks, list(there))
         return self._engine_lines(name, tasks, follow=follow, since=since, tail=tail)
 
     def _engine_lines(self, name: str, tasks: list[str], **chosen: Any) -> Iterator[LogLine]:
@@ -197,7 +196,7 @@ class DockerBackend:
         layout = self._layout(name)
         with _alone(layout) as alone:
             if not alone:
-                raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on docker")
+                raise still_runs(name, BACKEND)
             with asking(f"deleting the data of {name}"):
                 self._engine.remove(name)
                 self._engine.remove_readers(name)

@@ -37,7 +37,7 @@ from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, RunContext
 from launcher.backend.model import Board, PlannedRun, Where
-from launcher.errors import LauncherError, UsageError, did_you_mean
+from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.images import image_for
 from launcher.notify import ledger
 from launcher.notify.outbox import Channel
@@ -48,7 +48,7 @@ from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
-from launcher.runs.stored import Part, Stored
+from launcher.runs.stored import Part, Stored, still_runs
 from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
@@ -306,9 +306,7 @@ class KubernetesBackend:
         """Yield the lines of `tasks` (all when empty) in order of time, of earlier attempts too; `tail` counts for each task."""
         known = self._look_at(name)
         names = [task.name for task in self._status(known, name).tasks]
-        unknown = [task for task in tasks if task not in names]
-        if unknown:
-            raise UsageError(f"the run {name} has no task {', '.join(unknown)}", f"its tasks are {', '.join(names)}")
+        check_tasks(name, tasks, names)
         chosen = log_lines.LogSelection(tuple(tasks), since, tail)
         if not follow:
             return log_lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
@@ -366,7 +364,7 @@ class KubernetesBackend:
     def delete(self, name: str) -> None:
         """Delete the run's data and its record. Raises UsageError while the run is running."""
         if self.status(name).state not in ENDED:
-            raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name} --on {BACKEND}")
+            raise still_runs(name, BACKEND)
         cluster = self._cluster(name)
         run_objects.remove(cluster, name)
         run = self._of_record(name)

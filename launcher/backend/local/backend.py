@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.backend.model import PlannedRun
-from launcher.errors import UsageError
 from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
-from launcher.runs.stored import PLACES, Part, Stored, nothing
+from launcher.runs.stored import PLACES, Part, Stored, nothing, still_runs
 from launcher.runs.supervised_runs import KILL_WAIT, SupervisedRuns
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class LocalBackend(SupervisedRuns):
         if layout.directory.is_dir():
             self._known(name)
         if locks.held(layout.lock):
-            raise UsageError(f"the run {name} is running; its data was not deleted", f"stop it first: launcher down {name}")
+            raise still_runs(name, BACKEND)
         orphans.clear(layout, now=True)
         try:
             if layout.run_dir.exists():
