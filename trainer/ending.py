@@ -28,7 +28,7 @@ _ANSWER = 2.0  # seconds for an answer
 _LONGEST = 4096  # bytes of a question or an answer
 _STAYS = 60.0  # seconds that the leader stays at most, for tasks that have not heard how the run has ended
 _STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
-_LOOKS = 0.1  # seconds between its looks at who knows
+_LOOKS = 0.1  # seconds between its looks whether all know
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ def _in_words(code: int) -> str:
 
 
 class PeerWait:
-    """Waits until each of some peers was reached once, says who is missing, and times out.
+    """Waits until each of some peers was reached once, names those missing, and times out.
 
     `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
     changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`

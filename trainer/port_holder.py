@@ -51,7 +51,7 @@ class PortHolder:
         while not self._closed.is_set() and time.monotonic() < until:
             try:
                 connection, _ = listener.accept()
-                connection.close()  # in order: who asks may not have seen yet that it was taken
+                connection.close()  # in order: the client may not have seen yet that it was taken
             except TimeoutError:
                 continue
             except OSError:  # it was shut down; or, for example, there are no more files

@@ -45,7 +45,7 @@ class ProcessStacks:
 
 
 class Stacks:
-    """Asks the Python processes of a task for their stacks, one at a time, and answers who wants them."""
+    """Asks the Python processes of a task for their stacks, one at a time, and answers those who ask."""
 
     def __init__(self, reactor: Reactor, directory: Path | None) -> None:
         self._reactor = reactor
@@ -60,10 +60,10 @@ class Stacks:
         self._reading: _Reading | None = None
         self._asks = False
         self._server: socket.socket | None = None
-        with contextlib.suppress(OSError):  # without pipes no process registers, and who asks is told so
+        with contextlib.suppress(OSError):  # without pipes no process registers, and those who ask are told so
             if directory is not None:
                 self._make_pipes(directory)
-        with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: who asks gets no connection
+        with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: nobody gets a connection
             self._server = _listen(os.environ.get(PLACE, ""))
             reactor.on_ready(self._server, selectors.EVENT_READ, self._accept)
 
@@ -120,7 +120,7 @@ class Stacks:
             del self._registered[pid]
 
     def _next(self, left: list[int], found: list[ProcessStacks]) -> None:
-        """Ask the first of the processes that are left; call who waits where none is."""
+        """Ask the first of the processes that are left; answer those who wait where none is."""
         if not left:
             self._reading, self._asks = None, False
             waiting, self._waiting = self._waiting, []

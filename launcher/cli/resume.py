@@ -116,7 +116,7 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
         new.pop("storage", None)
     for one in (old, new):
         (one.get("storage") or {}).pop("access", None)  # a claim that is there keeps its own
-        one.pop("notify", None)  # who is told of a run makes it no other
+        one.pop("notify", None)  # other receivers of messages do not make it another run
     directory = str((stored(runs, spec.name, "plan", plan.target) or {}).get("spec_dir") or "")
     old, new = _volumes_from(old, plan.target, directory), _volumes_from(new, plan.target, plan.spec_dir)
     old, new = _as_mounted(old), _as_mounted(new)

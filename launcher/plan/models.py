@@ -76,5 +76,5 @@ class Plan:
     graces: dict[RoleName, float] = field(default_factory=dict)  # see rules.graces; of a user's own program
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to
-    notify: dict[str, Any] | None = None  # who is told of it: the spec's section
+    notify: dict[str, Any] | None = None  # the spec's section on messages to people
     restarts_stalled: bool = False  # tasks without progress are started again

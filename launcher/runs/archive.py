@@ -143,7 +143,7 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # with chunks: one that is missing is noticed
-        timeout = idle  # who asks may be gone without a word
+        timeout = idle  # the client may be gone without a word
 
         def do_GET(self) -> None:
             told = hashlib.sha256(self.headers.get(TOKEN_HEADER, "").encode()).hexdigest()

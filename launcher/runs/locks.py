@@ -44,7 +44,7 @@ def alone(path: Path, *, timeout: float) -> Iterator[bool]:
     """
     deadline = time.monotonic() + timeout
     while (fd := acquire(path, timeout=max(0.0, deadline - time.monotonic()))) is not None and not _names(path, fd):
-        os.close(fd)  # it was removed by who held it: who comes next makes another
+        os.close(fd)  # its holder has removed it: the next one makes another
     try:
         yield fd is not None
     finally:

@@ -75,10 +75,12 @@ class RunPaths:
         try:
             return self.run_dir.rename(self.run_dir.with_name(aside))
         except OSError as error:
-            raise LauncherError(f"{self.run_dir} cannot be moved aside: {error.strerror}", "see who owns it and who uses it") from error
+            raise LauncherError(
+                f"{self.run_dir} cannot be moved aside: {error.strerror}", "see which user owns it, and which process uses it"
+            ) from error
 
     def stacks_socket(self, task: str) -> Path:
-        """Return where a task's parent listens for who wants its stacks."""
+        """Return the socket on which a task's parent is asked for its stacks."""
         return self.tasks / f"{task}.sock"
 
     def log(self, task: str) -> Path:

@@ -46,7 +46,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return who has this process id now; None when nobody has, or only its exit code is left of it."""
+    """Return the process that has this id now; None when nobody has, or only its exit code is left of it."""
     if _LINUX:
         fields = _stat(pid)
         return None if fields is None or fields[0] in "ZX" else Identity(pid, f"{_boot()}:{fields[19]}")

@@ -53,7 +53,7 @@ def culprits(status: RunStatus) -> list[TaskStatus]:
 
 
 def held_up(status: RunStatus) -> str:
-    """Return who holds up a run and what that task does; empty where none is stalled.
+    """Return which task holds up a run and what it does; empty where none is stalled.
 
     Of tasks that are stalled, one that waits for others holds up nobody: then it is one that has not been heard of since.
     """

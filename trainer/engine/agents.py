@@ -94,7 +94,7 @@ class AgentSession(Session):
 
     @abstractmethod
     def _publish(self) -> None:
-        """Let who plays have what was learned."""
+        """Give the players the weights that were learned."""
 
     def _workers_progress(self) -> Sequence[WorkerProgress]:
         """Return what others did since this was last asked."""

@@ -1,7 +1,7 @@
 """Exports models for use elsewhere: the best so far, `export/best` in the run directory, and `export/last` where nothing was evaluated.
 
 Each is a link to a directory beside it and is replaced in one step, so a reader finds a whole model. The directory before stays until
-the next one: who has just opened it can finish reading. Links are relative, so that they hold wherever the run directory is mounted.
+the next one: a reader that has just opened it can finish. Links are relative, so that they hold wherever the run directory is mounted.
 
 A model is saved first, see `export_formats`, and a thread of its own takes it to the run directory, whose volume may hang or be full.
 Tables that are spread over servers are not saved before: that thread has their rows from there, see `exported_tables`.

@@ -380,7 +380,7 @@ class _Chief:
 
 
 def _waits(progress: Progress | WorkerProgress) -> dict[str, Any]:
-    """Return the fields of a progress event that say who is slow and why; those that the strategy has."""
+    """Return the fields of a progress event that say what slows a task down; those that the strategy has."""
     return {name: value for name in _WAITS if (value := getattr(progress, name, None)) is not None}
 
 

@@ -41,7 +41,7 @@ class Patience:
 
 
 def let_end() -> None:
-    """Let saves that are under way end, as `Saver.wait` does: for who is about to end the process."""
+    """Let saves that are under way end, as `Saver.wait` does, before the process is ended."""
     for saver in _savers:
         saver.wait()
 

@@ -46,7 +46,7 @@ Inbox = queue.SimpleQueue[Heard]
 
 
 class _Answers:
-    """The answers of the engine that are being read, by who reads them, and when each last brought something."""
+    """The answers of the engine that are being read, by their readers, and when each last brought something."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class _Answers:
             return time.monotonic() - self._open[reader][1] if reader in self._open else math.inf
 
     def close(self, *, silent_for: float) -> None:
-        """Close those that have brought nothing for so many seconds: who reads them asks again."""
+        """Close those that have brought nothing for so many seconds: their readers ask again."""
         before = time.monotonic() - silent_for
         with self._lock:
             silent = {reader: answer for reader, (answer, last) in self._open.items() if last <= before}

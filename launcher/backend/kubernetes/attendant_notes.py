@@ -70,7 +70,7 @@ class LastLines:
     def __init__(self) -> None:
         self.ended = 0  # as readers count them
         self._lines: dict[str, deque[str]] = {}  # by the pods' uids
-        self._after: dict[str, str] = {}  # the time of the last of them: who reads asks for whole seconds, and gets some again
+        self._after: dict[str, str] = {}  # the time of the last of them: a reader asks for whole seconds, and gets some again
 
     def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take in what a pod has written since."""

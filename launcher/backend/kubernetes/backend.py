@@ -161,7 +161,7 @@ class KubernetesBackend:
             return known.last
 
     def _context(self, known: _Known, name: str) -> RunContext:
-        """Return who started a run, whether that is who asks, and what the run lacks of what its record names."""
+        """Return the user who started a run, whether that is this one, and which objects of its record the run lacks."""
         lacking = known.having.look() if known.having else Differences()
         if known.user is None:
             seen = known.having.noted if known.having else None  # it has just been read

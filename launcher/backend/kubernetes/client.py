@@ -155,7 +155,7 @@ class Cluster:
             return True
 
     def user(self) -> str:
-        """Return who asks, as the cluster knows them; empty where it does not tell, as before Kubernetes 1.28."""
+        """Return the user's name as the cluster knows it; empty where it does not tell, as before Kubernetes 1.28."""
         if self._user is None:
             made = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
             try:

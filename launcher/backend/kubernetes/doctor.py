@@ -40,7 +40,7 @@ RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", "workloads", ("list",)),
     ("", "pods/status", ("patch",)),
 )
-# What one asks for beside it who makes an attendant, as docs/kubernetes-attendant-role.yaml has it. Nobody may give what they may not do themselves.
+# Rights that the user needs besides to make an attendant, as docs/kubernetes-attendant-role.yaml has them. Nobody may give rights that they do not have.
 OF_ATTENDANTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "serviceaccounts", ("get", "list", "create", "patch", "delete")),
     ("rbac.authorization.k8s.io", "roles", ("get", "list", "create", "patch", "delete")),

@@ -41,7 +41,7 @@ class UnreachableError(LauncherError):
 
 
 class CredentialsError(UnreachableError):
-    """The API server does not know who asks; it will once the user has logged in again."""
+    """The API server does not know the user; it will after another login."""
 
     lacking = "has not accepted your credentials"
 

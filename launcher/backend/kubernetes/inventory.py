@@ -28,7 +28,7 @@ class Watch:
         if time.monotonic() >= self._next:
             try:
                 self._found = self._look()
-            except ForbiddenError:  # who may not look at all of it is told the rest
+            except ForbiddenError:  # a user who may not see all of it sees the rest
                 self._found = Differences()
             self._next = time.monotonic() + _EVERY
         return self._found

@@ -28,7 +28,7 @@ def attempts(
     """Return by its name each pod of a Job that is gone: its task, and how the attempt ended.
 
     `events` are those of the namespace, as far as they are known, `there` the pods that are left, `before` by their names the pods that were
-    seen earlier. Of a Job with many pods the cluster drops events: then only who has seen a pod knows that it is gone.
+    seen earlier. Of a Job with many pods the cluster drops events: then only pods that were seen are known to be gone.
     """
     told, left = list(events), {pod["metadata"]["name"]: pod for pod in there}
     made = _made(job, told)

@@ -170,7 +170,7 @@ class Reconciler:
         try:
             self._cluster.patch("Pod", name, RELEASE, subresource="status")
         except ForbiddenError:
-            # Once: who may is told what to do, and who watches need not read it again every second.
+            # Once: a user with the permission learns what to do, and one who watches need not read it again every second.
             return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to release its pod. Somebody who may change pods/status can run: {command}"
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was released, and is replaced"
 

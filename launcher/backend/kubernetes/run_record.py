@@ -26,7 +26,7 @@ _DIGEST = "digest"  # the spec's, as its Jobs and run.json have it
 _STARTING = "tf-launcher/starting"
 _STARTS_WITHIN = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
-# Of a status what depends on who asks, and when.
+# Fields of a status that depend on the user who asks, and on the time.
 _ASKED = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
 # So often a change is tried again that somebody else's has overtaken, such as a note of how the run has ended.
 _TRIES = 10
@@ -65,7 +65,7 @@ def new_mark(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus
 
 
 def take(cluster: Cluster, run: Run, mark: StartLease) -> bool:
-    """Put the mark on the record that was read; tell whether it is there, and not that somebody has changed the record since.
+    """Put the mark on the record that was read; return whether it is there, false where somebody has changed the record since.
 
     May be called again where the cluster did not answer.
     """
@@ -256,7 +256,7 @@ def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> No
 
 
 def dumped(status: RunStatus) -> str:
-    """Return a status as text, without what depends on who asks."""
+    """Return a status as text, without the fields that depend on the user who asks."""
     told = dataclasses.asdict(status)
     return as_json({key: value for key, value in told.items() if key not in _ASKED})
 

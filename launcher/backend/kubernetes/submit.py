@@ -60,7 +60,7 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
 
 
 class Start:
-    """One start of a run, by who holds its mark. Every call raises LauncherError, LeaseLostError where somebody has stopped the run meanwhile."""
+    """One start of a run, by the launcher that holds its mark. Every call raises LauncherError, LeaseLostError where somebody has stopped the run meanwhile."""
 
     def __init__(self, cluster: Cluster, run: Run, mark: run_record.StartLease, wanted: Callable[[], bool]) -> None:
         """Begin nothing yet. `wanted` is asked until the start is made, and where it waits."""
@@ -105,7 +105,7 @@ class Start:
                 continue
 
     def settle_soon(self) -> bool:
-        """Settle, and tell whether that was done: not where the cluster does not answer for a while."""
+        """Settle, and return whether that was done: false where the cluster does not answer for a while."""
         try:
             _insist(self.settle, self._wanted)
         except UnreachableError:

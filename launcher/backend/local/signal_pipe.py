@@ -15,7 +15,7 @@ class SignalPipe:
         self._writing.setblocking(False)
         signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         for number in numbers:
-            # A handler has to be there for Python to write the byte; what it is for is done by who reads it.
+            # A handler has to be there for Python to write the byte; its reader acts on it.
             signal.signal(number, lambda _number, _frame: None)
 
     def fileno(self) -> int:

@@ -131,7 +131,7 @@ def _rule(group: str, resource: str, *verbs: str, names: list[str] | None = None
 
 
 def _policy(run: Run) -> Object:
-    """Return who may reach the attendant, nobody, and that it may reach the API server also where the namespace denies all.
+    """Return the policy of the attendant: nobody may reach it, and it may reach the API server even where the namespace denies all.
 
     Clusters differ in the API server's address and port, and in whether a policy sees these or its Service's. A webhook is anywhere, by its name.
     """

@@ -84,7 +84,7 @@ def _ends_by_itself(run: Run, group: Group) -> bool:
 
 
 def _failure_policy(by_role: tuple[Group, ...]) -> Object:
-    """Return who is started again with whom: docs/architecture.md, "Who restarts what"."""
+    """Return which roles are started again together: docs/architecture.md, "Who restarts what"."""
     alone = [group.role for group in by_role if group.scope == "alone"]
     together = [group.role for group in by_role if group.scope == "all"]
     found: list[Object] = [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": _FINAL}]

@@ -21,7 +21,7 @@ def headless(run: Run) -> Object:
 
 
 def policies(run: Run) -> list[Object]:
-    """Return who may reach what: a task the other tasks of its run alone, TensorBoard everybody in the cluster."""
+    """Return the policies: only tasks of its run may reach a task, and everybody in the cluster TensorBoard."""
     tasks = {"matchLabels": _tasks(run)}
     ports: Object = {}
     if not _uses_other_ports(run):

@@ -30,7 +30,7 @@ _NAME = "app.kubernetes.io/name"
 _INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 _MANAGED_BY = "app.kubernetes.io/managed-by"
-# On the pods of the tasks, and on no others: who is in the cluster.
+# On the pods of the tasks, the members of the cluster, and on no others.
 CLUSTER_LABEL = "tf-launcher/cluster"
 # On every pod that mounts the run's volume, where those have to be on one node.
 VOLUME_LABEL = "tf-launcher/volume"

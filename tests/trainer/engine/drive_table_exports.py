@@ -124,7 +124,7 @@ def frozen(scratch: Path, connection: Any, *, held: bool) -> dict[str, Any]:
 
     from tests.volumes import volume
     from trainer.engine import export
-    from trainer.engine.embeddings import exported_tables
+    from trainer.engine.embeddings import exported_tables, table_files
     from trainer.events import Reporter
     from trainer.settings import Export
 

@@ -168,7 +168,7 @@ class TcpAllReduce:
             self._receive(peer, left)
 
     def _some(self, peer: int, left: dict[int, memoryview], move: Callable[[socket.socket, memoryview], int]) -> bool:
-        """Send or receive what can be at once, drop what is done from `left`; tell whether anything was."""
+        """Send or receive what can be at once, drop what is done from `left`; return whether anything was."""
         try:
             count = self._moved(peer, move(self._prompt[peer], left[peer]))
         except BlockingIOError:

@@ -156,7 +156,7 @@ class ServerWatch:
     def _ask(self, name: str, ask: Callable[[], bool]) -> None:
         """Ask a ps, again and again, whether it was asked to stop."""
         while not self._done.wait(_ASK_EVERY):
-            with suppress(tf.errors.OpError):  # it is gone, or a worker that is makes TensorFlow connect anew
+            with suppress(tf.errors.OpError):  # it is gone, or a worker that is makes TensorFlow connect again
                 if ask():
                     self.leaving.add(name)
                     self._notice(f"{name} was asked to stop: this task saves, and starts again when {name} is back")

@@ -41,7 +41,7 @@ class Server:
         self._sent += [kind for rows in self._rows for kind in (rows.key, short if rows.dtype == tf.float32 else rows.dtype)]
         self._replied = [tf.uint8] * max(1, len(self._types))  # the step, where it has nothing else
         with tf.device(self._device):
-            # Without bounds: who is never waited for cannot be blocked. A worker has one request under way at a time.
+            # Without bounds: a worker that is never waited for cannot be blocked. A worker has one request under way at a time.
             self._requests = tf.queue.FIFOQueue(-1, [tf.uint8] * len(self._sent))
             self._replies = [tf.queue.FIFOQueue(-1, self._replied) for _ in range(workers)]
 

@@ -127,7 +127,7 @@ class SynchronousSession(ServerSession):
             if not any(one.done() for one in under_way):
                 moving = time.monotonic()
             if time.monotonic() - moving > _LOOK_EVERY:
-                # Workers wait for each server: who is done goes on answering them.
+                # Workers wait for each server: one that is done goes on answering them.
                 for place in self._starving(under_way, counts) - answering.keys():
                     answering[place] = self._threads.submit(_late, self._answering[place])
             # A call's gradients may all come too late, so there is always another one.

@@ -239,7 +239,7 @@ class Workers:
         # What lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
         # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
         self._of_lost_workers: list[Any] = []
-        self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes who waits
+        self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes a waiting thread
         self._calls: dict[int, _Call] = {}  # that have not ended
         self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
         self._greeted: set[int] = set()
@@ -277,7 +277,7 @@ class Workers:
         return result
 
     def wake(self) -> None:
-        """Let who waits in `take_within` go on; from any thread."""
+        """Let the thread that waits in `take_within` go on; from any thread."""
         self._results.put(None)
 
     def drain(self) -> list[Result]:
