@@ -36,8 +36,8 @@ def child_environment(pipe: int | None = None) -> dict[str, str]:
 def die_with_parent() -> None:
     """Make this process be killed (SIGKILL) when its parent is gone; leave at once when it is gone already.
 
-    Does nothing in a process whose parent did not ask for it. What it read is removed from the environment, so that it
-    does not reach this process's own children.
+    Does nothing in a process whose parent did not ask for it. The variable that it read is removed from the environment,
+    so that this process's own children do not see it.
     """
     parent = os.environ.pop(PARENT_PID, "")
     pipe = os.environ.pop(PARENT_PIPE, "")

@@ -57,8 +57,8 @@ def _parent_pipe() -> int:
 def reap(child: int | None) -> int | None:
     """Take every child of this process that has ended from the process table; return how `child` ended, if it did.
 
-    Process 1 of a container has others than its own. A negative number is a signal, as in `subprocess`. What is
-    left of the child's process group is killed.
+    Process 1 of a container has others than its own. A negative number is a signal, as in `subprocess`. The rest
+    of the child's process group is killed.
     """
     code = None
     while True:

@@ -184,7 +184,7 @@ def _ending(code: int) -> str:
 
 
 def _last_line(process: "subprocess.Popen[bytes]", seconds: float) -> str:
-    """Read what a program writes until it ends, or for so many seconds; return its last line. What it leaves running is not waited for."""
+    """Read what a program writes until it ends, or for so many seconds; return its last line. Processes that it leaves behind are not waited for."""
     out = process.stdout
     assert out is not None  # noqa: S101
     os.set_blocking(out.fileno(), False)

@@ -13,7 +13,7 @@ from trainer.workloads.errors import WorkloadError
 
 
 class EarlyStop:
-    """Tells whether to end the run; asked by the chief between calls. What it knows outlasts the process, in the run directory."""
+    """Tells whether to end the run; asked by the chief between calls. Its knowledge outlasts the process, in the run directory."""
 
     def __init__(self, train: Train, run_dir: Path) -> None:
         self._train, self._run_dir = train, run_dir

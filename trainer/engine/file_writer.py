@@ -1,6 +1,6 @@
 """Writes the small files of a run in a thread of its own: a volume that is full, read-only or broken, or that does not answer, holds up nobody.
 
-What could not be written is reported once, stays in memory and is written when that works again; of `replace` the newest content alone.
+A write that fails is reported once, stays in memory and is done when that works again; of `replace` the newest content alone.
 """
 
 import os
@@ -37,7 +37,7 @@ class FileWriter:
             self._changed.notify_all()
 
     def append(self, path: Path, content: bytes) -> None:
-        """Add to the end of a file. What is more than can be held is lost, and is told."""
+        """Add to the end of a file. Text beyond what memory may hold is lost, and reported."""
         rest = memoryview(content)
 
         def write() -> None:

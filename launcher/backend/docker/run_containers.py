@@ -110,7 +110,7 @@ class RunContainers(Runtime):
         self.sidecars.end()
 
     def lose_directory(self) -> bool:
-        """Take in that another run of its name may start: its containers are not this one's. What these save stays in their volume."""
+        """Take in that another run of its name may start: its containers are not this one's. The files that these save stay in their volume."""
         for task in self.tasks:
             task.own = self._started_as.get(task.name)
         return False

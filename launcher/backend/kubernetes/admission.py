@@ -94,7 +94,7 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]
 def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> Iterator[tuple[str, str]]:
     """Yield what the pods of a run name that is not there, and that no pod starts without: in words, with the command that makes it.
 
-    What `made` are is the run's own. What the user may not look at counts as there.
+    Those in `made` are the run's own. Objects that the user may not look at count as there.
     """
     own = {(one["kind"], one["metadata"]["name"]) for one in made}
     users: dict[tuple[str, str], list[str]] = {}

@@ -64,7 +64,7 @@ def follow(
 ) -> Iterator[LogLine]:
     """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds.
 
-    `there` gives the pods of its tasks as they are now. What is read is passed on to the reader `onward`.
+    `there` gives the pods of its tasks as they are now. The reader `onward` goes on after the lines that were read.
     """
     reader = _reader(cluster, kept, chosen, onward)
     _take_over(cluster, run, kept)

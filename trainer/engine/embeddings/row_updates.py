@@ -1,7 +1,7 @@
 """Updates of the rows that a step used, where they are, by the formulas of Keras's optimizers.
 
 SGD without momentum and Adagrad do what the dense optimizer does: a row without a gradient does not move. All others are the lazy form: slots
-and weight decay of a row move in the steps that use it alone. What is a sum is added, so that workers that update a row at the same time
+and weight decay of a row move in the steps that use it alone. Sums are added to, so that workers that update a row at the same time
 lose nothing of each other; other slots are read and written, as Keras's own asynchronous updates do.
 """
 

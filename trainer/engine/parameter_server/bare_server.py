@@ -1,6 +1,6 @@
 """A TensorFlow server without TensorFlow's Python: up in half a second rather than in two or more.
 
-A ps or worker of parameter_server or manual runs no Python of its own: the chief sends it graphs. What it needs are
+A ps or worker of parameter_server or manual runs no Python of its own: the chief sends it graphs. It needs
 TensorFlow's shared libraries, with every kernel, and the class that starts the server. `import tensorflow` would
 bring Keras, compat.v1 and the rest, 2,000 modules, at four times the memory.
 """

@@ -119,8 +119,8 @@ def _tell(name: str, file: Path, word: str, done: Callable[[], None]) -> None:
     with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
         tf.identity(content).numpy()  # it is there
         tf.io.write_file(path, content)
-        # A chief that leaves at once would take with it what is under way: who answers has the write, too. Who was told may have ended
-        # before it could answer.
+        # A chief that leaves at once would take with it what is under way. A server that answers has the write, too; it may also have
+        # ended before it could answer.
         with contextlib.suppress(tf.errors.OpError):
             tf.identity(content).numpy()
         done()
