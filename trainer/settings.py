@@ -152,7 +152,7 @@ class Train(Settings):
 
     workload: str = Field(
         min_length=1,
-        description="A built-in name (mnist, cifar10, ...), or package.module:name of a class, Keras model, model function or program of one's own.",
+        description="A built-in name (mnist, cifar10, ...), or package.module:name of a class, Keras model, model function or program of your own.",
     )
     steps: Steps | None = Field(None, description="Global steps to train for.")
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
@@ -193,7 +193,7 @@ class Train(Settings):
     summaries: Summaries = Field(default_factory=Summaries, description="Summaries for TensorBoard, and how often.")
     export: Export | None = Field(
         None,
-        description="Export the best model for use elsewhere. Left out: a model of one's own is exported, a built-in one only by an evaluator."
+        description="Export the best model for use elsewhere. Left out: a model of your own is exported, a built-in one only by an evaluator."
         " `{formats: []}` exports nothing.",
     )
 

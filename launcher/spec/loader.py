@@ -131,7 +131,7 @@ def _read(path: Path) -> Document:
         remedy = ""
         if isinstance(error, IsADirectoryError):
             inside = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
-            remedy = f"name a file in it, {path / inside[0]} say" if inside else "name the file"
+            remedy = f"name a file in it, such as {path / inside[0]}" if inside else "name the file"
         if isinstance(error, FileNotFoundError):
             remedy = f"name {meant}" if (meant := _neighbour(path)) else f"write one with `launcher init`, or check the path {shown(file)}"
         raise SpecError([syntax.unreadable(file, error, "the file of a spec", remedy)]) from None

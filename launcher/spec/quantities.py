@@ -46,7 +46,7 @@ def parse_cpu(value: object) -> float:
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9:
         cores = float(value)
     else:
-        raise FieldError(f"{shown(value)} is not a number of cores", CPU_EXPECTED, "write the number of cores, 2 say")
+        raise FieldError(f"{shown(value)} is not a number of cores", CPU_EXPECTED, "write the number of cores, such as 2")
     if not cores >= 0.001:  # also NaN
         raise FieldError(f"{shown(value)} is too little", CPU_EXPECTED, "give at least 1m, a thousandth of a core")
     return cores

@@ -41,7 +41,9 @@ def read(text: str, origin: str) -> Board:
             row, column = row + count, 0
             continue
         if column + count > width or (row >= height and letter == "o"):
-            raise _wrong(place, f"cells in row {row + 1}, column {column + count}", f"no more than x = {width}, y = {height} say")
+            raise _wrong(
+                place, f"cells in row {row + 1}, column {column + count}", f"no more than x = {width}, y = {height}, as the header has it"
+            )
         board[row : row + 1, column : column + count] = letter == "o"
         column += count
     raise _wrong(f"{origin}:{lines[-1][0]}", "no end", "! after the last row")

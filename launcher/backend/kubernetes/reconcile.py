@@ -177,7 +177,7 @@ class Reconciler:
     def _let_go(self, seen: ClusterSnapshot) -> Iterator[str]:
         """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.
 
-        Not the Jobs that something else has made, a JobSet say: it ends them, or starts all of them again.
+        Not the Jobs that something else has made, such as a JobSet: it ends them, or starts all of them again.
         """
         if pod_status.maker(seen.jobs):
             return

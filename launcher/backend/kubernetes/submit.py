@@ -101,7 +101,7 @@ class Start:
                 run_objects.delete(self._cluster, one)
             except UnreachableError:
                 raise
-            except LauncherError:  # without that right, say: it is merely left behind
+            except LauncherError:  # for example without that right: it is merely left behind
                 continue
 
     def settle_soon(self) -> bool:
