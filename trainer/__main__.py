@@ -132,7 +132,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     from trainer.events import Reporter
     from trainer.output import Output
     from trainer.supervise import supervise
-    from trainer.tf_config import TaskConfig, TfConfigError, parse
+    from trainer.tf_config import ConfigurationError, TaskConfig, parse
 
     problems: list[str] = []
     task = TaskConfig()
@@ -140,7 +140,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     try:
         task = parse(os.environ.get("TF_CONFIG"), has_master=bool(command))
         name = task.name
-    except TfConfigError as error:
+    except ConfigurationError as error:
         problems += error.problems
     settings: Settings | None = (_settings if command is None else _command_settings)(options.settings, problems)
     if not problems:
@@ -196,7 +196,7 @@ def _remembering(report: Report, told: dict[str, tuple[float, str]]) -> Report:
 
 
 def _settings(path: str | None, problems: list[str]) -> TrainerSettings | None:
-    from trainer.command_settings import ConfigurationError
+    from trainer.tf_config import ConfigurationError
 
     try:
         from trainer.configuration import from_file, from_json
@@ -214,7 +214,8 @@ def _settings(path: str | None, problems: list[str]) -> TrainerSettings | None:
 
 def _command_settings(path: str | None, problems: list[str]) -> CommandSettings | None:
     """Return the same settings for the parent of a user's program, which may be in an image where there is no pydantic."""
-    from trainer.command_settings import VARIABLE, ConfigurationError, document_in, document_of, settings_of
+    from trainer.command_settings import VARIABLE, document_in, document_of, settings_of
+    from trainer.tf_config import ConfigurationError
 
     try:
         if path:

@@ -17,16 +17,9 @@ from typing import Any, get_args
 from trainer.ending import Rules
 from trainer.exit_codes import OnStall, RestartWhen
 from trainer.strategies import Strategy
+from trainer.tf_config import ConfigurationError
 
 VARIABLE = "TRAINER_SETTINGS"
-
-
-class ConfigurationError(ValueError):
-    """The settings cannot be used; `problems` has one sentence for each thing that is wrong with them."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
 
 
 @dataclass(frozen=True)

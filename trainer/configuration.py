@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.command_settings import VARIABLE, ConfigurationError, document_in, document_of
+from trainer.command_settings import VARIABLE, document_in, document_of
 from trainer.settings import Settings, TrainerSettings
 from trainer.settings_rules import misfits
 from trainer.strategies import STRATEGIES, Strategy
-from trainer.tf_config import TaskConfig
+from trainer.tf_config import ConfigurationError, TaskConfig
 from trainer.workloads.catalog import CATALOG
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainer.process_group import DEAD, STOPPED
 from trainer.strategies import STRATEGIES
-from trainer.tf_config import TfConfigError, parse, split_address
+from trainer.tf_config import ConfigurationError, parse, split_address
 
 _PROC = Path("/proc")
 _CONNECT_TIMEOUT = 2.0
@@ -48,7 +48,7 @@ def examine(proc: Path = _PROC) -> Health:
     """
     try:
         task = parse(os.environ.get("TF_CONFIG"), has_master=True)
-    except TfConfigError as error:
+    except ConfigurationError as error:
         return Health(well=False, line=error.problems[0])
     if not (proc / "self" / "stat").exists():
         return Health(well=False, line=f"{task.name}: there is no {proc} to read; health is known only on Linux")

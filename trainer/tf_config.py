@@ -33,8 +33,8 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
 
 
-class TfConfigError(ValueError):
-    """TF_CONFIG cannot be used; `problems` has one sentence for each thing that is wrong with it."""
+class ConfigurationError(ValueError):
+    """TF_CONFIG or the settings cannot be used; `problems` has one sentence for each thing that is wrong."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -92,7 +92,7 @@ def task_name(role: str, index: int) -> str:
 def parse(text: str | None, *, has_master: bool = False) -> TaskConfig:
     """Return the task that TF_CONFIG describes; None or an empty text is a chief that works alone.
 
-    `has_master` says that the chief may be called master in it, as in TensorFlow 1. Raises TfConfigError with every problem at once.
+    `has_master` says that the chief may be called master in it, as in TensorFlow 1. Raises ConfigurationError with every problem at once.
     """
     if text is None or not text.strip():
         return TaskConfig()
@@ -106,7 +106,7 @@ def parse(text: str | None, *, has_master: bool = False) -> TaskConfig:
         role, index = _task(document["task"], problems)
         _check_place(role, index, document.get("cluster"), problems)
     if problems or cluster is None:
-        raise TfConfigError(problems)
+        raise ConfigurationError(problems)
     return TaskConfig(cluster=cluster, role=role, index=index)
 
 
@@ -140,13 +140,13 @@ def _load(text: str) -> dict[str, Any]:
             else "correct it there; names and texts stand in double quotes"
         )
         message = f"TF_CONFIG is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}, near {near!r}; {remedy}"
-        raise TfConfigError([message]) from None
+        raise ConfigurationError([message]) from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
-        raise TfConfigError([f"TF_CONFIG is not usable JSON: {error}; write it again"]) from None
+        raise ConfigurationError([f"TF_CONFIG is not usable JSON: {error}; write it again"]) from None
     if not isinstance(document, dict):
-        raise TfConfigError([f"TF_CONFIG is {_kind(document)}; expected an object with the keys cluster and task"])
+        raise ConfigurationError([f"TF_CONFIG is {_kind(document)}; expected an object with the keys cluster and task"])
     if repeated:
-        raise TfConfigError([f"TF_CONFIG has the key {key!r} more than once in one object; merge them" for key in repeated])
+        raise ConfigurationError([f"TF_CONFIG has the key {key!r} more than once in one object; merge them" for key in repeated])
     return document
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.command_settings import CommandSettings, ConfigurationError, document_in, document_of, settings_of
+from trainer.command_settings import CommandSettings, document_in, document_of, settings_of
 from trainer.settings import TrainerSettings
+from trainer.tf_config import ConfigurationError
 
 RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/a"}
 

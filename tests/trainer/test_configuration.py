@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.command_settings import ConfigurationError
 from trainer.configuration import check_fit, from_file, from_json
 from trainer.settings import TrainerSettings
-from trainer.tf_config import TaskConfig
+from trainer.tf_config import ConfigurationError, TaskConfig
 
 RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/a", "train": {"workload": "mnist"}}
 

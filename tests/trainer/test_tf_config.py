@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden_messages import Golden
-from trainer.tf_config import TaskConfig, TfConfigError, parse, split_address
+from trainer.tf_config import ConfigurationError, TaskConfig, parse, split_address
 
 CLUSTER = {"chief": ["chief:2222"], "worker": ["worker-0:2222", "worker-1:2222"], "ps": ["ps-0:2222"]}
 
@@ -18,7 +18,7 @@ def text(cluster: Any, role: Any = "chief", index: Any = 0, **more: Any) -> str:
 
 
 def problems(given: str) -> list[str]:
-    with pytest.raises(TfConfigError) as raised:
+    with pytest.raises(ConfigurationError) as raised:
         parse(given)
     return raised.value.problems
 
@@ -58,7 +58,7 @@ def test_a_program_s_chief_may_be_called_master() -> None:
     assert master == TaskConfig(cluster={"chief": ("m:1",), "worker": ("w:1",)}, role="chief", index=0)
     assert (master.is_chief, worker.chief_address) == (True, "m:1")
     for wrong in (text({**cluster, "chief": ["c:1"]}, "worker"), text({"worker": ["w:1"]}, "master")):
-        with pytest.raises(TfConfigError, match="write 'chief'"):
+        with pytest.raises(ConfigurationError, match="write 'chief'"):
             parse(wrong, has_master=True)
 
 
@@ -172,7 +172,7 @@ json_values = st.recursive(
 def test_whatever_is_given_it_is_a_task_or_a_clear_error(document: Any) -> None:
     try:
         said = [parse(json.dumps(document)).name]
-    except TfConfigError as error:
+    except ConfigurationError as error:
         said = error.problems
         assert all(problem.startswith("TF_CONFIG") for problem in said)
     assert said

@@ -152,7 +152,7 @@ class _Chief:
         self.early_stop = EarlyStop(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
-        self._evaluator: model_ops.Evaluator | model_ops.StepEvaluator | model_ops.AgentEvaluator | None = None
+        self._evaluator: model_ops.Evaluator | None = None
         self._best: BestModel | None = None
         if session.tables:
             report("notice", message=session.tables.described())
@@ -361,7 +361,7 @@ class _Chief:
         self._report.alive(phase, step=step)  # of callbacks, where one evaluates
         return self._metrics
 
-    def _evaluated_batches(self, evaluator: model_ops.Evaluator | model_ops.StepEvaluator | model_ops.AgentEvaluator) -> dict[str, float]:
+    def _evaluated_batches(self, evaluator: model_ops.Evaluator) -> dict[str, float]:
         def goes_on() -> bool:
             self._report.alive("evaluating")
             return False

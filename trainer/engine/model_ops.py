@@ -1,5 +1,6 @@
 """The computations that all strategies share: a built model, the loss of a batch, an evaluation."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,32 +163,42 @@ def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tens
     return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
 
 
-def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator | StepEvaluator | AgentEvaluator":
+def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator":
     """Return what evaluates the model."""
     if isinstance(workload, Agent):
         return AgentEvaluator(workload, model)
     if isinstance(workload, Stepping) and user_step.own_steps(workload):
         return StepEvaluator(workload, model, batch_size)
-    return Evaluator(workload, model, batch_size)
+    return ModelEvaluator(workload, model, batch_size)
 
 
-class AgentEvaluator:
+class Evaluator(ABC):
+    """Evaluates the weights that a model has. `names` are those of the loss and the metrics."""
+
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """Return loss and metrics; None when `stopped` said so before all examples were seen."""
+
+    def __call__(self) -> dict[str, float]:
+        """Return loss and metrics."""
+        return self.unless(lambda: False) or {}
+
+
+class AgentEvaluator(Evaluator):
     """Evaluates an agent by what it does."""
 
     def __init__(self, agent: Agent, model: keras.Model) -> None:
         self.names = ("loss", *agent.evaluated)
         self._agent, self._model = agent, model
 
-    def __call__(self) -> dict[str, float]:
-        """Return loss and metrics."""
-        return self._agent.evaluate(self._model)
-
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """Return the same; None when `stopped` says so before."""
-        return None if stopped() else self()
+        """See Evaluator.unless."""
+        return None if stopped() else self._agent.evaluate(self._model)
 
 
-class StepEvaluator:
+class StepEvaluator(Evaluator):
     """Evaluates a model by the workload's own step."""
 
     def __init__(self, workload: Any, model: keras.Model, batch_size: int) -> None:
@@ -195,12 +206,8 @@ class StepEvaluator:
         self._workload, self._data = workload, workload.eval_data(batch_size)
         self._batch = tf.function(workload.test_step, reduce_retracing=True, autograph=False)
 
-    def __call__(self) -> dict[str, float]:
-        """Return loss and metrics of the whole held-out set."""
-        return self.unless(lambda: False) or {}
-
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """Return the same; None when `stopped` said so before all examples were seen."""
+        """See Evaluator.unless."""
         self._workload.reset()
         told: dict[str, tf.Tensor] = {}
         for inputs, targets in self._data:
@@ -210,8 +217,8 @@ class StepEvaluator:
         return named(self.names, (told[name] for name in self.names))
 
 
-class Evaluator:
-    """Evaluates a model on the workload's held-out set; traced once, with its data open."""
+class ModelEvaluator(Evaluator):
+    """Evaluates a model by means over the workload's held-out set, or what the workload says of all of it; traced once, with its data open."""
 
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
         self.names = ("loss", *metric_names(workload, model))
@@ -230,12 +237,8 @@ class Evaluator:
 
         self._batch: Callable[..., tuple[tf.Tensor, tf.Tensor]] = batch
 
-    def __call__(self) -> dict[str, float]:
-        """Return loss and metrics: means over all held-out examples, or what the workload says of all of them."""
-        return self.unless(lambda: False) or {}
-
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """Return the same; None when `stopped` said so before all examples were seen."""
+        """See Evaluator.unless."""
         if self._whole is not None:
             self._whole.reset()
         sums: Any = 0.0

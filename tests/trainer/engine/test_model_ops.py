@@ -13,8 +13,8 @@ from trainer.workloads.errors import WorkloadError
 def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_small() -> None:
     workload = Small({})
     model = model_ops.build(workload, small_job(3)).model
-    whole = model_ops.Evaluator(workload, model, batch_size=400)()
-    pieces = model_ops.Evaluator(workload, model, batch_size=150)()
+    whole = model_ops.evaluator(workload, model, batch_size=400)()
+    pieces = model_ops.evaluator(workload, model, batch_size=150)()
     assert pieces.keys() == whole.keys() == {"loss", "accuracy"}
     for name, value in whole.items():
         assert pieces[name] == pytest.approx(value, rel=1e-5)

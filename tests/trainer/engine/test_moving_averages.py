@@ -85,9 +85,9 @@ def test_a_run_is_evaluated_with_averages_and_goes_on_with_them(tmp_path: Path) 
     for mine, theirs in zip(straight.optimizer.variables, resumed.optimizer.variables, strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
     assert outcome.metrics == whole.metrics
-    own = model_ops.Evaluator(Small(KERAS_OWN), resumed.model, 100)()
+    own = model_ops.evaluator(Small(KERAS_OWN), resumed.model, 100)()
     with moving_averages.shown(resumed.model, resumed.optimizer):
-        averaged = model_ops.Evaluator(Small(KERAS_OWN), resumed.model, 100)()
+        averaged = model_ops.evaluator(Small(KERAS_OWN), resumed.model, 100)()
     assert outcome.metrics["loss"] == pytest.approx(averaged["loss"], rel=1e-6)
     assert abs(averaged["loss"] - own["loss"]) > 1e-3
 

@@ -137,7 +137,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
             losses.append(session.run(STEPS // 5).loss)
         session.settle()
         session.pull()
-        evaluated = model_ops.Evaluator(workload, session.model, 64)()
+        evaluated = model_ops.evaluator(workload, session.model, 64)()
         trained = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
         report[name] = {"losses": losses, "evaluated": evaluated, "weights": [value.ravel().tolist() for value in trained]}
         if session.is_chief:

@@ -152,7 +152,7 @@ def test_it_learns_in_600_small_steps_resumes_exactly_and_evaluates_the_averages
         np.testing.assert_array_equal(mine, theirs)
     assert outcome.metrics == whole.metrics
     with moving_averages.shown(straight.model, straight.optimizer):
-        assert model_ops.Evaluator(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
+        assert model_ops.evaluator(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
 
 
 def as_it_was_at(step: int, run_dir: Path, copy: Path) -> Path:
@@ -183,7 +183,7 @@ def test_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
     session = LocalSession(linear, settings(tmp_path, 600), AllReduce())
     session.push(0)
     session.run(600)
-    assert model_ops.Evaluator(linear, session.model, 500)()["accuracy"] < 0.35
+    assert model_ops.evaluator(linear, session.model, 500)()["accuracy"] < 0.35
 
 
 def test_summaries(workload: Cifar10, model: keras.Model, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def workload(name: str, **params: Any) -> Workload:
 def test_an_evaluation_is_what_keras_says(name: str) -> None:
     made = workload(name)
     model = model_ops.build(made, small_job()).model
-    ours = model_ops.Evaluator(made, model, batch_size=32)()
+    ours = model_ops.evaluator(made, model, batch_size=32)()
     parts = [np.concatenate(part) for part in zip(*((tf.nest.flatten(b)) for b in made.eval_data(32)), strict=True)]
     batch = tf.nest.pack_sequence_as(made.eval_data(32).element_spec, parts)
     inputs, targets = batch
