@@ -178,15 +178,27 @@ def test_nothing_outside_a_backend_imports_it(backend: str) -> None:
     assert found == []
 
 
-def test_the_command_line_compares_no_backends_name() -> None:
-    """What sets a backend apart is a field of its entry in the registry."""
+@pytest.mark.parametrize("package", ["launcher/cli", "launcher/plan"])
+def test_the_command_line_and_the_planner_compare_no_backends_name(package: str) -> None:
+    """What sets a backend apart is a field of its entry in the registry, and of a target a field of its rules."""
     found = [
         f"{module}: {ast.unparse(node)}"
-        for module, tree in modules("launcher/cli")
+        for module, tree in modules(package)
         for node in ast.walk(tree)
         if isinstance(node, ast.Compare)
         for side in (node.left, *node.comparators)
         if isinstance(side, ast.Constant) and side.value in BACKENDS
+    ]
+    assert found == []
+
+
+def test_the_command_line_takes_backends_names_from_the_registry() -> None:
+    """But for `kubernetes`, which is a section of the spec, too."""
+    found = [
+        f"{module}:{node.lineno}: {node.value!r}"
+        for module, tree in modules("launcher/cli")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in {"local", "docker"}
     ]
     assert found == []
 
