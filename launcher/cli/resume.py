@@ -50,14 +50,12 @@ def exclusive(runs: Path, name: str) -> Iterator[None]:
     Raises UsageError when another is at it, and LauncherError when `runs` cannot be written.
     """
     from launcher.runs import locks
-    from launcher.runs.os_errors import explain
+    from launcher.runs.os_errors import explained
 
     with contextlib.ExitStack() as held:
-        try:
+        with explained(f"starting the run {name}"):
             runs.mkdir(parents=True, exist_ok=True)
             mine = held.enter_context(locks.alone(runs / f".{name}.lock", timeout=_LOCK_WAIT))
-        except OSError as error:
-            raise explain(error, f"starting the run {name}") from error
         if not mine:
             raise UsageError(f"another `launcher up` is starting {name}", f"see how it goes with `{command(runs, 'status', name)}`")
         yield

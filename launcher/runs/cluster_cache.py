@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from launcher.runs import state_file
-from launcher.runs.os_errors import explain
+from launcher.runs.os_errors import explained
 from launcher.runs.paths import OF_CLUSTERS
 
 _ROOT = OF_CLUSTERS
@@ -45,11 +45,9 @@ def remember(runs: Path, place: Place, run: str) -> Callable[[], None]:
     file = directory(runs, place, run) / _PLACE
     before = state_file.read_json(file)
     noted = {"context": place.context, "namespace": place.namespace, "said": place.said, "started": time.time()}
-    try:
+    with explained(f"noting where {run} is"):
         file.parent.mkdir(parents=True, exist_ok=True)
         state_file.write_json(file, noted)
-    except OSError as error:
-        raise explain(error, f"noting where {run} is") from error
     return lambda: _put_back(file, before)
 
 
@@ -74,11 +72,9 @@ def last(runs: Path, run: str, context: str | None, namespace: str | None) -> Pl
 
 def forget(runs: Path, place: Place, run: str) -> None:
     """Delete all that is kept of a run. Raises LauncherError when it cannot be."""
-    try:
+    with explained(f"deleting what is kept of {run}"):
         if directory(runs, place, run).exists():
             shutil.rmtree(directory(runs, place, run))
-    except OSError as error:
-        raise explain(error, f"deleting what is kept of {run}") from error
 
 
 def rename(runs: Path, place: Place, run: str, aside: str) -> None:

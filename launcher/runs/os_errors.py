@@ -1,7 +1,9 @@
 """Errors of the operating system, each with a remedy: one table."""
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import LauncherError
@@ -33,6 +35,15 @@ def explain(error: OSError, doing: str) -> LauncherError:
     what = f" {error.filename!s}" if error.filename is not None else ""
     reason = error.strerror or os.strerror(error.errno or 0)
     return LauncherError(f"{doing} failed:{what}: {reason}" if what else f"{doing} failed: {reason}", _REMEDY.get(error.errno or 0, ""))
+
+
+@contextlib.contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Raise the error for an OSError of a `with` block, in which that is done."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, doing) from error
 
 
 def _file_in_the_way(path: Path) -> Path | None:

@@ -29,7 +29,7 @@ from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
 from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
-from launcher.runs.os_errors import explain
+from launcher.runs.os_errors import explained
 from launcher.runs.paths import OF_CONTAINERS, RunPaths
 from launcher.runs.reasons import killed
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
@@ -68,7 +68,7 @@ class DockerBackend:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
         plan, spec, detach = run.plan, run.spec, wanted is None
         layout = self._layout(plan.name)
-        try:
+        with explained(f"starting the run {plan.name}"):
             lock_fd = spawn.lock(layout)
             try:
                 self._write(layout, plan, self._with_free_port(plan.name, spec))
@@ -76,8 +76,6 @@ class DockerBackend:
                 lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, within=within)
             finally:
                 os.close(lock_fd)
-        except OSError as error:
-            raise explain(error, f"starting the run {plan.name}") from error
         self._kept.hold(plan.name, lifeline)
 
     def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -202,11 +200,9 @@ class DockerBackend:
                 self._engine.remove_readers(name)
                 for volume in self._engine.volumes(name):
                     volume.remove()
-            try:
+            with explained(f"deleting the data of {name}"):
                 if layout.run_dir.exists():
                     shutil.rmtree(layout.run_dir)
-            except OSError as error:
-                raise explain(error, f"deleting the data of {name}") from error
 
     def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
@@ -281,10 +277,8 @@ class DockerBackend:
             ended_before = before.state in ENDED and not stopped
             told = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
             status = dataclasses.replace(before, state=told[0], reason=told[1], reason_task="", ended=time.time(), eta=None)
-        try:
+        with explained(f"noting that {layout.name} has ended"):
             state_file.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
-        except OSError as error:
-            raise explain(error, f"noting that {layout.name} has ended") from error
 
 
 def start_deadline(plan: Plan) -> float:
@@ -307,12 +301,10 @@ def _alone(layout: RunPaths) -> Iterator[bool]:
         return
     lock_fd = None
     deadline = time.monotonic() + _LOCK_WAIT
-    try:
+    with explained(f"locking the run {layout.name}"):
         # Another `down` is waited for; a supervisor is not.
         while lock_fd is None and time.monotonic() < deadline and not _is_kept(layout):
             lock_fd = locks.acquire(layout.lock, timeout=_LOCK_STEP)
-    except OSError as error:
-        raise explain(error, f"locking the run {layout.name}") from error
     try:
         yield lock_fd is not None
     finally:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.backend.model import PlannedRun
 from launcher.runs import archive, locks, orphans, spawn
-from launcher.runs.os_errors import explain
+from launcher.runs.os_errors import explained
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
 from launcher.runs.stored import PLACES, Part, Stored, nothing, still_runs
@@ -32,7 +32,7 @@ class LocalBackend(SupervisedRuns):
     def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
         layout, name = self.layout(run.plan.name), run.plan.name
-        try:
+        with explained(f"starting the run {name}"):
             orphans.clear(layout, now=False)
             new, began = not layout.run_dir.exists(), time.time()
             lock_fd = spawn.lock(layout)
@@ -43,8 +43,6 @@ class LocalBackend(SupervisedRuns):
                 lifeline = spawn.start(layout, run.plan, run.spec, lock_fd=lock_fd, detach=wanted is None)
             finally:
                 os.close(lock_fd)
-        except OSError as error:
-            raise explain(error, f"starting the run {name}") from error
         self.hold(name, lifeline)
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
@@ -61,11 +59,9 @@ class LocalBackend(SupervisedRuns):
         if locks.held(layout.lock):
             raise still_runs(name, BACKEND)
         orphans.clear(layout, now=True)
-        try:
+        with explained(f"deleting the data of {name}"):
             if layout.run_dir.exists():
                 shutil.rmtree(layout.run_dir)
-        except OSError as error:
-            raise explain(error, f"deleting the data of {name}") from error
 
     def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Rename the run's directory."""
@@ -75,13 +71,11 @@ class LocalBackend(SupervisedRuns):
     def fetch(self, name: str, part: Part) -> Iterator[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         layout = self._known(name)
-        try:
+        with explained(f"reading the {part} of {name}"):
             there = archive.found(layout.run_dir, PLACES)
             if part not in there:
                 raise nothing(name, part, there)
             tree = archive.Tree(layout.run_dir / there[part])
-        except OSError as error:
-            raise explain(error, f"reading the {part} of {name}") from error
         with contextlib.closing(tree):
             yield Stored(str(layout.run_dir / there[part]), tree.stream(), tree.size)
 
