@@ -1,7 +1,26 @@
-"""Writes files that may hold secrets: what the user put into `env` stands in them as it is."""
+"""Reads JSON objects, and writes files that may hold secrets: what the user put into `env` stands in them as it is."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a text is, None where it is none."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None when the file is missing or has no such thing."""
+    try:
+        return json_object(path.read_bytes())
+    except OSError:
+        return None
 
 
 def write(path: Path, text: str, *, private: bool) -> None:

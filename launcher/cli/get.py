@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from launcher.cli.interrupts import ending
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.unpacking import Unpacked
+from launcher.files import read_json
 from launcher.runs.stored import Part, Stored, nothing
 
 EXAMPLES = (
@@ -79,9 +80,7 @@ def _print_result(run: str, what: Part, place: Path, unpacked: Unpacked) -> None
 def _called(what: Part, place: Path) -> str:
     if what is not Part.MODEL:
         return f"{what} are"
-    facts: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        facts = json.loads((place / "metrics.json").read_text(encoding="utf-8"))
+    facts = read_json(place / "metrics.json") or {}
     if not isinstance(facts.get("step"), int):
         return "model is"
     by = f", {facts['metric']} {formats.number(facts.get('value'))}" if facts.get("metric") else ""

@@ -11,6 +11,7 @@ from launcher.cli.formats import memory
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.errors import check_tasks
+from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.models import Plan, Task
 
@@ -108,8 +109,5 @@ def _show_task(task: Task, *, as_json: bool) -> None:
 
 
 def _spread(value: str) -> object:
-    try:
-        content = json.loads(value)
-    except ValueError:
-        return value
-    return content if isinstance(content, dict) else value
+    content = json_object(value)
+    return value if content is None else content

@@ -1,6 +1,5 @@
 """The lookup of a run by its NAME on the command line, and the files of a run that the command line reads itself."""
 
-import json
 import os
 import re
 import shlex
@@ -10,6 +9,7 @@ from typing import Any
 from launcher.backend.model import Backend
 from launcher.backend.registry import BACKENDS, DEFAULT, entry, in_namespaces, of_clusters, of_this_machine
 from launcher.errors import UsageError
+from launcher.files import read_json
 
 DEFAULT_RUNS = Path("runs")
 SPEC_FILES = (".yaml", ".yml")
@@ -93,11 +93,7 @@ def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[
     `on` names the backend; where left out, here or in containers. Of a run on Kubernetes the cluster alone has them.
     """
     for target in (one for one in of_this_machine() if on in {None, one}):
-        try:
-            content = json.loads((home(runs, target) / name / "launcher" / f"{document}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict):
+        if (content := read_json(home(runs, target) / name / "launcher" / f"{document}.json")) is not None:
             return content
     return None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from launcher import files
 from launcher.runs import state_file
 from launcher.runs.os_errors import explained
 from launcher.runs.paths import OF_CLUSTERS
@@ -43,7 +44,7 @@ def logs(runs: Path, place: Place, run: str) -> Path:
 def remember(runs: Path, place: Place, run: str) -> Callable[[], None]:
     """Note where a run is started now; return what puts back what was noted before. Raises LauncherError when that cannot be written."""
     file = directory(runs, place, run) / _PLACE
-    before = state_file.read_json(file)
+    before = files.read_json(file)
     noted = {"context": place.context, "namespace": place.namespace, "said": place.said, "started": time.time()}
     with explained(f"noting where {run} is"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ def rename(runs: Path, place: Place, run: str, aside: str) -> None:
 def _adopt(runs: Path, run: str) -> None:
     """Move what was kept when a run's name alone said where, `runs`/.kubernetes/<run>, to the place that was noted with it."""
     old = runs / _ROOT / run
-    noted = state_file.read_json(old / _PLACE)
+    noted = files.read_json(old / _PLACE)
     if noted is None or "namespace" not in noted:
         return
     place = Place(noted.get("context"), noted["namespace"])
@@ -114,7 +115,7 @@ def _adopt(runs: Path, run: str) -> None:
 def _places(runs: Path, run: str) -> list[tuple[float, Place]]:
     found = []
     for file in (runs / _ROOT).glob(f"*/*/{run}/{_PLACE}"):
-        noted = state_file.read_json(file) or {}
+        noted = files.read_json(file) or {}
         try:
             found.append((float(noted["started"]), Place(noted["context"], noted["namespace"], bool(noted["said"]))))
         except (KeyError, TypeError, ValueError):  # another version's

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from launcher import files
 from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import RunStatus, State
@@ -39,7 +40,7 @@ def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunSt
 
 def settle(layout: RunPaths, outcome: State, reason: str) -> None:
     """Put the run's outcome and its reason into run.json where that is outdated. No task may be running any more."""
-    facts = state_file.read_json(layout.summary)
+    facts = files.read_json(layout.summary)
     if facts is None or facts.get("state") not in _OUTDATED.get(outcome, ()):
         return
     with contextlib.suppress(OSError):  # the run's own state says it too

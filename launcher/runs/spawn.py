@@ -1,7 +1,6 @@
 """Starts a run's supervisor as a process of its own and waits until every task has its process."""
 
 import contextlib
-import json
 import os
 import select
 import subprocess
@@ -11,6 +10,7 @@ from io import FileIO
 from typing import Any
 
 from launcher.errors import LauncherError, UsageError
+from launcher.files import json_object
 from launcher.plan.machine import search_path, source_directory
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import to_document
@@ -117,7 +117,4 @@ def _answer(ready: FileIO, within: float) -> dict[str, str] | None:
         if not part:
             break
         said += part
-    with contextlib.suppress(ValueError):
-        answer = json.loads(said)
-        return answer if isinstance(answer, dict) else None
-    return None
+    return json_object(said)

@@ -34,7 +34,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
 
 def read(path: Path) -> Snapshot | None:
     """Return what was last written; None when there is nothing, or nothing that this version can read."""
-    document = read_json(path)
+    document = files.read_json(path)
     if document is None or document.pop("version", None) != _VERSION:
         return None
     try:
@@ -57,15 +57,6 @@ def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bo
         with contextlib.suppress(OSError):
             fresh.unlink()
         raise
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file; None when it is missing or is no such thing."""
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _snapshot(document: dict[str, Any]) -> Snapshot:

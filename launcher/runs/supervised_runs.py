@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from launcher import files
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.notify import outbox
 from launcher.runs import locks, orphans, process_identity, run_json, state_file
@@ -66,7 +67,7 @@ class SupervisedRuns:
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, or None."""
-        return state_file.read_json(self.layout(name).spec)
+        return files.read_json(self.layout(name).spec)
 
     def runs(self) -> list[RunStatus]:
         """Tell of every run below the directory, newest first."""
@@ -195,7 +196,7 @@ def _ended(processes: int) -> dict[str, int]:
 
 def _with_summary(status: RunStatus, layout: RunPaths) -> RunStatus:
     """Fill in what events did not tell from run.json, which the chief writes; of an interrupted run it tells the last."""
-    facts = state_file.read_json(layout.summary)
+    facts = files.read_json(layout.summary)
     if facts is None or status.state == State.PENDING:
         return status
     return run_json.merged(status, facts, newer=status.state == State.INTERRUPTED)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.errors import LauncherError
+from launcher.files import read_json
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
 from launcher.runs.run_controller import RunController
-from launcher.runs.state_file import read_json
 
 
 def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlived: bool) -> int:

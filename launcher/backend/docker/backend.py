@@ -209,7 +209,7 @@ class DockerBackend:
         from launcher.backend.docker import volumes
 
         layout = self._layout(name)
-        stored = state_file.read_json(layout.spec)
+        stored = files.read_json(layout.spec)
         with asking(f"moving the run {name} aside"):
             self._engine.remove(name)
             kept = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
@@ -221,7 +221,7 @@ class DockerBackend:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         from launcher.backend.docker import volumes
 
-        stored = state_file.read_json(self._layout(name).spec)
+        stored = files.read_json(self._layout(name).spec)
         with asking(f"reading the {part} of {name}"):
             if not self._engine.volumes(name):
                 self.status(name)  # says so where there is no such run
@@ -243,7 +243,7 @@ class DockerBackend:
             )
         with asking(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
-        spec = state_file.read_json(layout.spec)
+        spec = files.read_json(layout.spec)
         if spec is not None and spec.get("tensorboard") is False:
             remedy = f"remove `tensorboard: false`, and start it again; or copy the logs here: launcher get {name} logs --on docker"
             raise UsageError(f"the spec of the run {name} wants no TensorBoard", remedy)
@@ -256,7 +256,7 @@ class DockerBackend:
         else:
             spec = self._with_free_port(name, spec)
         if layout.plan.is_file():
-            self._write(layout, from_document(state_file.read_json(layout.plan) or {}), spec)
+            self._write(layout, from_document(files.read_json(layout.plan) or {}), spec)
         compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with asking(f"starting TensorBoard of {name}"):
             where = container_status.board(self._engine.containers(name))

@@ -4,7 +4,6 @@ The reasons are those that Kubernetes 1.26 to 1.34 write: kubelet (images, conta
 controller and admission. A reason that is not known is told as Kubernetes told it.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from launcher import images
 from launcher.backend.kubernetes import room
+from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, meets_restriction, said_with, was_killed
@@ -388,13 +388,7 @@ def _failed(lines: Iterable[str]) -> dict[str, Any] | None:
 
 
 def _event(line: str) -> dict[str, Any] | None:
-    if not line.startswith("{"):
-        return None
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
+    return json_object(line) if line.startswith("{") else None
 
 
 def event_time(event: Object) -> str:

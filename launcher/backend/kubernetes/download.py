@@ -26,6 +26,7 @@ from launcher.backend.kubernetes import helper_pod, status_source
 from launcher.backend.kubernetes.client import ERRORS, Cluster, asking, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError, UsageError
+from launcher.files import json_object
 from launcher.images import USER
 from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -82,11 +83,7 @@ def run_json(cluster: Cluster, run: Run) -> dict[str, Any]:
         content = io.BytesIO(b"".join(pieces))
     with tarfile.open(fileobj=content) as tar:
         file = tar.extractfile(tar.getmembers()[0])
-        try:
-            facts = json.load(file) if file else {}
-        except ValueError:
-            return {}
-    return facts if isinstance(facts, dict) else {}
+        return (json_object(file.read()) if file else None) or {}
 
 
 @contextlib.contextmanager

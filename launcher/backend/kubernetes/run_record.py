@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
 from launcher.errors import LauncherError, UsageError
+from launcher.files import json_object
 from launcher.render.kubernetes.objects import Run, checked, metadata
 from launcher.runs import process_identity
 from launcher.runs.status import RunStatus, run_status_of
@@ -272,11 +273,7 @@ def _text(mark: StartLease, now: float) -> str:
 
 
 def _mark(record: Object | None) -> dict[str, Any]:
-    try:
-        mark = json.loads(_annotations(record).get(_STARTING, ""))
-    except ValueError:
-        return {}
-    return mark if isinstance(mark, dict) else {}
+    return json_object(_annotations(record).get(_STARTING, "")) or {}
 
 
 def _started_by(record: Object | None) -> str | None:
@@ -344,8 +341,4 @@ def _status(record: Object | None, key: str) -> RunStatus | None:
 
 
 def _document(record: Object | None, key: str) -> dict[str, Any] | None:
-    try:
-        document = json.loads(((record or {}).get("data") or {}).get(key, ""))
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) else None
+    return json_object(((record or {}).get("data") or {}).get(key, ""))
