@@ -3,14 +3,13 @@
 import posixpath
 from typing import Any
 
-from pydantic import ValidationError
-
 from launcher.plan.container_paths import CONTAINER_PARENT
 from launcher.spec import names
 from launcher.spec.containers import Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.problems import Path
 from launcher.tfjob.draft import Draft, RoleDraft
+from launcher.tfjob.reading import as_valid
 
 # How a pod template calls what a mount of a container beside the task says -> how `mounts` does.
 _MOUNT = {"name": "volume", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
@@ -109,11 +108,7 @@ def mount_of(mount: Any) -> dict[str, Any] | None:
         return None
     form = {_MOUNT[key]: value for key, value in mount.items() if value not in (None, "")}
     form["read_only"] = mount.get("readOnly") or False
-    try:
-        Mount.model_validate(form)
-    except ValidationError:
-        return None
-    return form
+    return as_valid(Mount, form)
 
 
 def _spec_form(role: RoleDraft, name: str) -> dict[str, Any] | None:
@@ -131,8 +126,4 @@ def _spec_form(role: RoleDraft, name: str) -> dict[str, Any] | None:
             return None
         form |= {"mount_path": mount["mountPath"], "read_only": mount.get("readOnly") or False}
         form |= {"sub_path": mount["subPath"]} if mount.get("subPath") else {}
-    try:
-        Volume.model_validate(form)
-    except ValidationError:
-        return None
-    return form
+    return as_valid(Volume, form)

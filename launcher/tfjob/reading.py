@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
 from launcher.errors import Problem
 from launcher.spec import names
 from launcher.spec.document import Document
@@ -142,6 +144,15 @@ class LeftOut:
 
     why: str
     instead: str = ""
+
+
+def as_valid(model: type[BaseModel], form: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a part of a spec, None where it is none: then it can only be an override."""
+    try:
+        model.model_validate(form)
+    except ValidationError:
+        return None
+    return form
 
 
 class Reads(Protocol):

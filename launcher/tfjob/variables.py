@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from launcher.render.kubernetes.objects import literal
 from launcher.spec import names
 from launcher.spec.kubernetes import EnvSource
 from launcher.spec.problems import FieldError, Path, all_of
 from launcher.tfjob.draft import RoleDraft, Shared
+from launcher.tfjob.reading import as_valid
 
 _TF_CONFIG = "TF_CONFIG"
 _RUN_DIR = "RUN_DIR"
@@ -216,8 +215,4 @@ def _valid(kinds: dict[str, str], kind: str, given: Any, more: dict[str, Any]) -
     if kind not in kinds or not isinstance(given, dict):
         return None
     form = {kinds[kind]: given.get("name"), **more} | ({"optional": True} if given.get("optional") else {})
-    try:
-        EnvSource.model_validate(form)
-    except ValidationError:
-        return None
-    return form
+    return as_valid(EnvSource, form)

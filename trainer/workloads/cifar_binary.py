@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.workloads.errors import DataError, wrong_file
+from trainer.workloads.errors import check_directory, wrong_file
 
 SIDE = 32
 CHANNELS = 3
@@ -62,12 +62,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _root(directory: Path) -> Path:
     """Return where the files are: the directory, or the one that the published archive unpacks to in it."""
-    if not directory.is_dir():
-        message = (
-            f"train.data {directory}: no such directory on this machine. "
-            "Expected `synthetic`, `download`, or a directory with CIFAR-10's binary files, readable by every task."
-        )
-        raise DataError(message)
+    check_directory(directory, "CIFAR-10's binary files", "synthetic", "download")
     unpacked = directory / UNPACKED
     return unpacked if unpacked.is_dir() and not (directory / TRAIN_FILES[0]).is_file() else directory
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from trainer.workloads import pipeline
-from trainer.workloads.errors import DataError, wrong_file
+from trainer.workloads.errors import DataError, check_directory, wrong_file
 from trainer.workloads.idx import GZIP_MAGIC
 from trainer.workloads.protocol import Shard
 
@@ -111,11 +111,7 @@ def hashed(categories: tf.Tensor, rows: Sequence[int]) -> tf.Tensor:
 
 
 def _published(directory: Path) -> Files:
-    if not directory.is_dir():
-        raise DataError(
-            f"train.data {directory}: no such directory on this machine. Expected `synthetic`, or a directory with Criteo's files, "
-            "readable by every task."
-        )
+    check_directory(directory, "Criteo's files", "synthetic")
     names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
     trained = [name for name in names if re.fullmatch(r"train.*|day_\d+(\.gz)?", name)]
     if not trained:

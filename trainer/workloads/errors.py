@@ -15,6 +15,15 @@ class DataError(WorkloadError):
     """A data file is missing or wrong. The message names the file, what was found, what was expected and the remedy."""
 
 
+def check_directory(directory: Path, files: str, *words: str) -> None:
+    """Raise DataError where there is no directory for a workload's published `files`; `words` stand for data without files."""
+    if not directory.is_dir():
+        raise DataError(
+            f"train.data {directory}: no such directory on this machine. "
+            f"Expected {''.join(f'`{word}`, ' for word in words)}or a directory with {files}, readable by every task."
+        )
+
+
 def wrong_file(path: Path, found: str, expected: str, remedy: str) -> DataError:
     """Return the error for a data file that is not what it should be; `remedy` is a sentence."""
     return DataError(f"{path}: found {found}; expected {expected}. {remedy}")

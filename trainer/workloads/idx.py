@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.workloads.errors import DataError, wrong_file
+from trainer.workloads.errors import check_directory, wrong_file
 
 UNSIGNED_BYTE = 0x08
 IMAGE_SHAPE = (28, 28)
@@ -66,12 +66,7 @@ def read(path: Path, dimensions: int) -> np.ndarray:
 
 
 def _published(directory: Path, name: str) -> Path:
-    if not directory.is_dir():
-        message = (
-            f"train.data {directory}: no such directory on this machine. "
-            "Expected `synthetic`, `download`, or a directory with MNIST's four IDX files, readable by every task."
-        )
-        raise DataError(message)
+    check_directory(directory, "MNIST's four IDX files", "synthetic", "download")
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
