@@ -103,5 +103,5 @@ def seconds_of(text: str, option: str) -> float:
 
 def document(status: RunStatus) -> dict[str, Any]:
     """Return a status as `--json` prints it."""
-    told: dict[str, Any] = finite(asdict(status) | {"run_dir": str(status.run_dir or "")})
-    return told
+    fields: dict[str, Any] = finite(asdict(status) | {"run_dir": str(status.run_dir or "")})
+    return fields

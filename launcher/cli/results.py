@@ -36,7 +36,7 @@ _PASSING = frozenset({None, int(ExitCode.PEER_LOST), int(ExitCode.STOPPED), SIGK
 
 def summary(status: RunStatus, code: int) -> dict[str, Any]:
     """Return the summary event: what `up --json` and `wait --json` write last."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "event": "summary",
         "name": status.name,
         "state": status.state,
@@ -57,7 +57,7 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
         "model": status.model,
         "run_dir": str(status.run_dir or ""),
     }
-    return {key: finite(value) for key, value in told.items()}
+    return {key: finite(value) for key, value in fields.items()}
 
 
 def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, started_by: Sequence[str] = ()) -> None:

@@ -74,9 +74,9 @@ def _asked(backend: Backend, run: str, task: str) -> tuple[ProcessStacks, ...] |
 
 def _show(task: str, answer: tuple[ProcessStacks, ...] | LauncherError, *, as_json: bool) -> None:
     if as_json:
-        told: dict[str, Any] = {"task": task, "processes": [], "problem": ""}
-        told |= {"problem": answer.message} if isinstance(answer, LauncherError) else {"processes": [asdict(one) for one in answer]}
-        print(json.dumps(told), flush=True)
+        document: dict[str, Any] = {"task": task, "processes": [], "problem": ""}
+        document |= {"problem": answer.message} if isinstance(answer, LauncherError) else {"processes": [asdict(one) for one in answer]}
+        print(json.dumps(document), flush=True)
         return
     print("\n".join(_lines(task, answer)), end="\n\n", flush=True)
 

@@ -105,8 +105,8 @@ def redumped(dumped: dict[str, Any]) -> dict[str, Any]:
 
 def digest(spec: ClusterSpec) -> str:
     """Return what identifies a spec: 12 hexadecimal digits of the SHA-256 of all it says, defaults included, without `notify`."""
-    told = {key: value for key, value in dump(spec).items() if key != "notify"}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    identifying = {key: value for key, value in dump(spec).items() if key != "notify"}
+    text = json.dumps(identifying, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 

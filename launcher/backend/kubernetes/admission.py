@@ -73,11 +73,11 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]
             # A webhook that is not asked in dry runs is asked later, for the pod itself.
             if _USED_UP not in error.message and _NOT_DRY not in error.message:
                 found = diagnosis.of_events([{"type": "Warning", "message": error.message}])
-                told = LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
+                refusal = LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
                 if kind.beside:
-                    yield told.message, told.remedy
+                    yield refusal.message, refusal.remedy
                 else:
-                    refused.append(told)
+                    refused.append(refusal)
         for name, value in _takes(pod).items():  # with what limit ranges have added
             every[name] = every.get(name, 0.0) + kind.count * value
             tasks[name] = tasks.get(name, 0.0) + (0 if kind.beside else kind.count * value)

@@ -74,9 +74,9 @@ _OF_RUNS = frozenset({"jobs", "configmaps", "*"})
 _HEAD_ALONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
-def numbers(told: Object) -> tuple[int, int]:
+def numbers(version: Object) -> tuple[int, int]:
     """Return the major and minor version of what an API server tells of its version, where a minor one may be `29+`."""
-    return int(re.sub(r"\D.*", "", told["major"])), int(re.sub(r"\D.*", "", told["minor"]))
+    return int(re.sub(r"\D.*", "", version["major"])), int(re.sub(r"\D.*", "", version["minor"]))
 
 
 def claims_of(pod: Mapping[str, Any]) -> dict[str, str]:
@@ -159,12 +159,12 @@ class Cluster:
         if self._user is None:
             made = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
             try:
-                told = self.request("post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", doing="asking who you are", body=made)
+                review = self.request("post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", doing="asking who you are", body=made)
             except LauncherError as error:
                 if status_of(error) not in {403, 404}:
                     raise
-                told = {}
-            self._user = str(told.get("status", {}).get("userInfo", {}).get("username", ""))
+                review = {}
+            self._user = str(review.get("status", {}).get("userInfo", {}).get("username", ""))
         return self._user
 
     def is_stranger(self) -> bool:

@@ -39,11 +39,11 @@ def configuration(context: str | None) -> Configuration:
     if context is None:
         config.load_incluster_config(client_configuration=settings)
         return settings
-    with _complaints() as told:
+    with _complaints() as complaints:
         config.load_kube_config(config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings)
-    if told:
+    if complaints:
         raise LauncherError(
-            f"reading the kubeconfig: the plugin that has the credentials of the context {context} gives none: {'; '.join(told)}",
+            f"reading the kubeconfig: the plugin that has the credentials of the context {context} gives none: {'; '.join(complaints)}",
             "install it, or log in again; `kubectl auth whoami` must answer",
         )
     if settings.refresh_api_key_hook:
@@ -68,14 +68,14 @@ def _seldom(refresh: Callable[[Configuration], None]) -> Callable[[Configuration
 @contextlib.contextmanager
 def _complaints() -> Iterator[list[str]]:
     """Yield what the client logs as errors in a `with` block: a plugin that fails it goes on without."""
-    told: list[str] = []
+    complaints: list[str] = []
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: told.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    handler.emit = lambda record: complaints.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
     mine = threading.get_ident()
     handler.addFilter(lambda record: record.thread == mine)
     root = logging.getLogger()
     root.addHandler(handler)
     try:
-        yield told
+        yield complaints
     finally:
         root.removeHandler(handler)

@@ -127,10 +127,10 @@ def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] =
 
 def of_events(events: Iterable[Object]) -> Diagnosis | None:
     """Return what warnings tell, the newest first: of a Job that may not make pods, of a claim that is not served, of a mount."""
-    told = list(events)
-    failing = attaching(told)
-    over = [event for event in told if event.get("reason") == "FailedAttachVolume" and event not in failing]
-    warnings = sorted((event for event in told if event.get("type") == "Warning" and event not in over), key=event_time, reverse=True)
+    listed = list(events)
+    failing = attaching(listed)
+    over = [event for event in listed if event.get("reason") == "FailedAttachVolume" and event not in failing]
+    warnings = sorted((event for event in listed if event.get("type") == "Warning" and event not in over), key=event_time, reverse=True)
     for event in warnings:
         message = str(event.get("message", ""))
         for pattern, kind, words, remedy in _EVENTS:
@@ -161,15 +161,15 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
     """Return why a claim has no volume, or None when it has one or waits for its first pod."""
     if claim.get("status", {}).get("phase") == "Bound":
         return None
-    told = list(events)
-    if any(event.get("reason") == "WaitForFirstConsumer" for event in told) and not of_events(told):
+    listed = list(events)
+    if any(event.get("reason") == "WaitForFirstConsumer" for event in listed) and not of_events(listed):
         return None
     name = claim.get("metadata", {}).get("name", "")
     spec = claim.get("spec", {})
     of_class, modes = spec.get("storageClassName") or "the default class", spec.get("accessModes", [])
-    if "ReadWriteMany" in modes and any(_NOT_SHARED.search(str(event.get("message", ""))) for event in told):
+    if "ReadWriteMany" in modes and any(_NOT_SHARED.search(str(event.get("message", ""))) for event in listed):
         return Diagnosis("storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _SHARED)
-    if found := of_events(told):
+    if found := of_events(listed):
         return found
     remedy = (
         f"see that the storage class offers this access mode; if not: {_SHARED}" if "ReadWriteMany" in modes else "see kubectl describe pvc"

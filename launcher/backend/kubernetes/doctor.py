@@ -57,13 +57,13 @@ _OF_SETS = ("jobset.x-k8s.io", "jobsets", ("get", "patch"))
 # Without these a run still trains: what is lost then.
 _OPTIONAL = {
     "pods/portforward": "`launcher tensorboard` does not work",
-    "jobsets": "no run with kubernetes.gang starts, and one that does is told to have failed while its JobSet starts it again",
-    "workloads": "why a queue does not admit a run is not told",
+    "jobsets": "no run with kubernetes.gang starts, and a failure counts as final while the JobSet starts the run again",
+    "workloads": "`status` does not show why a queue does not admit a run",
     "pods/status": "tasks of a lost node wait until somebody else releases their pods",
     "resourcequotas": "`launcher doctor` does not see quotas",
-    "events": "the reasons of pods that wait are not told",
+    "events": "`status` does not show why pods wait",
 }
-_WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work, and who follows a run asks for its Jobs and pods again and again"
+_WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work, and a launcher that follows a run asks for its Jobs and pods again and again"
 # What is asked about where no spec is given: a run that has to reach all that any run has to.
 _ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
 _NO_HOST = 68  # EX_NOHOST of sysexits(3)
@@ -112,14 +112,14 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
 
 
 def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
-    told = cluster.request("get", "/version", doing="asking for the version")
+    offer = cluster.request("get", "/version", doing="asking for the version")
     wanted = spec.kubernetes.version or DEFAULT_VERSION
-    offered = numbers(told)
+    offered = numbers(offer)
     if offered < parse_version(wanted):
         remedy = f'set kubernetes.version to "{offered[0]}.{offered[1]}"' if offered >= (1, 26) else "use a cluster of 1.26 or newer"
-        yield problem("version", f"{told['gitVersion']}; the spec is for {wanted} or newer", remedy)
+        yield problem("version", f"{offer['gitVersion']}; the spec is for {wanted} or newer", remedy)
     else:
-        yield ok("version", f"{told['gitVersion']}")
+        yield ok("version", f"{offer['gitVersion']}")
 
 
 def _permissions(cluster: Cluster) -> Iterator[Finding]:

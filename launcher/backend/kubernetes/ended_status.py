@@ -23,16 +23,16 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended
     spec = run_record.spec(noted) or {}
     known = tasks(noted) or kept_tasks(kept)
 
-    def told(state: State, reason: str, of: Iterable[TaskStatus]) -> RunStatus:
+    def made(state: State, reason: str, of: Iterable[TaskStatus]) -> RunStatus:
         return RunStatus(run, BACKEND, state, reason, run_dir=place, strategy=str(spec.get("strategy", "")), tasks=tuple(of))
 
     if pods := status_source.pods_of(cluster, run):
-        return told(State.RUNNING, "it is being stopped", _leaving(known, pods))
+        return made(State.RUNNING, "it is being stopped", _leaving(known, pods))
     if seen.whole and not pod_status.is_over(seen.whole):
         reason = pod_status.waits(seen) or f"its JobSet {seen.whole['metadata']['name']} has no Jobs yet"
-        return told(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
+        return made(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
     if words := run_record.being_started(noted, cluster.now()):
-        return told(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
+        return made(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
     if final := run_record.final(noted) or run_record.announced(noted):
         return final
     if noted is None and ended is not None:
@@ -43,7 +43,7 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended
     state = State.UNKNOWN if ttl else State.STOPPED
     gone = f"finished more than kubernetes.ttl ({ttl}) ago while nobody watched, or were deleted" if ttl else "were deleted"
     reason = f"its Jobs {gone}; `up` goes on from its last checkpoint"
-    return told(state, reason, (TaskStatus(task, state) for task in known))
+    return made(state, reason, (TaskStatus(task, state) for task in known))
 
 
 def tasks(noted: Object | None) -> list[str]:

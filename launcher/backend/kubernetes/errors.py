@@ -62,24 +62,24 @@ def out_of_sight(run: str, error: LauncherError) -> OutOfSightError:
 def explain(error: Exception, doing: str) -> LauncherError:
     """Return the error for what the client raised while `doing`."""
     status = getattr(error, "status", None)
-    told = said(error)
+    answer = said(error)
     if not isinstance(status, int) or status in {0, 429} or status >= 500:
         return UnreachableError(
-            f"{doing}: the cluster does not answer: {told}",
+            f"{doing}: the cluster does not answer: {answer}",
             "see that `kubectl get --raw /readyz` answers (KUBECONFIG, `kubectl config get-contexts`: which cluster)",
         )
-    if status == 409 and _OVERTAKEN in told:
-        return UnreachableError(f"{doing}: the cluster has changed something at the same moment: {told}", "try again")
+    if status == 409 and _OVERTAKEN in answer:
+        return UnreachableError(f"{doing}: the cluster has changed something at the same moment: {answer}", "try again")
     if status == 401:
-        return CredentialsError(f"{doing}: authentication failed: {told}", "log in to it again; `kubectl auth whoami` must answer")
-    if status == 403 and (match := _FORBIDDEN.search(told)):
+        return CredentialsError(f"{doing}: authentication failed: {answer}", "log in to it again; `kubectl auth whoami` must answer")
+    if status == 403 and (match := _FORBIDDEN.search(answer)):
         return _forbidden(match, doing)
     for pattern, message, remedy in _KNOWN:
-        if match := re.search(pattern, told):
+        if match := re.search(pattern, answer):
             found = [group or "" for group in match.groups()] or [""]
             kind = UsageError if status in {400, 422} else LauncherError
-            return kind(f"{doing}: {message.format(*found)}: {told}", remedy.format(*found))
-    return LauncherError(f"{doing}: {told}", "the message above comes from the API server")
+            return kind(f"{doing}: {message.format(*found)}: {answer}", remedy.format(*found))
+    return LauncherError(f"{doing}: {answer}", "the message above comes from the API server")
 
 
 def strange(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:

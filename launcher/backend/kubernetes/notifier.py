@@ -124,8 +124,8 @@ class Notifier:
         entries = noted(kept[1] if kept else None)
         if kept is None or not ledger.has(entries, one.message, one.kind):
             return True  # the run is deleted, or another start of it keeps its own entries here now
-        told = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
-        return self._write(kept, ledger.settled(entries, one.message, one.kind, told))
+        ended = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
+        return self._write(kept, ledger.settled(entries, one.message, one.kind, ended))
 
     def _kept(self) -> tuple[str, Object] | None:
         """Return kind and object on which it is noted what was sent: every watcher has to find the same.

@@ -30,8 +30,8 @@ def attempts(
     `events` are those of the namespace, as far as they are known, `there` the pods that are left, `before` by their names the pods that were
     seen earlier. Of a Job with many pods the cluster drops events: then only pods that were seen are known to be gone.
     """
-    told, left = list(events), {pod["metadata"]["name"]: pod for pod in there}
-    made = _made(job, told)
+    known, left = list(events), {pod["metadata"]["name"]: pod for pod in there}
+    made = _made(job, known)
     newest: dict[str, float] = {}
     for pod in left.values():
         newest[task_of(pod)] = max(newest.get(task_of(pod), 0.0), seconds(pod["metadata"].get("creationTimestamp")) or 0.0)
@@ -41,7 +41,7 @@ def attempts(
         wanted = {role_rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
         mine = {name: pod for name, pod in before.items() if name not in left and _is_of(job, pod) and task_of(pod) in wanted}
         found |= {name: (task_of(pod), 0.0) for name, pod in mine.items() if pod.get("status", {}).get("phase") != "Succeeded"}
-    return {name: (task, _ended(name, told, before.get(name, {}), time)) for name, (task, time) in found.items()}
+    return {name: (task, _ended(name, known, before.get(name, {}), time)) for name, (task, time) in found.items()}
 
 
 def _made(job: Object, events: Iterable[Object]) -> dict[str, tuple[str, float]]:

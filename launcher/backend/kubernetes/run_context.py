@@ -52,13 +52,13 @@ class RunContext:
     def fields(self, state: State, reason: str, reason_task: str, tasks: tuple[TaskStatus, ...]) -> dict[str, Any]:
         """Return the fields of a RunStatus that follow from these facts and from the state, reason, its task, and tasks that the run's objects tell."""
         found = self.differences
-        told: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
+        made: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
         hidden = [one for one in found.strays if one.kind in WORKLOADS]
         if (found.gone or found.strays) and (state not in ENDED or hidden):
             there = {task.name for task in tasks}
             missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in found.tasks if name not in there]
             by_role = sorted([*tasks, *missing], key=lambda task: role_rules.ROLE_ORDER.index(task.name.partition("-")[0]))
-            told |= {
+            made |= {
                 "reason": found.reason,
                 "reason_task": "",
                 "tasks": tuple(by_role),
@@ -66,9 +66,9 @@ class RunContext:
             }
             lacking = [one for one in (*found.gone, *hidden) if one.kind in WORKLOADS]
             if any(not one.name.endswith(_BESIDE) for one in lacking):  # it stands still
-                told |= {"state": State.PENDING, "eta": None}
-        attended = told["state"] in ENDED or self.attended
-        return told | {"data_lost": found.loss, "user": self.user, "mine": self.mine, "attended": attended, "notified": self.notified}
+                made |= {"state": State.PENDING, "eta": None}
+        attended = made["state"] in ENDED or self.attended
+        return made | {"data_lost": found.loss, "user": self.user, "mine": self.mine, "attended": attended, "notified": self.notified}
 
     def of(self, noted: RunStatus) -> RunStatus:
         """Return a status that was noted when the run ended, or is that of a run without Jobs, with these facts."""
