@@ -142,7 +142,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         name = task.name
     except ConfigurationError as error:
         problems += error.problems
-    settings: Settings | None = (_settings if command is None else _command_settings)(options.settings, problems)
+    settings = _settings(options.settings, command, problems)
     if not problems:
         problems += _misuse(task, settings, command)
     lifeline, stop_seconds = _lifeline(problems), _stop_seconds(problems)
@@ -195,38 +195,27 @@ def _remembering(report: Report, told: dict[str, tuple[float, str]]) -> Report:
     return remember
 
 
-def _settings(path: str | None, problems: list[str]) -> TrainerSettings | None:
+def _settings(path: str | None, command: list[str] | None, problems: list[str]) -> Settings | None:
+    """Return the settings, for a user's program as far as an image without pydantic can check them; None where there are none, or wrong ones."""
+    from trainer import command_settings
     from trainer.tf_config import ConfigurationError
 
     try:
-        from trainer.configuration import from_file, from_json
+        found = command_settings.given(path)
+        if found is None:
+            return None
+        if command is None:
+            from trainer.configuration import validated
 
+            return validated(*found)
         if path:
-            return from_file("/dev/stdin" if path == "-" else path)
-        text = os.environ.get("TRAINER_SETTINGS")
-        return from_json(text) if text else None
+            os.environ[command_settings.VARIABLE] = json.dumps(found[0])  # the program gets them as they were given
+        return command_settings.settings_of(*found)
     except ConfigurationError as error:
         problems += error.problems
     except ModuleNotFoundError as error:
         problems.append(f"no program follows --, and {error.name}, which training needs, is not here; give the program: -- python train.py")
     return None
-
-
-def _command_settings(path: str | None, problems: list[str]) -> CommandSettings | None:
-    """Return the same settings for the parent of a user's program, which may be in an image where there is no pydantic."""
-    from trainer.command_settings import VARIABLE, document_in, document_of, settings_of
-    from trainer.tf_config import ConfigurationError
-
-    try:
-        if path:
-            document = document_in("/dev/stdin" if path == "-" else path)
-            os.environ[VARIABLE] = json.dumps(document)  # the program gets them as they were given
-            return settings_of(document, path)
-        text = os.environ.get(VARIABLE)
-        return settings_of(document_of(text), VARIABLE) if text else None
-    except ConfigurationError as error:
-        problems += error.problems
-        return None
 
 
 def _misuse(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
@@ -95,6 +96,18 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "unsupervised": ("a list of roles, or nothing", lambda value: value is None or _is_list_of_texts(value)),
     "Any": ("", lambda _value: True),
 }
+
+
+def given(path: str | None) -> tuple[Any, str] | None:
+    """Return the document in a file, `-` for stdin, or else in TRAINER_SETTINGS, and which it is; None where there is none.
+
+    Raises ConfigurationError.
+    """
+    if path:
+        file = "/dev/stdin" if path == "-" else path
+        return document_in(file), file
+    text = os.environ.get(VARIABLE)
+    return (document_of(text), VARIABLE) if text else None
 
 
 def document_of(text: str) -> Any:

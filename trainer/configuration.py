@@ -7,22 +7,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.command_settings import VARIABLE, document_in, document_of
 from trainer.settings import Settings, TrainerSettings
 from trainer.settings_rules import misfits
 from trainer.strategies import STRATEGIES, Strategy
 from trainer.tf_config import ConfigurationError, TaskConfig
 from trainer.workloads.catalog import CATALOG
-
-
-def from_json(text: str) -> TrainerSettings:
-    """Return the settings in the text of TRAINER_SETTINGS. Raises ConfigurationError with every problem at once."""
-    return _validated(document_of(text), VARIABLE)
-
-
-def from_file(path: str) -> TrainerSettings:
-    """Return the settings in a YAML or JSON file. Raises ConfigurationError, also where the file cannot be read."""
-    return _validated(document_in(path), path)
 
 
 def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
@@ -68,7 +57,8 @@ def _misfits(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str
     return [(total > 1, f"strategy {strategy} is one task; TF_CONFIG.cluster has {total}; use multi_worker_mirrored or parameter_server")]
 
 
-def _validated(document: Any, origin: str) -> TrainerSettings:
+def validated(document: Any, origin: str) -> TrainerSettings:
+    """Return the settings in a document. Raises ConfigurationError with every problem at once."""
     if not isinstance(document, dict):
         raise ConfigurationError(
             [f"{origin} is {type(document).__name__}; expected an object with the keys run, run_dir, scratch_dir, train"]

@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.configuration import check_fit, from_file, from_json
+from trainer.command_settings import VARIABLE, document_of, given
+from trainer.configuration import check_fit, validated
 from trainer.settings import TrainerSettings
 from trainer.tf_config import ConfigurationError, TaskConfig
 
 RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/a", "train": {"workload": "mnist"}}
+
+
+def from_json(text: str) -> TrainerSettings:
+    return validated(document_of(text), VARIABLE)
+
+
+def from_file(path: Path) -> TrainerSettings:
+    found = given(str(path))
+    assert found is not None
+    return validated(*found)
 
 
 def problems(text: str) -> list[str]:
@@ -36,7 +47,7 @@ def test_yaml_and_json_files_are_read(tmp_path: Path) -> None:
     yaml.write_text("run: a\nrun_dir: /runs/a\nscratch_dir: /tmp/a\ntrain:\n  workload: my.code:Model\n")
     as_json = tmp_path / "settings.json"
     as_json.write_text(changed(train={"workload": "my.code:Model"}))
-    assert from_file(str(yaml)) == from_file(str(as_json))
+    assert from_file(yaml) == from_file(as_json)
 
 
 WRONG = {
@@ -83,7 +94,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, content: bytes | None, part: 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigurationError) as raised:
-        from_file(str(path))
+        from_file(path)
     assert part in str(raised.value)
     assert str(path) in str(raised.value)
 
