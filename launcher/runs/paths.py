@@ -1,6 +1,5 @@
 """Paths of a run on this machine: the files below `runs/<name>/`, or `runs/.docker/<name>/` for one of containers."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import LauncherError
@@ -9,66 +8,21 @@ from launcher.errors import LauncherError
 OF_CONTAINERS, OF_CLUSTERS = ".docker", ".kubernetes"
 
 
-@dataclass(frozen=True)
 class RunPaths:
-    """The paths of one run."""
+    """The paths of one run, whose directory is `run_dir`."""
 
-    run_dir: Path
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.run_dir.name
-
-    @property
-    def directory(self) -> Path:
-        """The launcher's own files."""
-        return self.run_dir / "launcher"
-
-    @property
-    def spec(self) -> Path:
-        """The spec the run was last started from, as JSON."""
-        return self.directory / "spec.json"
-
-    @property
-    def plan(self) -> Path:
-        """The plan with the addresses in use."""
-        return self.directory / "plan.json"
-
-    @property
-    def state(self) -> Path:
-        """The supervisor's last state; replaced atomically."""
-        return self.directory / "state.json"
-
-    @property
-    def lock(self) -> Path:
-        """Locked as long as a supervisor lives."""
-        return self.directory / "lock"
-
-    @property
-    def supervisor_log(self) -> Path:
-        """The supervisor's own log, for people."""
-        return self.directory / "supervisor.log"
-
-    @property
-    def notified(self) -> Path:
-        """The outcomes of messages to people, a line of JSON each."""
-        return self.directory / "notified.jsonl"
-
-    @property
-    def scratch(self) -> Path:
-        """The directory of servers' stop files."""
-        return self.directory / "scratch"
-
-    @property
-    def summary(self) -> Path:
-        """The chief's last record of the run."""
-        return self.run_dir / "run.json"
-
-    @property
-    def tasks(self) -> Path:
-        """The directory of the tasks' logs."""
-        return self.directory / "tasks"
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.name = run_dir, run_dir.name
+        self.summary = run_dir / "run.json"  # the chief's last record of the run
+        self.directory = own = run_dir / "launcher"  # the launcher's own files
+        self.spec = own / "spec.json"  # the spec the run was last started from
+        self.plan = own / "plan.json"  # with the addresses in use
+        self.state = own / "state.json"  # the supervisor's last state; replaced atomically
+        self.lock = own / "lock"  # locked as long as a supervisor lives
+        self.supervisor_log = own / "supervisor.log"  # for people
+        self.notified = own / "notified.jsonl"  # the outcomes of messages to people, a line of JSON each
+        self.scratch = own / "scratch"  # the directory of servers' stop files
+        self.tasks = own / "tasks"  # the directory of the tasks' logs
 
     def set_aside(self, aside: str) -> Path:
         """Rename the run's directory to `aside`, beside it, and return it. Raises LauncherError when that cannot be done."""
