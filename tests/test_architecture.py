@@ -258,6 +258,20 @@ def test_no_docstring_begins_with_a_question_word() -> None:
     assert found == []
 
 
+def test_the_modules_that_docstrings_name_are_there() -> None:
+    """A name by itself is that of a file in any folder; Python's own modules do not count."""
+    there = {str(path.relative_to(ROOT)) for path in tracked("*.py")}
+    lost = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, tree in trees("launcher/*.py", "trainer/*.py")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for name in re.findall(r"(?<![\w/.-])[a-z_0-9/]+\.py\b", ast.get_docstring(node) or "")
+        if not any(f"/{one}".endswith(f"/{name}") for one in there) and name.removesuffix(".py") not in sys.stdlib_module_names
+    ]
+    assert lost == []
+
+
 def test_modules_stay_small() -> None:
     lengths = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in tracked("*.py")}
     long = {str(path): lines for path, lines in lengths.items() if lines > MOST_LINES}

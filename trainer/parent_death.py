@@ -2,7 +2,7 @@
 
 The parent gives its child `child_environment`; the child calls `die_with_parent` before anything else. Linux signals a
 parent's death to its child (prctl PR_SET_PDEATHSIG); elsewhere the child reads a pipe whose other end only the
-parent holds. A program that knows nothing of this is started through this file: `python lifeline.py -- COMMAND`.
+parent holds. A program that knows nothing of this is started through this file: `python parent_death.py -- COMMAND`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
     """Bind this process to its parent, then become the command after `--`. Returns only when that cannot be run."""
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command:
-        print("expected: lifeline.py -- COMMAND ...", file=sys.stderr)
+        print("expected: parent_death.py -- COMMAND ...", file=sys.stderr)
         return _CANNOT_RUN
     if needs_pipe() and os.environ.get(PARENT_PIPE, "").isdecimal():
         _guard(int(os.environ.pop(PARENT_PIPE)))

@@ -35,7 +35,7 @@ class Stalls:
     """For how many seconds the program may make no progress, None for the default; and whether that is only told, or ends the attempt or the task."""
 
     timeout: float | None = None
-    reaction: str = "tell"  # or restart, fail
+    on_stall: str = "tell"  # or restart, fail
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ class StallWatch:
             self._told, self._again = True, lasts
             self._say("stalled", seconds, step=self._step, doing=doing.kind, place=doing.place)
             waits = doing.kind in _WAITS and not (lasts and self._job.watched_workers)
-            if self._job.stalls.reaction != "tell" and not waits:
+            if self._job.stalls.on_stall != "tell" and not waits:
                 self._end(no_progress(seconds, doing))
 
     def _say(self, kind: str, seconds: float, **fields: Any) -> None:

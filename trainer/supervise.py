@@ -217,7 +217,7 @@ class _Supervisor:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
     def _follow(self, code: int, decision: Restart | End, detail: str) -> None:
-        if self._stall and self._job.stalls.reaction == "fail":
+        if self._stall and self._job.stalls.on_stall == "fail":
             self._fail(ExitCode.WRONG_CONFIGURATION, self._stall, "")
             return
         if isinstance(decision, End):

@@ -1,6 +1,6 @@
 """Directories as tar streams, and a small HTTP server of such streams.
 
-A pod is given the text of this file to run (kubernetes/fetching.py), so it imports Python's own library alone, of any version.
+A pod is given the text of this file to run (kubernetes/download.py), so it imports Python's own library alone, of any version.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_a_stall_is_told_with_what_the_task_does_and_that_it_goes_on(trainers: A
 
 def test_restart_kills_and_starts_again_and_counts(trainers: Any, tmp_path: Path) -> None:
     program = "trains()\nif os.environ['TRAINER_ATTEMPT'] == '1': hangs()"
-    run = trainers.supervise(*write(tmp_path, program), stalls=stalls(reaction="restart"))
+    run = trainers.supervise(*write(tmp_path, program), stalls=stalls(on_stall="restart"))
     again = run.event("restarting")
     assert again["restarts"] == 1
     assert "no progress for" in again["detail"]
@@ -73,7 +73,7 @@ def test_restart_kills_and_starts_again_and_counts(trainers: Any, tmp_path: Path
 
 
 def test_fail_ends_the_task_for_good(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.supervise(*write(tmp_path, "trains(); hangs()"), stalls=stalls(reaction="fail"))
+    run = trainers.supervise(*write(tmp_path, "trains(); hangs()"), stalls=stalls(on_stall="fail"))
     assert run.code() == 2
     assert run.event("failed")["cause"].startswith("no progress for ")
     assert not run.events("restarting")
@@ -81,14 +81,14 @@ def test_fail_ends_the_task_for_good(trainers: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["saving", "waiting"])
 def test_what_other_limits_judge_is_no_stall(trainers: Any, tmp_path: Path, phase: str) -> None:
-    run = trainers.supervise(*write(tmp_path, f"trains(); tell(phase={phase!r}); time.sleep(3)"), stalls=stalls(reaction="fail"))
+    run = trainers.supervise(*write(tmp_path, f"trains(); tell(phase={phase!r}); time.sleep(3)"), stalls=stalls(on_stall="fail"))
     assert run.code() == 0
     assert not run.events("stalled")
 
 
 def test_the_first_step_may_take_longer_and_so_may_the_first_batch(trainers: Any, tmp_path: Path) -> None:
     program = "tell(phase='training', step=0); time.sleep(2.5); trains(); tell(phase='evaluating', step=4); time.sleep(2.5)"
-    run = trainers.supervise(*write(tmp_path, program), stalls=stalls(reaction="fail"))
+    run = trainers.supervise(*write(tmp_path, program), stalls=stalls(on_stall="fail"))
     assert run.code() == 0
     assert not run.events("stalled")
 

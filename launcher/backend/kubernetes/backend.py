@@ -1,7 +1,7 @@
 """The Kubernetes backend: the calls behind the CLI's verbs.
 
-It keeps nothing that matters: the cluster's Jobs restart tasks, its API tells how they are, and a record there (record.py) has
-the spec. On this machine is only where a run was started and the output of pods that are gone since (kept.py).
+It keeps nothing that matters: the cluster's Jobs restart tasks, its API tells how they are, and a record there (run_record.py) has
+the spec. On this machine is only where a run was started and the output of pods that are gone since (runs/cluster_cache.py).
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class KubernetesBackend:
         self._runs, self._where = runs.absolute(), where
         self._placed: dict[str, Cluster] = {}  # where each run is
         self._known: dict[str, _Known] = {}
-        self._marks: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
+        self._leases: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
         self._notifiers: dict[str, notifier.Notifier] = {}
         self._spec_dirs: dict[str, str] = {}  # of what this process has started
@@ -101,16 +101,16 @@ class KubernetesBackend:
 
     @contextlib.contextmanager
     def reserve(self, run: PlannedRun) -> Iterator[None]:
-        """Keep every other launcher out by a mark in the cluster; the record is as it was again where nothing was started."""
+        """Keep every other launcher out by a lease in the cluster; the record is as it was again where nothing was started."""
         name = run.plan.name
         cluster = self._cluster(name)
-        self._marks[name] = submit.reserve(cluster, self._run(run))
+        self._leases[name] = submit.reserve(cluster, self._run(run))
         try:
             yield
         finally:
-            if mark := self._marks.pop(name, None):
+            if lease := self._leases.pop(name, None):
                 with contextlib.suppress(LauncherError):  # what has kept it from starting is the one to tell
-                    run_record.undo(cluster, mark)
+                    run_record.undo(cluster, lease)
 
     def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
         """Apply the run's objects. In the background or not, the cluster keeps the run. Raises UsageError when it runs already."""
@@ -125,9 +125,9 @@ class KubernetesBackend:
         put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
-            mark = self._marks.pop(name, None) or submit.reserve(cluster, made, wanted)
+            lease = self._leases.pop(name, None) or submit.reserve(cluster, made, wanted)
             refused.pop_all()
-        start = submit.Start(cluster, made, mark, wanted)
+        start = submit.Start(cluster, made, lease, wanted)
         start.apply(run.spec, put_back)
         known = self._look_at(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
@@ -343,7 +343,7 @@ class KubernetesBackend:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
         known = self._look_at(name)
         status = self._status(known, name)
-        reserved = name in self._marks
+        reserved = name in self._leases
         with known.lock:
             # Without Jobs it has only begun to start, or nothing is left to stop.
             before = status if known.watcher.seen.jobs or (status.state is State.PENDING and not reserved) else None
@@ -393,15 +393,15 @@ class KubernetesBackend:
                 f"{name} was not started by `launcher up`: its spec is not known",
                 f"delete its data: launcher down {name} --delete-data --on {BACKEND}",
             )
-        mark = self._marks.get(name)
-        if mark is not None:
-            run_record.hold(cluster, mark)
+        lease = self._leases.get(name)
+        if lease is not None:
+            run_record.hold(cluster, lease)
         there = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
         stays = there is not None and not there["metadata"].get("deletionTimestamp")
         if stays:
             helper_pod.move_aside(cluster, run, aside)
-        if mark is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
-            self._marks[name] = run_record.empty(cluster, mark)
+        if lease is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
+            self._leases[name] = run_record.empty(cluster, lease)
         cluster_cache.rename(self._runs, _place(cluster), name, aside)
         self._forget(name)
         return (status_source.on_claim(run.claim, cluster, aside),) if stays else ()

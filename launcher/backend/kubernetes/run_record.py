@@ -57,20 +57,20 @@ def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
         raise UsageError(f"{run} in {cluster.words()} is being {words}", _OTHER_START)
 
 
-def new_mark(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:
-    """Return a mark to take of a run, with the record that was read and how the run `ended` where nobody has noted that."""
+def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:
+    """Return a lease to take of a run, with the record that was read and how the run `ended` where nobody has noted that."""
     if ended is not None:
         there = before or _made(cluster, run, {})
         before = {**there, "data": {**(there.get("data") or {}), _STATUS: dumped(ended)}}
     return StartLease(run.name, uuid.uuid4().hex, before)
 
 
-def take(cluster: Cluster, run: Run, mark: StartLease) -> bool:
-    """Put the mark on the record that was read; return whether it is there, false where somebody has changed the record since.
+def take(cluster: Cluster, run: Run, lease: StartLease) -> bool:
+    """Put the lease on the record that was read; return whether it is there, false where somebody has changed the record since.
 
     May be called again where the cluster did not answer.
     """
-    made = _annotated(mark.before or _made(cluster, run, {}), {_STARTING: _text(mark, cluster.now())})
+    made = _annotated(lease.before or _made(cluster, run, {}), {_STARTING: _text(lease, cluster.now())})
     try:
         if "resourceVersion" in made["metadata"]:
             cluster.replace(made)
@@ -79,73 +79,75 @@ def take(cluster: Cluster, run: Run, mark: StartLease) -> bool:
     except LauncherError as error:
         if status_of(error) != 409:
             raise
-        return is_held(cluster, mark)  # by a request of ours that was made again, as its answer was lost
+        return is_held(cluster, lease)  # by a request of ours that was made again, as its answer was lost
     return True
 
 
-def write(cluster: Cluster, run: Run, mark: StartLease, spec: dict[str, Any]) -> Object:
+def write(cluster: Cluster, run: Run, lease: StartLease, spec: dict[str, Any]) -> Object:
     """Write with what a run starts in place of what there was; return the record. Raises LeaseLostError."""
-    data = {_SPEC: as_json(spec), _DIGEST: run.plan.spec_digest, _START: mark.id, _USER: cluster.user()}
-    made = _annotated(_made(cluster, run, data), {_STARTING: _text(mark, cluster.now())})
-    return _change(cluster, mark, lambda there: _with_claim(made, claim(there) if _is_on_its_claim(run, there) else None))
+    data = {_SPEC: as_json(spec), _DIGEST: run.plan.spec_digest, _START: lease.id, _USER: cluster.user()}
+    made = _annotated(_made(cluster, run, data), {_STARTING: _text(lease, cluster.now())})
+    return _change(cluster, lease, lambda there: _with_claim(made, claim(there) if _is_on_its_claim(run, there) else None))
 
 
 def _is_on_its_claim(run: Run, record: Object) -> bool:
     return run.storage is not None and claim_name(run.name, record) == run.claim
 
 
-def note_made(cluster: Cluster, mark: StartLease, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:
+def note_made(cluster: Cluster, lease: StartLease, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:
     """Note the uid of the claim that the run stores its data on, and kind, name and uid of all other objects. Raises LeaseLostError."""
 
     def noted(there: Object) -> Object:
         return _with_claim({**there, "data": {**there["data"], _MADE: as_json(things)}}, claim)
 
-    _change(cluster, mark, noted)
+    _change(cluster, lease, noted)
 
 
 def _with_claim(record: Object, uid: str | None) -> Object:
     return {**record, "data": {**record["data"], **({_CLAIM: uid} if uid else {})}}
 
 
-def empty(cluster: Cluster, mark: StartLease) -> StartLease:
-    """Forget the run that was, which is set aside now; return the mark of a start that has nothing to go back to. Raises LeaseLostError."""
-    _change(cluster, mark, lambda there: {**there, "data": {}})
-    return dataclasses.replace(mark, before=None)
+def empty(cluster: Cluster, lease: StartLease) -> StartLease:
+    """Forget the run that was, which is set aside now; return the lease of a start that has nothing to go back to. Raises LeaseLostError."""
+    _change(cluster, lease, lambda there: {**there, "data": {}})
+    return dataclasses.replace(lease, before=None)
 
 
-def hold(cluster: Cluster, mark: StartLease) -> Object:
-    """Return the record. Raises LeaseLostError where the mark is not on it any more."""
-    record = cluster.get("ConfigMap", name_of(mark.run))
-    found = _mark(record).get("id")
+def hold(cluster: Cluster, lease: StartLease) -> Object:
+    """Return the record. Raises LeaseLostError where the lease is not on it any more."""
+    record = cluster.get("ConfigMap", name_of(lease.run))
+    found = _lease(record).get("id")
     if record is None or found is None:
-        raise LeaseLostError(f"{mark.run} in {cluster.words()} was stopped while it was being started", "start it again with `launcher up`")
-    if found != mark.id:
-        raise LeaseLostError(f"another `launcher up` has taken over the start of {mark.run} in {cluster.words()}", _OTHER_START)
+        raise LeaseLostError(
+            f"{lease.run} in {cluster.words()} was stopped while it was being started", "start it again with `launcher up`"
+        )
+    if found != lease.id:
+        raise LeaseLostError(f"another `launcher up` has taken over the start of {lease.run} in {cluster.words()}", _OTHER_START)
     return record
 
 
-def is_held(cluster: Cluster, mark: StartLease) -> bool:
-    """Return whether the mark is on the record."""
+def is_held(cluster: Cluster, lease: StartLease) -> bool:
+    """Return whether the lease is on the record."""
     try:
-        hold(cluster, mark)
+        hold(cluster, lease)
     except LeaseLostError:
         return False
     return True
 
 
-def is_others(cluster: Cluster, mark: StartLease) -> bool:
+def is_others(cluster: Cluster, lease: StartLease) -> bool:
     """Return whether another launcher has started the run since, or is about to; not where it was merely stopped."""
-    record = cluster.get("ConfigMap", name_of(mark.run))
-    return (_mark(record).get("id") or _started_by(record)) not in {None, mark.id}
+    record = cluster.get("ConfigMap", name_of(lease.run))
+    return (_lease(record).get("id") or _started_by(record)) not in {None, lease.id}
 
 
-def release(cluster: Cluster, mark: StartLease) -> None:
+def release(cluster: Cluster, lease: StartLease) -> None:
     """Let others start the run again: it has started. Raises LeaseLostError where somebody has stopped it meanwhile."""
     try:
-        _change(cluster, mark, lambda there: _annotated(there, {_STARTING: None}))
+        _change(cluster, lease, lambda there: _annotated(there, {_STARTING: None}))
     except LeaseLostError:
-        there = cluster.get("ConfigMap", name_of(mark.run))
-        if _mark(there) or _started_by(there) != mark.id:
+        there = cluster.get("ConfigMap", name_of(lease.run))
+        if _lease(there) or _started_by(there) != lease.id:
             raise  # else it was released by a request of ours that was not answered
 
 
@@ -156,31 +158,31 @@ def free(cluster: Cluster, run: str) -> None:
         cluster.patch("ConfigMap", name_of(run), gone)
 
 
-def undo(cluster: Cluster, mark: StartLease) -> None:
-    """Put the record back as it was before a start that failed; nothing happens where the mark is lost.
+def undo(cluster: Cluster, lease: StartLease) -> None:
+    """Put the record back as it was before a start that failed; nothing happens where the lease is lost.
 
     How the run before has ended stays where that was noted meanwhile, for example as it was stopped to be moved.
     """
-    before = mark.before
+    before = lease.before
     with contextlib.suppress(LeaseLostError):
-        there = hold(cluster, mark)
-        if before is None and (_started_by(there) == mark.id or not there.get("data")):
-            cluster.delete("ConfigMap", name_of(mark.run), uid=there["metadata"]["uid"])
+        there = hold(cluster, lease)
+        if before is None and (_started_by(there) == lease.id or not there.get("data")):
+            cluster.delete("ConfigMap", name_of(lease.run), uid=there["metadata"]["uid"])
         else:
-            _change(cluster, mark, lambda there: _annotated(_before(mark, there), {_STARTING: None}))
+            _change(cluster, lease, lambda there: _annotated(_before(lease, there), {_STARTING: None}))
 
 
 def being_started(record: Object | None, now: float) -> str:
     """Return who starts a run at `now` by the cluster's clock, as `started by ...`; empty if no start is in progress, or its launcher is known to be dead."""
-    mark = _mark(record)
+    lease = _lease(record)
     try:
-        age = now - float(mark["since"])
+        age = now - float(lease["since"])
     except (KeyError, TypeError, ValueError):
         return ""
     # Of another machine or container of that name nothing is known.
-    here = mark.get("host") == socket.gethostname() and mark.get("space") == process_identity.space()
-    died = here and _process(mark.get("pid")).get("born") != mark.get("born")
-    return "" if died or age > _STARTS_WITHIN else f"started by `launcher up` on {mark.get('host', '?')} since {max(0.0, age):.0f} s"
+    here = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.space()
+    died = here and _process(lease.get("pid")).get("born") != lease.get("born")
+    return "" if died or age > _STARTS_WITHIN else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
 
 
 def owner(record: Object) -> Object:
@@ -267,12 +269,12 @@ def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**head, "namespace": cluster.namespace}, "data": data}
 
 
-def _text(mark: StartLease, now: float) -> str:
-    """Return the mark as the record has it, of this moment and process."""
-    return as_json({"id": mark.id, "host": socket.gethostname(), "since": now, **_process(os.getpid())})
+def _text(lease: StartLease, now: float) -> str:
+    """Return the lease as the record has it, of this moment and process."""
+    return as_json({"id": lease.id, "host": socket.gethostname(), "since": now, **_process(os.getpid())})
 
 
-def _mark(record: Object | None) -> dict[str, Any]:
+def _lease(record: Object | None) -> dict[str, Any]:
     return json_object(_annotations(record).get(_STARTING, "")) or {}
 
 
@@ -280,20 +282,20 @@ def _started_by(record: Object | None) -> str | None:
     return ((record or {}).get("data") or {}).get(_START)
 
 
-def _change(cluster: Cluster, mark: StartLease, change: Callable[[Object], Object]) -> Object:
-    """Replace the record by what `change` makes of it as long as the mark is on it; return it. Raises LeaseLostError."""
+def _change(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
+    """Replace the record by what `change` makes of it as long as the lease is on it; return it. Raises LeaseLostError."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(_ChangedError):
-            return _replace(cluster, mark, change)
-    return _replace(cluster, mark, change)
+            return _replace(cluster, lease, change)
+    return _replace(cluster, lease, change)
 
 
 class _ChangedError(LauncherError):
     """Somebody has changed the record since it was read."""
 
 
-def _replace(cluster: Cluster, mark: StartLease, change: Callable[[Object], Object]) -> Object:
-    there = hold(cluster, mark)
+def _replace(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
+    there = hold(cluster, lease)
     made = change(there)
     version = {"resourceVersion": there["metadata"]["resourceVersion"]}
     try:
@@ -304,12 +306,12 @@ def _replace(cluster: Cluster, mark: StartLease, change: Callable[[Object], Obje
         raise _ChangedError(error.message, error.remedy) from error
 
 
-def _before(mark: StartLease, there: Object) -> Object:
+def _before(lease: StartLease, there: Object) -> Object:
     """Return the record of the run before: the one that is there until a start has written its own."""
-    if mark.before is None or _started_by(there) != mark.id:
+    if lease.before is None or _started_by(there) != lease.id:
         return there
-    head = {key: value for key, value in mark.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
-    return {**mark.before, "metadata": {**head, "uid": there["metadata"]["uid"]}}
+    head = {key: value for key, value in lease.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
+    return {**lease.before, "metadata": {**head, "uid": there["metadata"]["uid"]}}
 
 
 def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:

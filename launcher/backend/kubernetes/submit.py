@@ -16,7 +16,7 @@ from launcher.runs.status import ENDED, RunStatus, State
 # Seconds for which a cluster that does not answer halfway through a start is asked again, before the start fails.
 BACK_WITHIN = 60.0
 _LOOK_EVERY = 0.5
-# So often the mark is tried for when somebody else changes the record at the same time.
+# The lease is tried for so often when somebody else changes the record at the same time.
 _TRIES = 5
 _CLAIM = "PersistentVolumeClaim"
 Answer = TypeVar("Answer")
@@ -28,18 +28,20 @@ def always() -> bool:
 
 
 def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> run_record.StartLease:
-    """Keep every other launcher from starting the run; return the mark of it. Nothing else has changed then.
+    """Keep every other launcher from starting the run; return the lease of it. Nothing else has changed then.
 
-    Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the mark.
+    Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the lease.
     """
     for _ in range(_TRIES):
-        before = cluster.get("ConfigMap", run_record.name_of(run.name))  # first: what is looked at below must still be so when it is marked
+        before = cluster.get(
+            "ConfigMap", run_record.name_of(run.name)
+        )  # first: what is looked at below must still be so when the lease is taken
         run_record.refuse_started(cluster, run.name, before)
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
-        mark = run_record.new_mark(cluster, run, before, ended)
-        if _insist(functools.partial(run_record.take, cluster, run, mark), wanted):
-            return mark
+        lease = run_record.new_lease(cluster, run, before, ended)
+        if _insist(functools.partial(run_record.take, cluster, run, lease), wanted):
+            return lease
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
 
 
@@ -60,11 +62,11 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
 
 
 class Start:
-    """One start of a run, by the launcher that holds its mark. Every call raises LauncherError, LeaseLostError where somebody has stopped the run meanwhile."""
+    """One start of a run, by the launcher that holds its lease. Every call raises LauncherError, LeaseLostError where somebody has stopped the run meanwhile."""
 
-    def __init__(self, cluster: Cluster, run: Run, mark: run_record.StartLease, wanted: Callable[[], bool]) -> None:
+    def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, wanted: Callable[[], bool]) -> None:
         """Begin nothing yet. `wanted` is asked until the start is made, and where it waits."""
-        self._cluster, self._run, self._mark, self._wanted = cluster, run, mark, wanted
+        self._cluster, self._run, self._lease, self._wanted = cluster, run, lease, wanted
         self._record: Object = {}
         self._made: list[ObjectRef] = []
         self._asked = False  # for the first object: some may be made of which nothing was heard
@@ -92,7 +94,7 @@ class Start:
     def settle(self) -> None:
         """Let others start the run again, and delete what earlier starts have made and this one has no use for."""
         try:
-            run_record.release(self._cluster, self._mark)
+            run_record.release(self._cluster, self._lease)
         except run_record.LeaseLostError:
             self._undo(lambda: None)
             raise
@@ -113,7 +115,7 @@ class Start:
         return True
 
     def _begin(self, spec: dict[str, Any]) -> None:
-        self._record = run_record.write(self._cluster, self._run, self._mark, spec)
+        self._record = run_record.write(self._cluster, self._run, self._lease, spec)
         run_objects.clear(self._cluster, self._run.name, self._go_on)
         if self._run.own_claim:
             self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._go_on)
@@ -135,8 +137,8 @@ class Start:
 
         def make() -> Object:
             self._go_on()
-            # Before each: anyone who stops the run takes the mark away first, and deletes what is there only then.
-            run_record.hold(self._cluster, self._mark)
+            # Before each: anyone who stops the run takes the lease away first, and deletes what is there only then.
+            run_record.hold(self._cluster, self._lease)
             try:
                 return self._cluster.create(one) if kind in WORKLOADS else self._cluster.apply(one)
             except UnreachableError as error:
@@ -145,11 +147,11 @@ class Start:
             except LauncherError as error:
                 if kind not in WORKLOADS or status_of(error) != 409:
                     raise
-                run_record.hold(self._cluster, self._mark)
+                run_record.hold(self._cluster, self._lease)
                 there = self._cluster.get(kind, name) if unanswered else None
                 if there is None:
                     raise
-                return there  # made by a request of ours that was not answered: nobody else may while the mark is ours
+                return there  # made by a request of ours that was not answered: nobody else may while the lease is ours
 
         thing = ObjectRef(kind, name, str(_insist(make, self._wanted)["metadata"]["uid"]))
         if kind != _CLAIM:
@@ -161,7 +163,7 @@ class Start:
         """Have the record know what was made, and the claim, so that another one of its name is not taken for it."""
         there = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
         claim = None if there is None else str(there["metadata"]["uid"])
-        run_record.note_made(self._cluster, self._mark, claim, [(one.kind, one.name, one.uid) for one in self._made])
+        run_record.note_made(self._cluster, self._lease, claim, [(one.kind, one.name, one.uid) for one in self._made])
 
     def _find_unused(self) -> None:
         used = {(one.kind, one.name) for one in self._made}
@@ -175,7 +177,7 @@ class Start:
         """
         failed: list[str] = []
         try:
-            others, held = run_record.is_others(self._cluster, self._mark), run_record.is_held(self._cluster, self._mark)
+            others, held = run_record.is_others(self._cluster, self._lease), run_record.is_held(self._cluster, self._lease)
         except LauncherError as error:  # the first error is the one to tell
             return error.message
         remove = functools.partial(run_objects.remove, self._cluster, self._run.name)
@@ -187,7 +189,7 @@ class Start:
         else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered
             steps += [remove] if self._asked else []
             steps += [functools.partial(run_objects.delete, self._cluster, self._claim)] if self._claim else []
-            steps += [lambda: run_record.undo(self._cluster, self._mark), undone]
+            steps += [lambda: run_record.undo(self._cluster, self._lease), undone]
         for step in steps:
             try:
                 step()

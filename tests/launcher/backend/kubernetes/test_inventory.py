@@ -86,8 +86,8 @@ def test_a_run_that_has_ended_needs_nothing_any_more() -> None:
 
 def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
     """Until the start has written its own, the record has what the last one made."""
-    mark = {"tf-launcher/starting": json.dumps({"id": "1", "host": "another", "since": 1000.0})}
-    noted = {"metadata": {"annotations": mark}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
+    lease = {"tf-launcher/starting": json.dumps({"id": "1", "host": "another", "since": 1000.0})}
+    noted = {"metadata": {"annotations": lease}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
     nothing = SimpleNamespace(
         get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
     )

@@ -15,8 +15,8 @@ from launcher.backend.kubernetes.client import Cluster, as_json
 from tests.golden_messages import Golden
 
 
-def marked(**mark: Any) -> dict[str, Any]:
-    return {"metadata": {"annotations": {"tf-launcher/starting": as_json(mark)}}}
+def marked(**lease: Any) -> dict[str, Any]:
+    return {"metadata": {"annotations": {"tf-launcher/starting": as_json(lease)}}}
 
 
 def test_a_launcher_that_starts_the_run_is_told_with_its_machine(golden: Golden) -> None:
@@ -29,10 +29,10 @@ def test_a_launcher_that_starts_the_run_is_told_with_its_machine(golden: Golden)
 
 def test_one_that_was_killed_over_it_is_not_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        mark = {"host": socket.gethostname(), "since": time.time(), **run_record._process(process.pid)}
-        assert run_record.being_started(marked(**mark), time.time())
+        lease = {"host": socket.gethostname(), "since": time.time(), **run_record._process(process.pid)}
+        assert run_record.being_started(marked(**lease), time.time())
         process.kill()
-    assert run_record.being_started(marked(**mark), time.time()) == ""
+    assert run_record.being_started(marked(**lease), time.time()) == ""
     assert run_record.being_started(marked(host="elsewhere", since=time.time() - 700), time.time()) == ""
 
 
@@ -43,10 +43,10 @@ def test_one_in_another_container_of_the_same_name_is_not_taken_for_one_that_was
     program = "import time; from launcher.backend.kubernetes import run_record; print(run_record._text(run_record.StartLease('run', 'id', None), time.time()), flush=True); input()"
     with subprocess.Popen([*apart, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        mark = json.loads(process.stdout.readline())
+        lease = json.loads(process.stdout.readline())
         # Its ids of processes are its own: here nobody has that one, or somebody else.
-        assert (mark["host"], mark["pid"]) == (socket.gethostname(), 1)
-        assert run_record.being_started(marked(**mark), time.time()).startswith("started by `launcher up` on")
+        assert (lease["host"], lease["pid"]) == (socket.gethostname(), 1)
+        assert run_record.being_started(marked(**lease), time.time()).startswith("started by `launcher up` on")
         process.kill()
 
 
