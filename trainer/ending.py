@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import socket
 import socketserver
@@ -124,6 +125,7 @@ class Leading:
         self._told: set[str] = set()
         self._failed: set[str] = set()
         self._asked: dict[str, float] = {}  # when a task asked last
+        self._awaited_from = math.inf  # when tasks that the run needs were first waited for
         self._until, self._shortly_until, self._hurries = 0.0, 0.0, False
         self._answers = _server(self._answer, split_address(mine.address)[1])
 
@@ -142,10 +144,13 @@ class Leading:
 
         It has failed where one of these has failed for good, or has asked no more for as long as a lost task is waited for.
         """
-        began = time.monotonic()
+        now = time.monotonic()
+        self._awaited_from = min(self._awaited_from, now)
         missing = self._mine.needed - self._done
-        lost = [one for one in missing if one in self._failed or began - self._asked.setdefault(one, began) > self._mine.orphan]
+        gone = {one for one in missing if now - self._asked.get(one, self._awaited_from) > self._mine.orphan}
+        lost = gone | (missing & self._failed)
         if lost:
+            self._told |= gone  # nobody waits for them any more
             self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._mine.orphan:g} s", leave)
         elif missing:
             self._reactor.call_later(_LOOKS, lambda: self.succeed(leave))

@@ -123,15 +123,23 @@ def test_a_chief_that_fails_for_good_fails_the_run(start: Start, script: str, co
         assert other.event("failed")["cause"] == "chief has failed"
 
 
-def test_a_task_that_starts_when_its_chief_has_failed_hears_of_it(start: Start) -> None:
-    """A pod may wait for its volume, or for a node, longer than its chief needs to fail."""
-    ps = start("ps-0", SLEEPS)
-    chief = start("chief", "exit 1")
-    assert ps.code() == 75
+@pytest.mark.parametrize(
+    "success, chief, other, code",
+    [
+        pytest.param("chief", "exit 1", SLEEPS, 75, id="by its chief"),
+        pytest.param("all_workers", "true", "exit 2", 2, id="by a worker that it needs"),
+    ],
+)
+def test_a_task_that_starts_when_its_run_has_failed_hears_of_it(start: Start, success: str, chief: str, other: str, code: int) -> None:
+    """A pod may wait for its volume, or for a node, longer than another task needs to fail."""
+    rules: dict[str, Any] = {"success": success, "sizes": {"chief": 1, "worker": 2}}
+    worker = start("worker-0", other, **rules)
+    leader = start("chief", chief, **rules)
+    assert worker.code() == code
     time.sleep(6)  # a chief whose tasks had all asked would be gone
-    worker = start("worker-0", SLEEPS)
-    assert (worker.code(), chief.code()) == (75, 1)
-    assert worker.event("failed")["cause"] == "chief has failed"
+    late = start("worker-1", SLEEPS, **rules)
+    assert (late.code(), leader.code()) == (75, 1)
+    assert late.event("failed")["cause"] == "chief has failed"
 
 
 def test_a_chief_that_is_asked_to_stop_or_killed_ends_nobody(start: Start) -> None:
