@@ -278,7 +278,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     if settings is not None and not isinstance(settings, CommandSettings):
         environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir  # callbacks of the user's own write there
-        # What was left out stays left out: the workload's defaults fill it in.
+        # Settings that were left out stay so: the workload's defaults fill it in.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
     strategy = settings.strategy if settings else likely(len(task.tasks()), has_ps="ps" in task.cluster)
     return ParentJob(

@@ -23,7 +23,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in _ASKING:
-            # What we were started to ignore stays ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
+            # Signals that we were started to ignore stay ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         return self

@@ -20,7 +20,7 @@ from launcher.cli.throttle import Throttle
 from launcher.runs.status import LogLine, RunStatus, State
 from trainer.events import Event, render
 
-# What the display below shows anyway does not scroll.
+# Events that the display below shows anyway do not scroll.
 _SHOWN_BELOW = frozenset({"started", "ready", "progress", "checkpoint", "done"})
 _STYLES = {"restarting": "yellow", "failed": "red", "stopping": "yellow", "waiting": "bright_black"}
 _BAR = partial(ProgressBar, complete_style="cyan", finished_style="green")

@@ -74,7 +74,7 @@ def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Pa
     facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, started_by)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        # What is read wraps at words; what is pasted, and all in a pipe, stays in one piece.
+        # Text to be read wraps at words; values to be pasted, and all of them in a pipe, stay in one piece.
         if console.is_terminal and name not in _PASTED:
             console.print(Padding(fact_lines([(f"{name:<{width}}", value)]), (0, 0, 0, 2)))
         else:

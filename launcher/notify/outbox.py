@@ -1,4 +1,4 @@
-"""The messages of a run on their way: a process for each, which outlives who starts it, and what has become of it."""
+"""The messages of a run on their way: a process for each, which outlives the one that starts it, and its outcome."""
 
 import contextlib
 import json

@@ -12,7 +12,7 @@ from launcher.spec.role_programs import beside, containers_of, roles_of, storage
 
 
 def env_file(spec: ClusterSpec) -> list[str]:
-    """Return that a cluster reads no `env_file`."""
+    """Return the notice that a cluster reads no `env_file`."""
     return ["env_file is not read: the cluster's own Secrets have the values"] if spec.env_file else []
 
 

@@ -28,7 +28,7 @@ from trainer.settings import Ending, Restarts, Train, TrainerSettings
 from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import with_defaults
 
-# What a user's program does is not known; with a single one much of TensorFlow can wait forever.
+# The needs of a user's program are not known; with a single thread much of TensorFlow can wait forever.
 LEAST_INTER_OP_THREADS_OF_A_COMMAND = 2
 
 

@@ -102,7 +102,7 @@ def mounts_run_dir(name: str, *, leads: str) -> bool:
 
 
 def decisive(names: Iterable[str], *, is_command: bool = False, success: str = "chief") -> tuple[str, ...]:
-    """Return the tasks whose success is the run's: the leader, and the evaluator if there is one, which a user's own may never end.
+    """Return the tasks whose success is the run's: the leader, and the evaluator if there is one; not that of a user's own program, which may never end.
 
     For a user's own program `success` says whether it is the leader alone, or all workers too.
     """

@@ -36,7 +36,7 @@ ENGINE_RESTARTS = 3
 # The host gets no address on the tasks' network: `internal` keeps other networks out, not programs of the host itself.
 _NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
-# What is sent and not answered is dropped, and sent on a new connection, after 25 s and not after 15 minutes: a container that
+# A connection without an answer is given up, and the request sent on a new one, after 25 s and not after 15 minutes: a container that
 # was taken off the network and put back may have another address, and nothing answers on the connections of the old one.
 _DROP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
 
@@ -131,7 +131,7 @@ def _header(source: Source) -> str:
         *([removes] if has_volume else []),
         *(f"Note: {note}." for note in (*_notes(source), *plan.notices)),
     ]
-    # What a line is to YAML is what ends a comment, whatever stood in a name or an option.
+    # A comment ends where YAML ends a line, whatever stood in a name or an option.
     return "".join(f"# {part}\n" for line in lines for part in line.splitlines()) + "\n"
 
 

@@ -12,7 +12,7 @@ def as_shown(line: bytes) -> bytes:
     if b"\r" not in line:
         return line
     parts = [part for part in line.split(b"\r") if part]
-    # What stood behind another part was no event: only a line begins as one.
+    # A part behind another one is no event: only a line begins as one.
     return escaped(parts[-1]) if parts else b""
 
 

@@ -50,7 +50,7 @@ class LineWriter:
             self._since = self._since if self._lost else now
             self._lost += len(lines)
             return
-        # What is missing, where the disk filled up on the way, may start inside a line.
+        # The missing part, where the disk filled up on the way, may start inside a line.
         self._lost, self._since = body[written:].count(b"\n"), now
 
 

@@ -52,7 +52,7 @@ def start(
     The run stops when that end is closed, as it is when this process dies. Raises LauncherError when a task could not
     be started, and OSError when files cannot be written.
     """
-    # What the run was last started from is told by spec.json: it changes once the run is on its way.
+    # spec.json tells what the run was last started from: it changes once the run is on its way.
     new_spec = layout.spec.with_suffix(".new")
     private = sets_variables(spec)
     write_json(new_spec, spec, private=private)

@@ -219,6 +219,6 @@ class ClusterSpec(Section):
     tf_config: TfConfig = Field(default_factory=TfConfig, description="Changes to TF_CONFIG.")
     limits: Limits = Field(default_factory=Limits, description="Limits of time and of restarts.")
     notify: Annotated[Notify | None, BeforeValidator(_notify, json_schema_input_type=Notify)] = Field(
-        None, description="Who is told when the run succeeds, fails or stalls; nobody when left out."
+        None, description="The command or webhook that gets a message when the run succeeds, fails or stalls; none when left out."
     )
     kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="Settings for Kubernetes alone.")

@@ -1,4 +1,4 @@
-"""The `notify` section of a spec: who is told when a run succeeds, fails or stalls."""
+"""The `notify` section of a spec: the command or webhook that gets a message when a run succeeds, fails or stalls."""
 
 from typing import Annotated
 

@@ -127,7 +127,7 @@ class Checkpoints:
         self._directory, self._keep = directory, keep
         self._notices = [notice for notice in (_remove_torn(directory), _recover(directory)) if notice]
         self._paths = list_checkpoints(directory) or _found(directory)
-        self.written = 0  # bytes, of all that were ever written: who looks sees whether a save moves on
+        self.written = 0  # bytes, of all that were ever written: shows whether a save moves on
 
     @property
     def directory(self) -> Path:

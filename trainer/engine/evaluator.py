@@ -85,7 +85,7 @@ class _Chief:
         """Look, and return whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
         facts = run_state.read(self._job.run_dir)
         self._step = facts.get("step", 0)
-        # What an earlier run of fewer steps, or of another spec, has left is no end of this one.
+        # The end of an earlier run, of fewer steps or of another spec, is no end of this one.
         # How many steps epochs are, the chief alone knows: its devices count.
         length = ("epochs", self._job.train.epochs) if self._job.train.epochs else ("steps", self._job.steps)
         mine = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._job.spec_digest)

@@ -90,7 +90,7 @@ class BestModel:
         self._files = _Files(export, run_dir, BEST, model, report, tables)
         self._can_wait = tables is None
         self._waiting: _Candidate | None = None
-        self.is_known = False  # whether there is a best model, written or not
+        self.is_known = False  # whether this attempt, once it has evaluated, knows of a best model, written or not
 
     def offer(
         self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable], stopped: Callable[[], bool] = lambda: False

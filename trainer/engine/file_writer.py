@@ -32,7 +32,7 @@ class FileWriter:
     def replace(self, path: Path, content: str) -> None:
         """Replace what is in a file, see write_atomically."""
         with self._changed:
-            # What is being written just now is not taken back.
+            # A write that has begun is not taken back.
             self._pending[path] = deque([lambda: write_atomically(path, content)])
             self._changed.notify_all()
 

@@ -23,7 +23,7 @@ class Replica:
     """Computes gradients of a workload's loss; the same for each strategy.
 
     A step takes `accumulate` batches and has one gradient, their mean. Its numbers are a float32 vector of `width`
-    elements: loss, the metrics, and the seconds it waited for input. `operations` are those of the model, 0 where they are not known.
+    elements: loss, the metrics, and the seconds it waited for input. `operations` are those of the model, None where they are not known.
     """
 
     def __init__(
@@ -45,7 +45,12 @@ class Replica:
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
             self._own_step = user_step.UserStep(workload, model, optimizer, job)
             self._own_step.look(workload.train_data(Shard(job.batch_size, job.seed)).element_spec, run)
-        self.metrics, self.operations = (self._own_step.metrics, 0) if self._own_step else model_ops.traced(workload, model)
+        self.metrics: tuple[str, ...]
+        self.operations: int | None = None
+        if self._own_step:
+            self.metrics = self._own_step.metrics
+        else:
+            self.metrics, self.operations = model_ops.traced(workload, model)
         self.width = 2 + len(self.metrics)
         self.examples = job.batch_size * self._batches  # of one step
 

@@ -119,7 +119,7 @@ class LocalSession(Session):
         if self._all_reduce.size == 1:
             return
         self._all_reduce.barrier()  # the chief has saved
-        # Who has passed a barrier may leave while another still reads from it. After the first one that would be a peer
+        # A task that has passed a barrier may leave while another still reads from it. After the first one that would be a peer
         # lost in the middle of its work; nobody leaves before the second, and whom that one loses is done.
         with suppress(PeerLostError):
             self._all_reduce.barrier()
@@ -154,9 +154,8 @@ class LocalSession(Session):
 
             totals = model_ops.repeat(steps, own_step if replica.has_own_step else step, width + 1)
             *_, finite = tf.unstack(totals)
-            spoilt = tf.one_hot(all_reduce.index, all_reduce.size) * (
-                tf.cast(steps, tf.float32) - finite
-            )  # steps of this task, the last ones
+            # Steps of this task, the last ones.
+            spoilt = tf.one_hot(all_reduce.index, all_reduce.size) * (tf.cast(steps, tf.float32) - finite)
             together = all_reduce.total(tf.concat([totals[:width], control, spoilt], 0))
             return together[:width], together[width:], totals[width - 1 : width + 1]
 

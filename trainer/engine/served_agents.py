@@ -80,7 +80,7 @@ class ServedAgentSession(AgentSession):
         if self._stopped():
             self._results += self._workers.take_all()
         results, self._results = self._results, []
-        # Who plays has no loss.
+        # Workers that play have no loss.
         return [replace(progress, loss=None) for progress in self._workers.summarise(results)[2]]
 
     def _player(self, worker: int) -> Player:

@@ -40,7 +40,7 @@ RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", "workloads", ("list",)),
     ("", "pods/status", ("patch",)),
 )
-# Rights that the user needs besides to make an attendant, as docs/kubernetes-attendant-role.yaml has them. Nobody may give rights that they do not have.
+# Rights that the user also needs to make an attendant, as docs/kubernetes-attendant-role.yaml has them. Nobody may give rights that they do not have.
 OF_ATTENDANTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "serviceaccounts", ("get", "list", "create", "patch", "delete")),
     ("rbac.authorization.k8s.io", "roles", ("get", "list", "create", "patch", "delete")),

@@ -173,7 +173,7 @@ def undo(cluster: Cluster, lease: StartLease) -> None:
 
 
 def being_started(record: Object | None, now: float) -> str:
-    """Return who starts a run at `now` by the cluster's clock, as `started by ...`; empty if no start is in progress, or its launcher is known to be dead."""
+    """Return which launcher starts a run at `now`, by the cluster's clock, as `started by ...`; empty if no start is in progress, or its launcher is known to be dead."""
     lease = _lease(record)
     try:
         age = now - float(lease["since"])

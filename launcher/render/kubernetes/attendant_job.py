@@ -94,7 +94,7 @@ def _rights(run: Run) -> list[Object]:
     """Return the account and its Role. Jobs are changed by name; pods have names that nobody knows before."""
     name = name_of(run)
     head = metadata(run, name, ATTENDANT)
-    # A subject has to say its namespace. Where the run's is the context's, who applies the objects adds it.
+    # A subject has to say its namespace. Where the run's is the context's, `kubectl apply -k` or the launcher adds it.
     where = {"namespace": run.options.namespace} if run.options.namespace else {}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": head, "automountServiceAccountToken": False},

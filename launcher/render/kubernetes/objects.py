@@ -107,7 +107,7 @@ class Run:
         """The access mode of the run's volume; ReadWriteMany where there is none."""
         if self.storage is None:
             return "ReadWriteMany"
-        # What a spec says of a claim that is not the run's own holds: volumes may serve more nodes than their claims say, such as NFS.
+        # The spec's word on a claim that is not the run's own holds: volumes may serve more nodes than their claims say, such as NFS.
         said = self.storage.access if self.options.claim else None
         return said or self.claim_access or role_programs.access_of(self.spec)
 

@@ -92,7 +92,7 @@ def _free(lines: Callable[[str], Sequence[str]]) -> tuple[int, str]:
 def _lines_here(path: str) -> list[str]:
     """Return the lines of a file of this machine, none where there is no such file."""
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
 

@@ -26,7 +26,7 @@ class RowFiles(Protocol):
         """Load the rows of a checkpoint of `saved`, one that fits.
 
         Raises:
-            PeerLostError: who is to hold them is gone.
+            PeerLostError: a ps that is to hold them is gone.
         """
 
 

@@ -139,7 +139,7 @@ def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[st
     peers = task.peers()
     spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
     until = time.monotonic() + _ENDING
-    # Who waited for a server that died is spoken of as well, or alone; one that has ended, or is not there, is the one.
+    # An error may name a task that waited for a server that died, too, or alone; one that has ended, or is not there, is the one.
     while not (lost := ended() or [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
         if (sure and spoken_of) or time.monotonic() > until:
             break

@@ -236,7 +236,7 @@ class Workers:
         self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
         self._nothing_done = CallResult(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
-        # What lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
+        # The objects that lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
         # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
         self._of_lost_workers: list[Any] = []
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes a waiting thread
