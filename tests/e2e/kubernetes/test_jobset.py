@@ -263,10 +263,14 @@ class TestItsController:
         # As the node's agent tells of a container that is gone without an exit code of the trainer: the worker's Job has no attempts.
         (worker,) = controlled.pods("together", "worker")
         gone = {"status": {"phase": "Failed", "reason": "Lost", "message": "its container is gone"}}
-        controlled.kubectl("patch", "pod", worker["metadata"]["name"], "--subresource=status", "--type=merge", "-p", json.dumps(gone))
-        until(
-            lambda: told(controlled, "together").get("restarts") == 1, 60, "the set to start again", lambda: controlled.describe("together")
-        )
+
+        def starts_again() -> bool:
+            """Tell of the pod again until its Job has seen it: the node's agent, which knows better, may write the pod's status a moment later."""
+            lost = (worker["metadata"]["name"], "--subresource=status", "--type=merge", "-p", json.dumps(gone))
+            controlled.kubectl("patch", "pod", *lost, check=False)
+            return told(controlled, "together").get("restarts") == 1
+
+        until(starts_again, 60, "the set to start again", lambda: controlled.describe("together"))
 
         def goes_on() -> bool:
             steps = [event["step"] for event in controlled.events("together", "chief") if event["event"] == "progress"]
