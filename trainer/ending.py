@@ -126,7 +126,7 @@ class Leading:
         self._failed: set[str] = set()
         self._asked: dict[str, float] = {}  # when a task asked last
         self._awaited_from = math.inf  # when tasks that the run needs were first waited for
-        self._until, self._shortly_until, self._hurries = 0.0, 0.0, False
+        self._until, self._until_all_asked, self._hurries = 0.0, 0.0, False
         self._answers = _server(self._answer, split_address(mine.address)[1])
 
     @property
@@ -169,12 +169,12 @@ class Leading:
     def _end(self, news: News, stays: float, leave: Callable[[News], None]) -> None:
         self._news, now = news, time.monotonic()
         self._until = now + (self._mine.haste if self._hurries else _STAYS)
-        self._shortly_until = now + stays
+        self._until_all_asked = now + stays
         self._look(leave)
 
     def _look(self, leave: Callable[[News], None]) -> None:
         missing = self._mine.followers - self._told
-        until = min(self._until, self._shortly_until) if missing <= self._asked.keys() else self._until
+        until = min(self._until, self._until_all_asked) if missing <= self._asked.keys() else self._until
         if not missing or time.monotonic() > until or not self.answers:
             leave(self._news)
         else:

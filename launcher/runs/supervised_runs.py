@@ -87,8 +87,8 @@ class SupervisedRuns:
         snapshot = state_file.read(layout.state)
         known = [task.name for task in snapshot.status.tasks] if snapshot else []
         check_tasks(name, tasks, known)
-        files = {task: layout.log(task) for task in known if not tasks or task in tasks}
-        return merged(files, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
+        stored = {task: layout.log(task) for task in known if not tasks or task in tasks}
+        return merged(stored, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
 
     def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
