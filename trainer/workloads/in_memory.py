@@ -48,6 +48,7 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     everything = tf.nest.map_structure(tf.constant, (inputs, targets))
     seed, index, readers = (tf.cast(value, tf.int64) for value in (shard.seed, shard.index, shard.count))
 
+    @tf.autograph.experimental.do_not_convert
     def draw(first: tf.Tensor) -> tuple[Any, Any]:
         batch = first + tf.range(block, dtype=tf.int64)
         place = ((batch * readers + index) * shard.batch_size)[:, tf.newaxis] + tf.range(shard.batch_size, dtype=tf.int64)

@@ -25,7 +25,7 @@ from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
 
 # Steps in a turn of the loop of a call, for a model of few operations: of a larger one messages are a small part, and each copy takes seconds to trace.
-_UNROLLED, _FEW = 4, 300
+_UNROLLED, FEW_OPERATIONS = 4, 300
 
 
 class AsynchronousSession(ServerSession):
@@ -137,7 +137,7 @@ class AsynchronousSession(ServerSession):
                 own = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
                 return tf.concat([measured, [tf.cast(own, tf.float32)]], 0)
 
-            small = replica.operations is not None and replica.operations <= _FEW
+            small = replica.operations is not None and replica.operations <= FEW_OPERATIONS
             totals = model_ops.repeat(steps, step, replica.width + 1, unrolled=_UNROLLED if small else 1)
             after = tf.stack([tf.cast(number, tf.float64) for number in (start, steps, state.step.read_value())])
             return tf.concat([tf.cast(totals, tf.float64), after], 0)
