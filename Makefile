@@ -7,9 +7,9 @@ BIN = $(VENV)/bin
 # Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
 TESTS =
 # How many processes share them, a module each: three keep two cores busy. Many tests start several TensorFlow processes of 0.4 GB.
-JOBS = 3
+JOBS = 5
 KUBERNETES_JOBS = 6
-PYTEST = $(BIN)/python -m pytest --dist loadfile
+PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 # Options for the benchmark: make bench BENCH="--quick --json"
 BENCH =
 # make lock UPGRADE=--upgrade takes the newest versions; without it only what has to change does.
@@ -52,7 +52,7 @@ test-docker: env ## run the tests on the Docker engine that the docker command u
 	$(PYTEST) tests/e2e/docker -m docker -n $(JOBS) --timeout=600 $(TESTS)
 
 test-kubernetes: env ## run the tests on the cluster that KUBECONFIG names; docs/testing.md says what it needs
-	$(PYTEST) tests/e2e/kubernetes -m kubernetes -n $(KUBERNETES_JOBS) --no-loadscope-reorder --timeout=600 $(TESTS)
+	$(PYTEST) tests/e2e/kubernetes -m kubernetes -n $(KUBERNETES_JOBS) --timeout=600 $(TESTS)
 
 lint: env ## check formatting, ruff's rules and types
 	$(BIN)/ruff format --check .

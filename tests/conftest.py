@@ -60,6 +60,16 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+# Modules of short tests: in the rest of the time that longer ones leave.
+SHORT = Path(__file__).parent / "launcher"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put modules that take long first: where several processes share the tests, none is left with a long one at the end."""
+    items.sort(key=lambda item: (item.get_closest_marker("takes_minutes") is None, item.path.is_relative_to(SHORT)))
+
+
 def pytest_collection_finish() -> None:
     """Leave the garbage collector with what tests make: what TensorFlow's import and the tests are made of stays anyway."""
     gc.collect()

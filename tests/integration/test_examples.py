@@ -1,4 +1,4 @@
-"""Every spec in examples/ runs as a user runs it: in the foreground, to its last step, to what it is there for.
+"""Every spec in examples/ runs, here or in test_larger_examples.py, as a user runs it: in the foreground, to its last step, to what it is there for.
 
 Where an example is made for more time than there is here, it runs with fewer steps, smaller batches or fewer filters, set as a
 user would.
@@ -6,67 +6,50 @@ user would.
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from tests import forked
-from tests.integration import leftovers
+from tests.integration import test_larger_examples
+from tests.integration.example_runs import Bounds, assert_kept, assert_trained, up
 from tests.integration.running import EXAMPLES, Run
 from tests.integration.test_tensorboard import assert_written_by_servers
 from tests.trainer.exported import assert_export_is_what_it_says
 from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads.mnist_mlp import MnistMlp
 
+pytestmark = pytest.mark.takes_minutes  # the slow ones
+
 ACCURACY = 0.97
 OWN_PROGRAM = re.compile(r"test accuracy (\d\.\d+)")
 
-# The slow ones: what is set, and between which bounds each metric ends.
+# Of the slow ones what is set, and between which bounds each metric ends.
 DIGITS = {"accuracy": (ACCURACY, 1.0)}
-PICTURES = {"accuracy": (0.9, 1.0)}
 LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
-# At a higher rate training falls back for some steps now and then, and where depends on the last bits of this machine's sums.
-SMALL = ("train.steps=700", "train.batch_size=16", "train.params.filters=16", "train.params.learning_rate=0.03")
-CLICKS = ("train.steps=500", "train.params.rows=200", "train.embeddings.min_rows=200", "train.params.eval_examples=2000")
-MORE_CLICKS = (*CLICKS, "train.params.eval_examples=20000")
 SHORT = ("train.steps=1500", "train.params.learning_rate=0.005")
 FEWER = ("train.steps=1000",)  # of 2,000, which `make demo` takes
 FEW_ROUNDS = ("train.steps=400",)
 SELDOM = ("train.evaluate.every_steps=100", "train.summaries.every_steps=100")  # test_tensorboard.py looks at what it does every 10 steps
 PLAYED = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
-TRAINED: dict[str, tuple[tuple[str, ...], dict[str, tuple[float, float]]]] = {
+TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "mnist-single": (SELDOM, DIGITS),
     "mnist-mirrored": ((), DIGITS),
     "mnist-multiworker": ((), DIGITS),
     "mnist-sync": (FEW_ROUNDS, DIGITS),
-    "cifar10-single": (SMALL, PICTURES),
-    "cifar10-mirrored": (SMALL, PICTURES),
-    "cifar10-multiworker": (SMALL, PICTURES),
-    # At the rate above, training on servers falls back to its beginning now and then, if it only takes more steps; old
-    # gradients need those, the more the busier the machine.
-    "cifar10-ps": ((*SMALL, "train.steps=1500", "train.params.learning_rate=0.02"), PICTURES),
     "linear-regression-single": (("train.steps=20000",), LINE),
     "linear-regression-mirrored": (SHORT, LINE),
     "linear-regression-multiworker": (SHORT, LINE),
     "linear-regression-ps": (SHORT, LINE),
-    "click-through-ps": (MORE_CLICKS, {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
-    "click-through-single": (MORE_CLICKS, {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
-    "click-through-multiworker": ((*CLICKS, "train.steps=200"), {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
-    "click-through-sync": ((*CLICKS, "train.steps=200"), {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}),
     "custom-keras": ((), DIGITS),
     "custom-model-fn": ((), DIGITS),
     "custom-workload": ((), DIGITS),
     "gridworld-dqn": (PLAYED, {"reward": (-10, 40), "loss": (0, 100)}),  # that it runs: what it learns takes an hour
     "gridworld-dqn-small": ((), {"reward": (6, 40), "loss": (0, 100)}),  # random play gets 2
 }
-COMPARED = ("click-through-single", "click-through-ps")
 COMMANDS = ("custom-command", "custom-ps")
 
 # Programs placed by hand: between which bounds each metric ends, and which files the results are.
-PROGRAMS: dict[str, tuple[dict[str, tuple[float, float]], set[str]]] = {
+PROGRAMS: dict[str, tuple[Bounds, set[str]]] = {
     "placement": ({"y": (238, 238), "y1": (302, 302), "y2": (-64, -64)}, set()),
     "map-reduce": ({"mean": (0.499, 0.501), "sum": (4.99e6, 5.01e6), "relative_error": (0, 1e-6)}, {"slices.txt"}),
     "matmul": (
@@ -77,79 +60,9 @@ PROGRAMS: dict[str, tuple[dict[str, tuple[float, float]], set[str]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Done:
-    """What `launcher up --json` of an example wrote, and where."""
-
-    spec: dict[str, Any]
-    directory: Path
-    lines: list[dict[str, Any]]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        assert self.lines[-1]["event"] == "summary"
-        return self.lines[-1]
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["event"] == kind]
-
-
-def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> Done:
-    """Run an example, with `changes` set, from the repository's root to its end."""
-    file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
-    settings = [word for change in changes for word in ("--set", change)]
-    try:
-        done = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, engine=forked.TENSORFLOW)
-    finally:
-        leftovers.assert_none(runs / name)
-    assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr}"
-    return Done(yaml.safe_load(file.read_text()), runs / name, [json.loads(line) for line in done.stdout.splitlines()])
-
-
-def assert_kept(done: Done) -> None:
-    """Check what is left of every run: a summary without restarts, and a log of each task, its lines dated."""
-    assert done.summary["name"] == done.spec["name"] == done.directory.name
-    assert not done.of("stalled")
-    assert (done.summary["state"], done.summary["exit_code"], done.summary["restarts"]) == ("succeeded", 0, {})
-    assert done.summary["run_dir"] == str(done.directory)
-    roles = {role: settings.get("replicas") for role, settings in done.spec.get("roles", {"chief": {}}).items()}
-    tasks = {
-        name
-        for role, count in roles.items()
-        for name in ([role] if role in {"chief", "evaluator"} else [f"{role}-{i}" for i in range(count or 1)])
-    }
-    logs = {path.stem: path.read_text() for path in done.directory.glob("launcher/tasks/*.log")}
-    assert set(logs) == tasks
-    for task, text in logs.items():
-        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", text), f"{task}: {text[:80]}"
-
-
-def assert_trained(done: Done, expected: dict[str, tuple[float, float]], changes: tuple[str, ...] = ()) -> None:
-    """Check what the trainer promises: every step, the metrics, checkpoints, run.json, TensorBoard's logs."""
-    assert_kept(done)
-    changed = dict(change.removeprefix("train.").split("=") for change in changes)
-    summary, steps = done.summary, int(changed.get("steps", done.spec["train"]["steps"]))
-    assert (summary["step"], summary["steps"], summary["checkpoint_step"]) == (steps, steps, steps)
-    for name, (low, high) in expected.items():
-        assert low <= summary["metrics"][name] <= high, summary["metrics"]
-    assert done.of("evaluated")[-1]["step"] == steps
-    assert Path(f"{summary['checkpoint']}.index").is_file()
-    assert Path(summary["checkpoint"]).parent == done.directory / "checkpoints"
-    record = json.loads((done.directory / "run.json").read_text())
-    assert {key: record[key] for key in ("name", "state", "step", "steps", "metrics")} == {
-        "name": done.spec["name"],
-        "state": "succeeded",
-        "step": steps,
-        "steps": steps,
-        "metrics": summary["metrics"],
-    }
-    for logs in ("train", "eval"):
-        assert list((done.directory / "logs" / logs).glob("events.out.tfevents.*"))
-
-
 def test_every_example_is_run_here() -> None:
     elsewhere = ["keras-fit"]  # test_keras_fit.py
-    here = ["mnist-ps", "mnist-evaluator", *TRAINED, *COMMANDS, *PROGRAMS]
+    here = ["mnist-ps", "mnist-evaluator", *TRAINED, *test_larger_examples.TRAINED, *COMMANDS, *PROGRAMS]
     assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted([*here, *elsewhere])
 
 
@@ -175,24 +88,10 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
-@pytest.mark.parametrize("name", [name for name in TRAINED if name not in {"gridworld-dqn-small", *COMPARED}])
+@pytest.mark.parametrize("name", [name for name in TRAINED if name != "gridworld-dqn-small"])
 def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
     assert_trained(up(name, tmp_path, changes), expected, changes)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(660)
-def test_asynchronous_servers_learn_clicks_as_well_as_one_process_from_as_many_examples(tmp_path: Path) -> None:
-    """Of eight seeds, four of them beside some forty busy processes, the AUC differed by 0.0003 in the median, and by 0.0012 at most."""
-    auc = {}
-    for name in COMPARED:
-        changes, expected = TRAINED[name]
-        done = up(name, tmp_path, changes)
-        assert_trained(done, expected, changes)
-        auc[name] = done.summary["metrics"]["auc"]
-    one_process, servers = auc.values()
-    assert abs(servers - one_process) < 0.005, auc
 
 
 @pytest.mark.slow

@@ -35,6 +35,9 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"model": "few", "optimizer": "AdamW", "arguments": {"weight_decay": 0.1}},
 }
 
+# Whose steps are unrolled, as a small model's are: the loop is the same for each model, and takes seconds to trace.
+UNROLLED = ("functional", "adagrad from nothing", "global clipnorm")
+
 
 def main(scratch: str, part: str = "report") -> None:
     from tests.trainer.engine.servers_here import servers
@@ -79,9 +82,8 @@ def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     from tests.trainer.engine.drive_table_exports import best, frozen, memory
 
     found: dict[str, Any] = {"cases": {}}
-    for name, given in CASES.items():
-        params = {"model": name, **given}
-        found["cases"][name] = compared(job_of(scratch, params), job_of(scratch, params, embeddings=DENSE), connection)
+    for name in CASES:
+        found["cases"][name] = compared(name, scratch, connection)
     found["files"] = files(scratch, connection)
     found["full"] = full(scratch, connection)
     found["outside"] = outside(job_of(scratch, {"model": "outside"}), connection)
@@ -93,10 +95,12 @@ def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     return found
 
 
-def session(job: Any, connection: Any) -> Any:
+def session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
+    from trainer.engine.parameter_server import asynchronous
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.workloads.loading import load_workload
 
+    asynchronous.FEW_OPERATIONS = 300 if unrolled else 0
     made = AsynchronousSession(load_workload(job.train), job, connection, lambda: False)
     alive.append(made)
     return made
@@ -130,8 +134,8 @@ def rows_here(local: Any) -> dict[str, Any]:
     return rows
 
 
-def compared(job: Any, dense: Any, connection: Any) -> dict[str, Any]:
-    """Train spread and by Keras's own updates; return the largest difference of any weight, and which layers are spread."""
+def compared(case: str, scratch: Path, connection: Any) -> dict[str, Any]:
+    """Train a case spread and by Keras's own updates; return the largest difference of any weight, and which layers are spread."""
     import numpy as np
     import tensorflow as tf
 
@@ -139,11 +143,13 @@ def compared(job: Any, dense: Any, connection: Any) -> dict[str, Any]:
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
+    params = {"model": case, **CASES[case]}
+    dense = job_of(scratch, params, embeddings=DENSE)
     one = LocalSession(load_workload(dense.train), dense, AllReduce())
     apply = one.optimizer.apply
     # Of a row that a batch has twice Keras gets two gradients, and its optimizers square, and clip, each by itself.
     object.__setattr__(one.optimizer, "apply", lambda gradients, variables: apply([tf.convert_to_tensor(g) for g in gradients], variables))
-    whole, spread = trained(one), trained(session(job, connection))
+    whole, spread = trained(one), trained(session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
     rows = rows_of(spread.tables)
     layers = {layer.name: layer for layer in whole.model._flatten_layers()}
     moved = [layer for name, layer in layers.items() if name in rows]

@@ -11,7 +11,7 @@ import pytest
 from tests import forked
 from tests.trainer.workloads.drive_fit import REFUSED, SAME
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes, pytest.mark.timeout(600)]
 
 DRIVER = Path(__file__).with_name("drive_fit.py")
 WORDS = {

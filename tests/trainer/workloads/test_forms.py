@@ -13,7 +13,7 @@ from tests import forked
 from tests.trainer.workloads.drive_forms import EXACT, STEPS, SYNC, forms
 from trainer.strategies import TRAINING
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes]
 
 DRIVER = Path(__file__).with_name("drive_forms.py")
 TOLD = {

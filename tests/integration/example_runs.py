@@ -1,0 +1,85 @@
+"""Run an example as a user does, and check what every run of one leaves."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests import forked
+from tests.integration import leftovers
+from tests.integration.running import EXAMPLES
+
+Bounds = dict[str, tuple[float, float]]  # of each metric: the least and the most it may end with
+
+
+@dataclass(frozen=True)
+class Done:
+    """The spec of an example that was run, its directory, and the lines that `launcher up --json` wrote."""
+
+    spec: dict[str, Any]
+    directory: Path
+    lines: list[dict[str, Any]]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        assert self.lines[-1]["event"] == "summary"
+        return self.lines[-1]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == kind]
+
+
+def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> Done:
+    """Run an example, with `changes` set, from the repository's root to its end."""
+    file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
+    settings = [word for change in changes for word in ("--set", change)]
+    try:
+        done = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, engine=forked.TENSORFLOW)
+    finally:
+        leftovers.assert_none(runs / name)
+    assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr}"
+    return Done(yaml.safe_load(file.read_text()), runs / name, [json.loads(line) for line in done.stdout.splitlines()])
+
+
+def assert_kept(done: Done) -> None:
+    """Check what every run leaves: a summary without restarts, and a log of each task, its lines dated."""
+    assert done.summary["name"] == done.spec["name"] == done.directory.name
+    assert not done.of("stalled")
+    assert (done.summary["state"], done.summary["exit_code"], done.summary["restarts"]) == ("succeeded", 0, {})
+    assert done.summary["run_dir"] == str(done.directory)
+    roles = {role: settings.get("replicas") for role, settings in done.spec.get("roles", {"chief": {}}).items()}
+    tasks = {
+        name
+        for role, count in roles.items()
+        for name in ([role] if role in {"chief", "evaluator"} else [f"{role}-{i}" for i in range(count or 1)])
+    }
+    logs = {path.stem: path.read_text() for path in done.directory.glob("launcher/tasks/*.log")}
+    assert set(logs) == tasks
+    for task, text in logs.items():
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", text), f"{task}: {text[:80]}"
+
+
+def assert_trained(done: Done, expected: Bounds, changes: tuple[str, ...] = ()) -> None:
+    """Check what the trainer promises: every step, the metrics, checkpoints, run.json, TensorBoard's logs."""
+    assert_kept(done)
+    changed = dict(change.removeprefix("train.").split("=") for change in changes)
+    summary, steps = done.summary, int(changed.get("steps", done.spec["train"]["steps"]))
+    assert (summary["step"], summary["steps"], summary["checkpoint_step"]) == (steps, steps, steps)
+    for name, (low, high) in expected.items():
+        assert low <= summary["metrics"][name] <= high, summary["metrics"]
+    assert done.of("evaluated")[-1]["step"] == steps
+    assert Path(f"{summary['checkpoint']}.index").is_file()
+    assert Path(summary["checkpoint"]).parent == done.directory / "checkpoints"
+    record = json.loads((done.directory / "run.json").read_text())
+    assert {key: record[key] for key in ("name", "state", "step", "steps", "metrics")} == {
+        "name": done.spec["name"],
+        "state": "succeeded",
+        "step": steps,
+        "steps": steps,
+        "metrics": summary["metrics"],
+    }
+    for logs in ("train", "eval"):
+        assert list((done.directory / "logs" / logs).glob("events.out.tfevents.*"))
