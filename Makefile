@@ -2,7 +2,7 @@
 
 VENV = .venv
 BENCH_VENV = .bench-venv
-# What is installed there, by its path: nothing needs to be activated.
+# Programs installed there, by their path: nothing needs to be activated.
 BIN = $(VENV)/bin
 # Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
 TESTS =

@@ -1,4 +1,4 @@
-"""What `make bench` measures: every program, how it is started, and what ours is compared with."""
+"""The contenders of `make bench`: every program, how it is started, and what ours is compared with."""
 
 import sys
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Literal
 ROOT = Path(__file__).parents[1]
 PEERS_PYTHON = ROOT / ".bench-venv/bin/python"
 
-# What --only takes beside the names of programs, and what each group is about.
+# Values of --only beside the names of programs, and the subject of each group.
 GROUPS = {
     "mlp": "Batch 100 a worker, MLP 784-100-10, one thread a process",
     "sync": "Synchronous updates on 1 ps from 2 workers: a step is a round of two gradients",

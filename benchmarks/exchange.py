@@ -1,4 +1,4 @@
-"""What exchanging gradients costs: our all-reduce loop of 2 workers, and the same with most of the gradient kept at home.
+"""The cost of exchanging gradients: our all-reduce loop of 2 workers, and the same with most of the gradient kept at home.
 
 Both are the trainer's own session in two processes, started without the launcher. With `--floats 1000` the workers exchange
 the first 1,000 numbers of the largest gradient, 4 kB, and apply the rest of their own gradients as they are.

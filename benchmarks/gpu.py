@@ -1,4 +1,4 @@
-"""What a GPU does for the trainer: placement, memory, mixed precision, and speed against loops written by hand. See gpu.sh.
+"""The trainer on a GPU: placement, memory, mixed precision, and speed against loops written by hand. See gpu.sh.
 
     python -m benchmarks.gpu [--steps 2000] [--repeat 3] [--output gpu.json] [--write docs/performance.md]
 

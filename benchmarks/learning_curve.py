@@ -24,7 +24,7 @@ Points = list[tuple[float, float]]
 def scalars(directory: Path, tag: str) -> Points:
     """Return (episodes, value) of each scalar under `tag` in a directory of event files; their names begin with the time, a file an attempt.
 
-    What an attempt did after the checkpoint that the next one goes on from is written a second time: the later one counts.
+    Steps after the checkpoint from which the next attempt goes on are written a second time: the later ones count.
     """
     found: dict[int, float] = {}
     for file in sorted(directory.glob("events.out.tfevents.*")):

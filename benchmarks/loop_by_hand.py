@@ -1,4 +1,4 @@
-"""What the programs written by hand share: a training loop in a tf.function, with nothing around it."""
+"""The shared part of the programs written by hand: a training loop in a tf.function, with nothing around it."""
 
 from collections.abc import Callable
 from typing import Any

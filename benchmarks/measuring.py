@@ -33,7 +33,7 @@ class MeasurementError(Exception):
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run gave: the line that the program printed, and the peak memory of its roles."""
+    """The outcome of one run: the line that the program printed, and the peak memory of its roles."""
 
     printed: Mapping[str, float]
     memory: Mapping[str, Peak] = field(default_factory=dict)

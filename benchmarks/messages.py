@@ -41,7 +41,7 @@ WIRES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Sent:
-    """What a run, or a step, of one case sent."""
+    """Bytes and packets that a run, or a step, of one case sent."""
 
     calls: dict[str, float]  # by the role that makes them
     bytes: float

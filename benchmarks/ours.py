@@ -47,7 +47,7 @@ COUNTS = (10**4, 10**5, 10**6, 10**7)
 
 @dataclass(frozen=True)
 class Case:
-    """What of a spec a case is about."""
+    """The part of a spec that a case is about."""
 
     strategy: str
     train: Mapping[str, Any] = field(default_factory=lambda: MLP)

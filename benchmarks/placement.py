@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from benchmarks import task
 
-# Where the time of a step goes; what feeds it (gathers, shuffles) belongs on the CPU.
+# Operations that take most of a step's time; those that feed it (gathers, shuffles) belong on the CPU.
 OPERATIONS = ("MatMul", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MaxPool", "MaxPoolGrad", "ResourceApplyAdam")
 _PLACED = re.compile(r"\((\w+)\): \S*/device:(\w+):\d+")
 
@@ -64,7 +64,7 @@ def main() -> None:
     if options.here:
         print(json.dumps(train(options.workload, options.strategy, options.precision, options.steps)), flush=True)
         os._exit(0)
-    # What a task's process sets; the log of placements is of the level that is usually not shown.
+    # As a task's process sets it; the log of placements is of the level that is usually not shown.
     environment = {**os.environ, "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "0", "KERAS_BACKEND": "tensorflow"}
     command = [sys.executable, "-m", "benchmarks.placement", *sys.argv[1:], "--here", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=task.DEADLINE)

@@ -16,7 +16,7 @@ from benchmarks import task
 
 def train(config: dict[str, Any]) -> None:
     """Train on one worker, in step with the other; the first writes the result to `config["result"]`."""
-    # What Ray was started with, not what this worker was.
+    # The start of Ray, not of this worker.
     os.environ["BENCH_STARTED"] = config["started"]
     stopwatch = task.Stopwatch(config["steps"])
     import ray.train

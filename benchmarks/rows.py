@@ -1,4 +1,4 @@
-"""What the programs of the group `embedding` train: a table of many rows, of which an example uses a few, and a small dense head.
+"""The model of the group `embedding`: a table of many rows, of which an example uses a few, and a small dense head.
 
 The target is 1 and the mean of a sign that each id has, so that the head learns a part of it at once, and each row its own part when it
 comes up again. Ids are uniform, and drawn where they are used, by operations that cost next to nothing.

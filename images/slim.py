@@ -40,7 +40,7 @@ def remove(packages: Path) -> int:
 def strip(file: Path) -> int:
     """Take the symbol tables from an ELF library or program; return how many bytes shorter it is, 0 for any other file.
 
-    What segments load is not touched: only what comes after all of it moves or goes.
+    Bytes that segments load are not touched: only those after all of them move or go.
     """
     with file.open("rb") as stream:
         if stream.read(len(_IDENT)) != _IDENT:

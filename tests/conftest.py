@@ -1,4 +1,4 @@
-"""What holds for each test: the environment it starts from, and where real data is."""
+"""Conditions of each test: the environment it starts from, and where real data is."""
 
 import ctypes
 import gc
@@ -18,7 +18,7 @@ from tests.golden_messages import GoldenMessages
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# What a developer may have set for their own runs must not reach a test.
+# Variables that a developer may have set for their own runs must not reach a test.
 FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
 
 

@@ -2,7 +2,7 @@
 
 Each is a process of its own, with the directory, environment, input and output it is given. A command of the launcher costs what it does,
 a twentieth of a second, and not also Python's start and the imports, seven times as much; a process that trains costs four seconds of a
-core less, and so does each task that a launcher starts (`forked_python.py`). What Python itself does at a start is not tested so:
+core less, and so does each task that a launcher starts (`forked_python.py`). Python's own start is not tested so:
 tests/launcher/cli starts the real command for that, and wherever signals or terminals are the subject; tests/trainer starts real tasks.
 """
 
@@ -29,9 +29,9 @@ from tests import forked_python
 
 ROOT = Path(__file__).resolve().parents[1]
 TENSORFLOW, DOCKER, KUBERNETES = "tensorflow", "docker", "kubernetes"
-# What tasks import of others; the rest of TensorFlow and Keras comes with it.
+# Tasks' imports of others; the rest of TensorFlow and Keras comes with them.
 _BY_TASKS = (TENSORFLOW, "keras", "numpy", "pydantic")
-# What verbs import when they are used: all of them, and those of runs in containers or pods.
+# Verbs' imports when they are used: of all of them, and of those of runs in containers or pods.
 _LATE = ("launcher.backend.local.backend", "launcher.cli.live", "launcher.cli.planning", "launcher.cli.results", "yaml")
 _LATER = {
     DOCKER: ("launcher.backend.docker.backend", "launcher.render.compose"),

@@ -4,7 +4,7 @@ A process that has called `take_over` forks where it would start a program of th
 a process of its own, the child of the one that starts it, with the environment, directory, descriptors, session and signals it is given.
 It imports the code of this repository itself; but it costs a twentieth of a second where importing TensorFlow takes four of a core.
 
-What it does not have is Python's own start. Whatever else is started, or with variables that Python or TensorFlow read when they are
+It lacks Python's own start. Anything else that is started, or with variables that Python or TensorFlow read when they are
 imported, is started from nothing: `_fork_exec` says which.
 """
 
@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 from trainer import parent_death
 
 ROOT = Path(__file__).resolve().parents[1]
-# What is read at the import of the program that names them so, but for what follows.
+# Variables, by how their names begin, that a program reads as it is imported, but for the next ones.
 _READ_AT_IMPORT = ("PYTHON", "TF_", "KERAS_", "XLA_", "CUDA_", "OMP_", "OPENBLAS_", "LD_")
 _READ_LATER = {
     *("TF_CONFIG", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_GRPC_REUSE_PORT"),
@@ -57,7 +57,7 @@ _EXAMPLES = [str(ROOT / "examples" / name / "train.py") for name in ("custom-com
 
 @dataclass
 class _Start:
-    """What this process was before any program ran in it."""
+    """The state of this process before any program ran in it."""
 
     environment: dict[str, str] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What tests share that start programs and talk to them."""
+"""Shared parts of tests that start programs and talk to them."""
 
 import socket
 import subprocess

@@ -25,7 +25,7 @@ OF_SIGNALS = 128
 # After what a program is started again: also after exit code 0, after a failure, or after signals alone.
 RestartWhen = Literal["always", "on_failure", "exit_code"]
 
-# What follows where a task makes no progress.
+# Reactions to a task that makes no progress.
 OnStall = Literal["tell", "restart", "fail"]
 
 SIGKILL = OF_SIGNALS + 9  # a shell's code for a process that was killed, for example out of memory

@@ -103,7 +103,7 @@ class Summaries(Settings):
     )
 
 
-# What a metric's name says about it, by its last word that is listed.
+# Whether more or less of a metric is better, by the last word of its name that is listed.
 _MORE_IS_BETTER = "acc accuracy auc precision recall f1 fbeta iou dice bleu rouge psnr ssim r2 return reward score"
 _LESS_IS_BETTER = "loss error mae mse rmse msle mape crossentropy entropy perplexity divergence distance wer cer"
 _DIRECTIONS: dict[str, Literal["min", "max"]] = {

@@ -30,7 +30,7 @@ Report = Callable[..., None]
 
 _NEWER = frozenset({"restored", "checkpoint", "evaluated"})  # events about a checkpoint
 
-# What a program of TensorFlow's that was asked to stop and has saved exits with, beside 143 (PreemptionCheckpointHandler).
+# Exit code, beside 143, of a TensorFlow program that was asked to stop and has saved (PreemptionCheckpointHandler).
 _PREEMPTED = 42
 _ABOUT_TO_END = 10.0  # seconds before the end of a run in which its tasks may fail for want of each other
 _ASK_AGAIN = 0.5  # seconds between two questions meanwhile

@@ -15,7 +15,7 @@ def main() -> None:
         sys.modules["tensorflow"] = None  # type: ignore[assignment]  # how Python notes that a module cannot be had
     from tensorboard import default, program
 
-    # What its own main does, but for the notice that TensorFlow was not found.
+    # As its own main does, but for the notice that TensorFlow was not found.
     board = program.TensorBoard(plugins=default.get_plugins())
     board.configure(argv=sys.argv)
     sys.exit(board.main())

@@ -16,7 +16,7 @@ from typing import Any
 ROLES = ("chief", "worker", "ps", "evaluator")
 CLUSTER_ROLES = ("chief", "worker", "ps")
 
-# What people write for a role, where the nearest spelling would not find it.
+# People's names of roles that the nearest spelling would not find.
 _ALIASES = {
     "master": "chief",
     "coordinator": "chief",

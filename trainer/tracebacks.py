@@ -16,7 +16,7 @@ _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _KIND = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception))\b", re.MULTILINE)
 _IGNORED = "Exception ignored in"  # what Python says of an exception that ended nothing, while it finishes say
 _ALSO = ("During handling of the above exception", "The above exception was the direct cause")
-# What AutoGraph made of a function, in a file of another name each time.
+# AutoGraph's version of a function, in a file of another name each time.
 _GENERATED = re.compile(r".*__autograph_generated_file.*")
 # Frames that are not the user's own: the standard library, what is installed, compiled or made of a function, what has no file.
 _FOREIGN = re.compile(r"/(site|dist)-packages/|/lib/python\d|\.pyx$|^autograph$|^<")
@@ -27,7 +27,7 @@ _LOG = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d|[IWEF]0
 # A time in a message, as gRPC has it: `"created":"@1795564701.013"`.
 _TIME = re.compile(r"\d{9,}(?:\.\d+)?")
 
-# What may be gone when it is tried again, by the names of exceptions and by what messages say: other tasks, the network, memory, disks.
+# Errors that may be gone when it is tried again, by exceptions' names and messages' words: other tasks, the network, memory, disks.
 _PASSING_KIND = re.compile(
     r"Unavailable|Aborted|Cancelled|DeadlineExceeded|ResourceExhausted|FailedPrecondition|Timeout|Connection|Rpc|"
     r"gaierror|herror|URLError|HTTPError|SSLError|MemoryError|OutOfMemory|OOM"
@@ -41,7 +41,7 @@ _PASSING_MESSAGE = re.compile(
 _LASTING = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
 _READ_ONLY = f"[Errno {errno.EROFS}]"  # how an OSError begins for a file system that is mounted so, which has no class of its own
 
-# What to do about errors that do not say it: of Keras 3's `fit` on several workers, as docs/keras.md has it, and of ours. A backend quotes a line's last 150
+# Remedies for errors that do not say them: of Keras 3's `fit` on several workers, as docs/keras.md has it, and of ours. A backend quotes a line's last 150
 # characters.
 _REMEDIES = (
     (

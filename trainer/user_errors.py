@@ -17,7 +17,7 @@ from pathlib import Path
 from trainer.error_line import error_line
 from trainer.tf_config import task_name
 
-# Where nothing is the user's own: Python, what is installed into it, and the trainer.
+# Directories with nothing of the user's own: Python, what is installed into it, and the trainer.
 _FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
 _GENERATED = "__autograph_generated_file"
 # The place in the source, in messages of AutoGraph and of errors of graphs.
@@ -27,7 +27,7 @@ _ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 _EARLIER = 3  # errors that led to this one, at the most
 
-# What may be gone when it is tried again, by the names of its classes: the network, other tasks, memory and disks.
+# Errors that may be gone when it is tried again, by the names of their classes: the network, other tasks, memory and disks.
 _PASSING = frozenset(
     {"OSError", "MemoryError", "UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "ResourceExhaustedError"}
 )

@@ -82,7 +82,7 @@ class Backend(Protocol):
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
 
 
-# What some backends offer beside these calls: ask with isinstance.
+# Offered by some backends beside these calls: ask with isinstance.
 
 
 @runtime_checkable

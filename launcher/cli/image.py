@@ -22,7 +22,7 @@ EXAMPLES = (
     ("launcher image build --code ./src --push registry.example/team/train:1", "with your own code in it"),
     ("launcher image build --build-arg HTTPS_PROXY --ca-file company.pem", "behind a company's proxy"),
 )
-# What is in a directory of code and hardly ever belongs into an image.
+# Names in a directory of code that hardly ever belong into an image.
 _BULKY = (".git", ".venv", "venv", "runs", "node_modules")
 _WORTH_A_LINE = 0.1  # seconds that a step took
 

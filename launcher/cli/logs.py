@@ -193,7 +193,7 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
         task = event["task"] if event else line.task
         time = f"{rfc3339(line.time)} " if timestamps else ""
         if raw:
-            # Whatever bytes they are: text that is none would not pass through stdout's encoding.
+            # As bytes: some that are no text would not pass through stdout's encoding.
             sys.stdout.flush()
             sys.stdout.buffer.write((prefixes.plain(task) + time).encode() + output_lines.raw(line) + b"\n")
             sys.stdout.buffer.flush()

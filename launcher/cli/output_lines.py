@@ -35,7 +35,7 @@ def raw(line: LogLine) -> bytes:
     return unescaped(line.whole)
 
 
-# What TensorFlow's C++ side says of itself at level INFO, and absl before it is set up; and that a run starts, in each task's log.
+# Lines of TensorFlow's C++ side about itself at level INFO, and absl's before it is set up; and that a run starts, in each task's log.
 _CHATTER = re.compile(
     r"I\d{4} \d\d:\d\d:\d+\.\d+\s+\d+ \S+:\d+\] "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \w+/"

@@ -22,7 +22,7 @@ from launcher.spec.models import ClusterSpec
 # One value of the spec that is not what it was: its path, the old value, the new one.
 Change = tuple[str, Any, Any]
 Decision = Literal["start", "resume", "fresh", "complete"]
-# What the user is to choose from, with what it would do.
+# The user's choices, each with its effect.
 _Choices = dict[Decision, str]
 
 # Another `up` of that name holds the lock until its run is on its way; then there is more to say than that it is there.

@@ -14,7 +14,7 @@ from pathlib import Path
 import launcher
 
 DOCKERFILE = "images/Dockerfile"
-# What the Dockerfile copies besides the packages; pyproject.toml puts the same into the wheel.
+# Files that the Dockerfile copies besides the packages; pyproject.toml puts the same into the wheel.
 FILES = (DOCKERFILE, "images/install.sh", "images/slim.py", "requirements/image.txt", "requirements/image-gpu.txt", "LICENSE")
 
 # The trainer; the launcher for the attendant of a run on Kubernetes.

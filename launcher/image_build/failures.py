@@ -7,7 +7,7 @@ from launcher.docker_cli import DockerError, last_line, no_engine
 _PROXY = "behind a proxy or with an index of your own, see docs/images.md: --build-arg HTTPS_PROXY=..., --pip-config FILE, --ca-file FILE"
 _BUILDX = "install the plugin (Debian, Ubuntu: docker-buildx; Docker Desktop has it); `docker buildx version` must answer"
 
-# What the output says -> what is wrong, what to do. The first that is found holds; {base} is the base image.
+# Text in the output -> what is wrong, what to do. The first that is found holds; {base} is the base image.
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"buildx component is missing|unknown flag: --(?:secret|progress)|BuildKit is (?:not supported|disabled)|the --mount option requires BuildKit",

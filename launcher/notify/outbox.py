@@ -15,7 +15,7 @@ from launcher.notify.message import Message
 from launcher.plan.machine import search_path, source_directory
 
 SENDER = "launcher.notify.sender"
-# Where no cluster has the Secret: the variable that has the URL, where `launcher` is called or in the spec's `env_file`.
+# The variable with the URL where no cluster has the Secret: of the launcher's environment, or of the spec's `env_file`.
 VARIABLE = "NOTIFY_WEBHOOK"
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# What is no code, or not the user's.
+# Names that are no code, or not the user's.
 _SKIPPED = frozenset({"__pycache__", "node_modules"})
 _SKIPPED_ENDINGS = (".pyc", ".pyo")
 # A directory with more than that holds data as well, and is not looked through at every command.

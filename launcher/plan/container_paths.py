@@ -2,7 +2,7 @@
 
 # The volume of the run directory is mounted here; the image has the directory, owned by the user that tasks run as.
 CONTAINER_RUNS = "/runs"
-# What is the container's own, and gone with it.
+# The container's own, and gone with it.
 CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is a file system of the task's own
 # The user's code, and a directory with a data set; both read-only.
 CONTAINER_CODE = "/code"

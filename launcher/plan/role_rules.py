@@ -28,7 +28,7 @@ PARENT_IN_VARIABLE = (*_PYTHON, "-c", _FROM_VARIABLE)
 PARENT_IN_FILE = (*_PYTHON, CONTAINER_PARENT)
 _PARENTS = (PARENT_IN_VARIABLE, PARENT_IN_FILE)
 
-# What is said, and what is to be done, where a container could not start the parent.
+# The reason and the remedy where a container could not start the parent.
 NO_PYTHON = "its image has no python3, under which a `command` runs"
 NO_PYTHON_REMEDY = "take an image with Python 3.8 or later, or write `supervise: false`"
 

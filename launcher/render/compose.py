@@ -168,7 +168,7 @@ def _notes(source: Source) -> list[str]:
     return notes
 
 
-# What every container has
+# Parts of every container
 
 
 def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
     return devices
 
 
-# What is beside the tasks
+# Containers beside the tasks
 
 
 def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:

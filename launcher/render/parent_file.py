@@ -14,7 +14,7 @@ from pathlib import Path
 import trainer
 from launcher import __version__
 
-# What `trainer` imports only where no command is given: it then trains itself.
+# Modules that `trainer` imports only where no command is given: it then trains itself.
 _OF_THE_TRAINER_ITSELF = ("trainer.configuration", "trainer.engine", "trainer.unreaped")
 
 _HEAD = f'''"""The parent of a program that reads TF_CONFIG: checks TF_CONFIG, starts the program, and starts it again. Of tf-launcher {__version__}.

@@ -138,7 +138,7 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
     """Serve `GET /<name of a place>` on loopback, as a tar stream in chunks, until nobody has asked for `idle` seconds.
 
     It waits for its reader after each WINDOW: what forwards a port holds all that it has no reader for, and copies it for each piece that comes.
-    Who asks has to know the text of which `digest` is the SHA-256. The answer is 404 with the JSON list of what there is where that is nothing.
+    The caller has to know the text of which `digest` is the SHA-256. The answer is 404 with the JSON list of what there is where that is nothing.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -13,7 +13,7 @@ from trainer.stack_reading import Activity
 _LINE = 300  # characters of a reason in a table
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)|Fatal Python error: ")
-# What TensorFlow puts between the first line of an error in a graph and the line that says what is wrong.
+# TensorFlow's lines between the first of an error in a graph and the one that says what is wrong.
 _WHERE = re.compile(r"Detected at node |<stack traces unavailable>|in user code:")
 # How the system, and the kubelet, say that a user or a file system may not be what an image needs.
 _RESTRICTED = re.compile(r"read-only file system|permission denied|operation not permitted|image will run as root", re.IGNORECASE)

@@ -238,7 +238,7 @@ class RunController:
                 task.settle(State.STOPPED, "killed with the run")
         self._conclude(Ending(State.FAILED, reason))
 
-    # What happened
+    # Events
 
     def looked(self) -> None:
         """Note that what is seen of the tasks is something else than before."""
@@ -342,7 +342,7 @@ class RunController:
         at_once = self._runtime.lose_directory()
         self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", at_once=at_once)
 
-    # What follows
+    # Reactions
 
     def _start_again(self, task: ControlledTask) -> None:
         task.restart_at = None

@@ -11,7 +11,7 @@ from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import RunStatus, State
 
-# What the run came to -> what run.json may still say that is no longer, or not the whole of it.
+# State of the run -> states that run.json may still have, which hold no longer, or are not the whole of it.
 _OUTDATED = {State.FAILED: ("running", "stopped"), State.STOPPED: ("running",)}
 # Field of RunStatus -> its name in run.json and its type there.
 _FIELDS: dict[str, tuple[str, type]] = {

@@ -16,7 +16,7 @@ class Part(StrEnum):
     RESULTS = "results"
 
 
-# Where the run directory has it: the first of these directories that is there.
+# Part -> its directory in the run directory: the first of these that is there.
 PLACES: dict[str, tuple[str, ...]] = {
     Part.MODEL: ("export/best", "export/last"),
     Part.CHECKPOINTS: ("checkpoints",),

@@ -18,7 +18,7 @@ from launcher.spec.role_programs import images_of, roles_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.strategies import STRATEGIES
 
-# What may make names of a module in ways that are not to be seen.
+# Names by which a module may make others in ways that are not to be seen.
 _HIDES = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__"})
 _DATA = ("train_data", "eval_data")
 _WORKLOAD: Path = ("train", "workload")

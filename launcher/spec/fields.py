@@ -54,7 +54,7 @@ Name = Annotated[
 ]
 ObjectName = Annotated[str, AfterValidator(names.check_object_name)]
 
-# What a variable's value is: pydantic has these in an error's path, where the document has nothing.
+# Kinds of a variable's value: pydantic has these in an error's path, where the document has nothing.
 TEXT, SECRET = KINDS_OF_VALUE = ("(text)", "(secret)")
 
 

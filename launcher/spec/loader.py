@@ -20,7 +20,7 @@ from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train
 from trainer.workloads import catalog
 
-# What stands in for a required value that is missing or wrong, while the rest is examined.
+# Stand-ins for required values that are missing or wrong, while the rest is examined.
 _STAND_INS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1, "secret": "secret"}
 _DIGEST_LENGTH = 12
 

@@ -15,7 +15,7 @@ from launcher.spec.problems import FieldError, Finding, Path, any_of, named, nea
 _PRINTS_IN_FULL = 1e15
 _PLAIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
 
-# What people mean who write one value for a whole section.
+# Section -> the field that people mean who write one value for the whole of it.
 _SHORTHANDS = {
     **dict.fromkeys(("chief", "worker", "ps", "evaluator"), "replicas"),
     **dict.fromkeys(("checkpoint", "evaluate", "summaries"), "every_steps"),
@@ -27,7 +27,7 @@ _SHORTHANDS = {
     "tensorboard": "port",
 }
 
-# What people mean who switch a section on or off -> what to write.
+# Section, and the switch that people write for it -> what to write.
 _SWITCHES = {
     "export": {False: "write `export: {formats: []}`, which exports nothing", True: "write `export: {}`"},
     "tensorboard": {True: "write `tensorboard: {}`, or leave the key out"},
@@ -50,7 +50,7 @@ _BROUGHT = {
     "model": "write `train.workload`: package.module:name of the model, or of a function that returns it",
 }
 
-# What a missing field could be.
+# Samples for missing fields.
 _SAMPLES = {"version": "1", "name": "my-run", "workload": "mnist_mlp", "replicas_to_aggregate": "2", "secret": "my-secret", "key": "token"}
 
 _EXPECTED = {
@@ -100,7 +100,7 @@ def meant_key(error: ErrorDetails, model: schema_lookup.Model) -> Path | None:
 def document_path(error: ErrorDetails, prefix: Path = ()) -> Path:
     """Return the path of the document that an error is about."""
     *path, last = [part for part in error["loc"] if part not in KINDS_OF_VALUE] or ("[key]",)
-    # What pydantic puts behind a key that is wrong itself; a key that nobody knows may be called so, too.
+    # pydantic puts this behind a key that is wrong itself; a key that nobody knows may be called so, too.
     if last != "[key]" or error["type"] == "extra_forbidden":
         path.append(last)
     return (*prefix, *path)

@@ -28,7 +28,7 @@ CPU_EXPECTED = "cores, such as 2, 0.5 or 500m (half a core)"
 MEMORY_EXPECTED = "a size with its unit, such as 512Mi, 4Gi or 4G"
 DURATION_EXPECTED = "a duration with its unit, such as 90s, 10m, 1h30m or 24h"
 
-# What people write for a unit, and the unit they mean. `m` is a thousandth of a byte in Kubernetes, never meant.
+# Unit as people write it -> the unit that they mean. `m` is a thousandth of a byte in Kubernetes, never meant.
 _MEANT = {
     "b": "", "kb": "k", "mb": "M", "gb": "G", "tb": "T", "kib": "Ki", "mib": "Mi", "gib": "Gi", "tib": "Ti",
     "k": "Ki", "m": "Mi", "g": "Gi", "t": "Ti", "ki": "Ki", "mi": "Mi", "gi": "Gi", "ti": "Ti",

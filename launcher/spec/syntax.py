@@ -23,7 +23,7 @@ _WORDED_BELOW = 65536
 _NOT_PRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _CHECK_INDENT = "check the indentation of this line and of the one above"
-# What a parser's complaint contains -> what is wrong in a user's words, and what to do.
+# Text in a parser's complaint -> what is wrong in a user's words, and what to do.
 _WORDING: tuple[tuple[str, str, str], ...] = (
     ("found character '\\t'", "a tab stands where YAML needs spaces", "indent with spaces"),
     ("mapping values are not allowed", "a `:` makes no sense here", f"put text that contains `: ` in quotes, or {_CHECK_INDENT}"),

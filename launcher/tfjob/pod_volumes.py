@@ -13,7 +13,7 @@ from launcher.tfjob.reading import as_valid
 
 # How a pod template calls what a mount of a container beside the task says -> how `mounts` does.
 _MOUNT = {"name": "volume", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
-# Where the parent of a program is.
+# The directory of a program's parent.
 _PARENT = posixpath.dirname(CONTAINER_PARENT)
 _OURS = (_PARENT, names.TMP, "/dev/shm")  # noqa: S108
 

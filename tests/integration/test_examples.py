@@ -105,7 +105,7 @@ def test_the_network_with_dropout_trains_on_every_strategy_too(name: str, tmp_pa
     changes = ("train.workload=mnist", "train.evaluate.every_steps=100", *summaries, *rate)
     done = up(name, tmp_path, changes)
     assert_trained(done, DIGITS, changes)
-    # What it writes beyond mnist_mlp's.
+    # Written beyond mnist_mlp's.
     assert read_events(done.directory / "logs" / "train").scalars("dropout_keep_probability")
     if name == "mnist-ps":
         assert_written_by_servers(Run(name, done.directory.parent), done.summary["steps"], 100)
@@ -118,7 +118,7 @@ def test_the_small_agent_learns_from_its_workers_and_they_from_it(tmp_path: Path
     done = up("gridworld-dqn-small", tmp_path, changes)
     assert_trained(done, expected, changes)
     assert done.summary["seconds"] < 240  # what the README's reader is promised on two cores
-    # What the workers get as they play, a part of it at random: they have been given what the chief learned.
+    # The workers' rewards as they play, a part of the time at random: they have been given what the chief learned.
     played = [line["metrics"]["reward"] for line in done.of("progress") if line["task"] == "chief" and "local_step" not in line]
     assert played[-1] >= 6
 

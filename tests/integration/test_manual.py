@@ -18,7 +18,7 @@ from trainer.events import Event
 
 pytestmark = pytest.mark.slow
 
-# What it writes replaces itself; a file beside it counts the attempts, and another one lets it hurry.
+# Its output replaces itself; a file beside it counts the attempts, and another one lets it hurry.
 PROGRAM = """
 import os, time
 import tensorflow as tf

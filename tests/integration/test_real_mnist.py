@@ -21,7 +21,7 @@ TRAIN: dict[str, dict[str, Any]] = {
     "mnist": {"steps": 2000, "batch_size": 200, "params": {"learning_rate": 0.003}, "learning_rate": COSINE},
 }
 EXPECTED = {"mnist_mlp": 0.97, "mnist": 0.98}
-# What is watched meanwhile costs time, and is tested elsewhere.
+# Evaluations and summaries cost time, and are tested elsewhere.
 QUIET = {"evaluate": {"every_steps": 0}, "summaries": {"every_steps": 1000, "profile_every_steps": 0}, "checkpoint": {"every_seconds": 30}}
 
 pytestmark = pytest.mark.slow

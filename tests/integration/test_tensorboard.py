@@ -1,4 +1,4 @@
-"""What a run of mnist leaves for TensorBoard, in the event files and as `launcher tensorboard` serves it."""
+"""Data that a run of mnist leaves for TensorBoard, in the event files and as `launcher tensorboard` serves it."""
 
 import json
 import os

@@ -3,7 +3,7 @@
 For tests of what surrounds training: a spec names this directory as its `code` and `stand_in:Steps` as its workload (`spec` below).
 A step is a wait of `params.step_seconds`. Tasks connect to each other as the strategy has it, lose each other as TensorFlow's tasks do
 (PeerLostError; a peer that says nothing for `params.silent_seconds` is lost, too), save checkpoints that are files of the right names, go on
-from them, report what the real loop reports, write run.json, and hear a stop. What they do not do is train: no model, no TensorBoard logs, no exports.
+from them, report what the real loop reports, write run.json, and hear a stop. They do not train: no model, no TensorBoard logs, no exports.
 
 Every task listens at its address. A connection carries lines: `ask` is answered by `here`, `end` by `here` and ends a server;
 a follower of multi_worker_mirrored sends `step` or `stop` and gets the step to be at, `stop` or `done`.

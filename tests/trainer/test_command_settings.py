@@ -1,4 +1,4 @@
-"""What the parent of a user's program reads from TRAINER_SETTINGS: the same keys as the trainer, and every problem at once."""
+"""TRAINER_SETTINGS as the parent of a user's program reads them: the same keys as the trainer, and every problem at once."""
 
 import json
 from dataclasses import MISSING, fields

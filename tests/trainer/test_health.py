@@ -1,4 +1,4 @@
-"""What `trainer --health` says of real tasks on this machine."""
+"""`trainer --health` of real tasks on this machine."""
 
 import json
 import os

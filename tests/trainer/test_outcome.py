@@ -1,4 +1,4 @@
-"""What run.json says of a run that did not end well, and a stop that comes while TensorFlow is deaf to signals."""
+"""run.json of a run that did not end well, and a stop that comes while TensorFlow is deaf to signals."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a program writes and what events say share a stream, and neither is lost in the other nor taken for it."""
+"""A program's output and events share a stream, and neither is lost in the other nor taken for it."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_an_event_stands_on_a_line_of_its_own(pieces: list[bytes]) -> None:
     escaping = Escaping()
     written = b"".join(escaping.feed(piece) for piece in pieces) + escaping.end_line()
     assert not written or written.endswith(b"\n") or not b"".join(pieces)
-    # What the program goes on with is a line's beginning then.
+    # The program's next output is a line's beginning then.
     assert escaping.feed(LOOKALIKE) == b" " + LOOKALIKE
 
 

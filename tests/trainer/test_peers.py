@@ -1,4 +1,4 @@
-"""Who waits for whom, and what an address answers."""
+"""The peers that each task waits for, and the answer of an address."""
 
 import json
 import socket

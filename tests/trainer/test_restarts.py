@@ -1,4 +1,4 @@
-"""What follows when a training process has ended: the decisions, without processes."""
+"""Reactions to the end of a training process: the decisions, without processes."""
 
 import signal
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a task does, read from stacks as faulthandler writes them."""
+"""The activity of a task, read from stacks as faulthandler writes them."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 _OF_KERAS = frozenset({"_model", "model", "params", "_params"})
-# What a callback finds out for itself after each start, by its class.
+# Attributes that a callback finds out for itself after each start, by its class.
 _FOUND_OUT: dict[type, frozenset[str]] = {
     keras.callbacks.CSVLogger: frozenset({"append", "append_header"}),
     keras.callbacks.EarlyStopping: frozenset({"min_delta"}),  # its sign, with the function that compares

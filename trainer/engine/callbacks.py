@@ -26,7 +26,7 @@ Evaluate = Callable[[int], dict[str, float]]
 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _NEVER_CALLED = ("on_test_batch_begin", "on_test_batch_end")
-# What is left out, by its class, and why.
+# Class of a callback that is left out -> why.
 _LEFT_OUT: dict[type, str] = {
     keras.callbacks.TensorBoard: "the trainer writes TensorBoard's files itself (train.summaries)",
     keras.callbacks.BackupAndRestore: "the trainer saves and resumes itself (train.checkpoint)",

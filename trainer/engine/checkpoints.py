@@ -31,7 +31,7 @@ from trainer.engine.run_state import write_atomically
 from trainer.engine.session import PeerLostError
 from trainer.workloads.errors import WorkloadError
 
-# Where a checkpoint has the value of a variable.
+# The key of a variable's value in a checkpoint.
 _VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 _BUILT_WITH = _VALUE.format("learning_rate")
 _CALLBACKS = _VALUE.format("callbacks")
@@ -41,7 +41,7 @@ _UNSYNCED = 16 * 2**20  # that are on the disk before more are written: progress
 _captures = itertools.count()
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = _NO_ROOM | {errno.EROFS}
-# What to do where a checkpoint's large embedding layers were updated by rows and are not now, and the reverse.
+# Remedies where a checkpoint's large embedding layers were updated by rows and are not now, and the reverse.
 _BY_ROWS = (
     "; its large embedding layers were updated by rows: go on with strategy single, multi_worker_mirrored or parameter_server, and the optimizer, "
     "clipping and train.embeddings that it was saved with"

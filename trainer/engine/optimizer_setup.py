@@ -12,7 +12,7 @@ from trainer.workloads.protocol import Agent, Workload
 _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
 
 
-# What an optimizer may do in some steps alone -> where TensorFlow cannot, and what to do instead.
+# Option of an optimizer for some steps alone -> the strategies on which TensorFlow cannot, and what to do instead.
 _SOMETIMES = {
     "gradient_accumulation_steps": (("mirrored", "parameter_server"), "leave it out and set train.gradients.accumulate"),
     "ema_overwrite_frequency": (("mirrored",), "leave it out: evaluations and exports use the averages of use_ema anyway"),

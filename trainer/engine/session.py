@@ -140,7 +140,7 @@ class Session(ABC):
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
 
-        What it changes of the learning rate, and of the weights, holds on every task from the next step on. With `current`, model and
+        Its changes to the learning rate, and to the weights, hold on every task from the next step on. With `current`, model and
         optimizer have the cluster's current state before, as after `settle` and `pull`.
 
         Raises:

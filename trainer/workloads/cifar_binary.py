@@ -19,7 +19,7 @@ TEST_FILES = ("test_batch.bin",)
 UNPACKED = "cifar-10-batches-bin"
 REMEDY = "Copy the published file there again."
 
-# What is found in the place of the files, and what to do about it.
+# Name that is found in the place of the files -> what to do about it.
 LOOKALIKES = {
     "data_batch_1": "These are the files of the Python version; take the binary version, cifar-10-binary.tar.gz.",
     "cifar-10-batches-py": "That is the Python version; take the binary version, cifar-10-binary.tar.gz.",

@@ -47,7 +47,7 @@ def step(state: Boards, actions: tf.Tensor, seed: tf.Tensor) -> tuple[Boards, tf
     hero = _moved(state.hero, actions)
     touched = state.things == hero[:, tf.newaxis]
     rewards = tf.reduce_sum(tf.where(touched, tf.constant(_REWARDS), 0.0), axis=1)
-    # What is touched lies under the hero, so the cells that are taken are the hero's and those of all other things.
+    # A thing that is touched lies under the hero, so the cells that are taken are the hero's and those of all other things.
     taken = tf.reduce_any(tf.one_hot(tf.concat([hero[:, tf.newaxis], state.things], 1), CELLS, True, False, dtype=tf.bool), axis=1)
     lots = tf.random.stateless_uniform(tf.shape(taken), seed)
     free = tf.argmax(tf.where(taken, -1.0, lots), axis=1, output_type=tf.int32)

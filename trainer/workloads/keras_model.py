@@ -16,9 +16,9 @@ from trainer.workloads.user_call import CallArguments, call, where
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
 
-# What a model's class may have in the place of a loss that `compile` is given.
+# Methods that a model's class may have in the place of a loss that `compile` is given.
 _LOSSES = ("train_step", "compute_loss")
-# What only `fit` and `evaluate` call.
+# Called only by `fit` and `evaluate`.
 _IGNORED = ("fit", "evaluate", "make_train_function", "make_test_function")
 
 

@@ -10,7 +10,7 @@ from trainer.workloads.autograph import ours_unchanged
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.whole_losses import whole_losses
 
-# What a class overrides of Keras's own training that its steps then say.
+# Parts of Keras's own training for which a class's override holds.
 _STEPS = ("train_step", "test_step", "compute_metrics", "metrics", "reset_metrics", "get_metrics_result")
 
 

@@ -22,7 +22,7 @@ FEATURES = "features"
 CLUSTER = "cluster"
 SIGNATURES = (("features", "targets"), ("features", "targets", "mode"), ("features", "targets", "mode", "params"))
 DATA = ("train_data", "eval_data")
-# What the module of a Keras model may give beside the data.
+# A Keras model's module may have it beside the data.
 CLASS_WEIGHT = "class_weight"
 _SHOWN = tuple(f"({', '.join(names)})" for names in SIGNATURES)
 

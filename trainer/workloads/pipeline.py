@@ -29,7 +29,7 @@ THREADS = 4
 
 ENDLESS = 2**62
 
-# What is done last to a dataset, by its kind, and the trainer does itself; nothing that would change its examples.
+# Kinds of a dataset's last operation that the trainer does itself; none that would change its examples.
 _BATCH, _ORDER, _NOTHING = "batch", "order", "nothing"
 _LAST = {
     **dict.fromkeys(("BatchDataset", "ParallelBatchDataset"), _BATCH),
@@ -93,7 +93,7 @@ def gives_batches(dataset: tf.data.Dataset) -> bool:
 def examples_of(dataset: Any) -> tf.data.Dataset:
     """Return the single examples of a dataset that may give batches.
 
-    What `fit` is given is often `.shuffle(n).repeat().batch(n).prefetch(n)` of examples whose number is known: those are taken where that is
+    Datasets for `fit` are often `.shuffle(n).repeat().batch(n).prefetch(n)` of examples whose number is known: those are taken where that is
     all that was done to them last, since readers that shuffle apart from each other would not see every example.
     """
     examples = below = dataset

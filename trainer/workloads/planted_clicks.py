@@ -29,7 +29,7 @@ NUMBER_EFFECT = 0.25
 # The two columns whose hidden factors are multiplied: an effect that no sum over columns has.
 PRODUCT = (0, 1)
 
-# What is hashed: words of an example, effects of ids, hidden factors.
+# Hashed things: words of an example, effects of ids, hidden factors.
 _DRAWS, _EFFECTS, _FACTORS = 1, 2, 3
 _WORDS = 64  # that an example may draw, a power of two
 _LABEL = CATEGORIES + NUMBERS

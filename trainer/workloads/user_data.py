@@ -127,7 +127,7 @@ class UserData:
         if array.dtype == object or array.ndim == 0:
             what = "rows of different length, or Python objects" if array.dtype == object else "a single number"
             raise WorkloadError(f"{self._name} gives an array of {what}; expected numbers, one row an example; pad them to one shape")
-        # What Keras computes with; float64 would double memory and traffic for nothing.
+        # Keras computes with float32; float64 would double memory and traffic for nothing.
         return array.astype(np.float32) if array.dtype == np.float64 else array
 
     def _examples(self, facts: pipeline.Facts) -> tf.data.Dataset:

@@ -18,7 +18,7 @@ from keras.src.backend.common import global_state
 from trainer.events import listed
 from trainer.workloads.errors import WorkloadError
 
-# Where Keras counts the names it gave, and keeps the names of the layers it is in; where variable scopes keep variables.
+# Attributes in which Keras counts the names it gave, and keeps the names of the layers it is in; variable scopes' store of variables.
 _KERAS_NAMES, _KERAS_SCOPES, _STORE = "object_name_uids", "name_scope_stack", ("__variable_store",)
 _AGGREGATIONS = {
     tf.VariableAggregation.MEAN: "mean",

@@ -21,7 +21,7 @@ _CLEARED_WITHIN = 20.0
 def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Container]:
     """Have Compose start what its file says; return the containers. Init containers have `within` seconds, or ten minutes if those are more.
 
-    What is left of an earlier run is stopped and removed first. Raises LauncherError when one cannot be started; nothing of this run
+    Leftovers of an earlier run are stopped and removed first. Raises LauncherError when one cannot be started; nothing of this run
     is left then: no container, no network, and no volume but one that was there before.
     """
     doing = f"starting the containers of {run}"

@@ -26,7 +26,7 @@ from launcher.errors import LauncherError
 from launcher.render import labels
 from launcher.runs import os_errors
 
-# What every call of the client may raise: the engine's own errors, and those of the way to it.
+# Errors that every call of the client may raise: the engine's own, and those of the way to it.
 ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
 COPY = f"{labels.PREFIX}copy-of"  # a container that copies a run's volume; of which run
 READER = f"{labels.PREFIX}reader-of"  # a container by which a run's volume is read; of which run

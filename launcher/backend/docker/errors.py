@@ -5,7 +5,7 @@ import re
 from launcher.docker_cli import DockerError, last_line, no_engine
 from launcher.errors import LauncherError
 
-# What Compose or the engine says -> what is wrong, what to do.
+# Message of Compose or the engine -> what is wrong, what to do.
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"is not a docker command|unknown (?:docker )?command|unknown (?:shorthand )?flag: (?:--short|--ansi|'[fp]')",

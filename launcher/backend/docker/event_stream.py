@@ -21,7 +21,7 @@ _SELDOM = 2.0  # the same where nothing came the last times: the engine reads th
 _SILENT = 30.0
 _LOOK_EVERY = 2.0
 _JOIN_EVERY = 0.1
-# What reading raises when the answer is closed meanwhile, besides what the client raises: the connection is taken apart under it.
+# Errors of reading when the answer is closed meanwhile, besides the client's: the connection is taken apart under it.
 _CLOSED = (*ERRORS, ValueError, AttributeError)
 
 

@@ -12,7 +12,7 @@ from launcher.backend.docker.container_status import members
 from launcher.backend.docker.engine import ERRORS
 
 _WITHIN = 600.0
-# What the engine calls the states in which something of a container runs, or is about to.
+# The engine's states in which something of a container runs, or is about to.
 _RUNNING = frozenset({"running", "paused", "restarting"})
 
 

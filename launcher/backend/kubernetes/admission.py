@@ -17,7 +17,7 @@ from launcher.render.kubernetes.objects import TENSORBOARD
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import all_of
 
-# What a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
+# Resources that a quota may count in two ways: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _SHORT = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
 _USED_UP = "exceeded quota: "  # by others as well: that pod waits
 _NOBODY, _NOBODYS_ID = "x-of-nobody", "00000000-0000-4000-8000-000000000000"

@@ -20,7 +20,7 @@ from launcher.errors import LauncherError, UsageError
 
 Object = dict[str, Any]
 
-# Who the API server notes as the owner of the fields that `up` sets.
+# The owner of the fields that `up` sets, as the API server notes it.
 MANAGER = "launcher"
 
 
@@ -35,7 +35,7 @@ def _of_the_client() -> tuple[tuple[type[Exception], ...], tuple[type[Exception]
 
 
 _OF_REQUESTS, _OF_KUBECONFIGS = _of_the_client()
-# What every call may raise: the API server's own errors, and those of the way to it.
+# Errors that every call may raise: the API server's own, and those of the way to it.
 ERRORS: tuple[type[Exception], ...] = (in_cluster.RefusedError, *_OF_REQUESTS, *_OF_KUBECONFIGS, urllib3.exceptions.HTTPError, OSError)
 # Seconds to connect, and for one answer.
 TIMEOUT = (5, 30)
@@ -47,7 +47,7 @@ _LOGIN_EVERY = 5.0
 # beyond it the client throws away, and complains on stderr.
 _CONNECTIONS = 128
 
-# Where the API has the kinds that a run consists of or is told by.
+# Kind -> its path and name in the API, of the objects that a run consists of or is told by.
 _CORE = "api/v1"
 KINDS: dict[str, tuple[str, str]] = {
     "PersistentVolumeClaim": (_CORE, "persistentvolumeclaims"),

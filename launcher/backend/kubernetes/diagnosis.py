@@ -35,7 +35,7 @@ _IMAGE = (
     "with kubernetes.image_pull_secrets if it asks"
 )
 
-# What a message of the node's says of why it has no image -> what to do. The first that is found holds.
+# Cause in a node's message why it has no image -> what to do. The first that is found holds.
 _IMAGE_CAUSES: tuple[tuple[str, str], ...] = (
     (r"no space left on device", "free some of the disk of {node}"),
     (r"\"localhost/", "load it on {node} (no registry is asked for this name), or push it to one that the nodes reach: launcher image build --push NAME, and `image: NAME`"),
@@ -84,7 +84,7 @@ _EXCESS = (
     "evicted for what it has stored",
     "let it store less, or raise the limit: sizeLimit of the volume, or ephemeral-storage in kubernetes.overrides or the namespace's LimitRange",
 )
-# What the messages of events say -> (kind, words, remedy, final). The first that is found holds.
+# Messages of events -> (kind, words, remedy, final). The first that is found holds.
 _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"exceeded quota: ([\w.-]+)", "quota", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
     (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out `security: image`, and what kubernetes.overrides adds"),

@@ -9,7 +9,7 @@ from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.render.kubernetes.objects import Run
 from launcher.render.yaml_text import text
 
-# What the cluster adds to every object, and to what a Job is made of.
+# Fields and labels that the cluster adds to every object, and to the parts of a Job.
 _METADATA = ("managedFields", "resourceVersion", "uid", "generation", "creationTimestamp", "ownerReferences", "selfLink", "generateName")
 _OF_JOBS = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name", "batch.kubernetes.io/job-name")
 _NOTED = "deployment.kubernetes.io/revision"

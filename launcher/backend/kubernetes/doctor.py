@@ -23,7 +23,7 @@ from launcher.spec.models import ClusterSpec, Role, Roles
 from launcher.spec.problems import all_of
 from launcher.spec.role_programs import ROLES, access_of, storage_of
 
-# What every verb together asks for, as docs/kubernetes-role.yaml has it: API group, resource, verbs.
+# Rights that the verbs together need, as docs/kubernetes-role.yaml has them: API group, resource, verbs.
 RULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "configmaps", ("get", "list", "watch", "create", "update", "patch", "delete")),
     ("", "persistentvolumeclaims", ("get", "list", "watch", "create", "patch", "delete")),
@@ -64,7 +64,7 @@ _OPTIONAL = {
     "events": "`status` does not show why pods wait",
 }
 _WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work, and a launcher that follows a run asks for its Jobs and pods again and again"
-# What is asked about where no spec is given: a run that has to reach all that any run has to.
+# Stands for the spec where none is given: a run that has to reach all that any run has to.
 _ANY = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
 _NO_HOST = 68  # EX_NOHOST of sysexits(3)
 _PROBE = f"""

@@ -39,7 +39,7 @@ class Held:
 def held(policies: Sequence[Object], run: Run) -> Held:
     """Return which policies hold the tasks of a run back.
 
-    What cannot be known, where an address is or a port's name, counts as allowed; so does a port that a task may reach of some other role.
+    An unknown, where an address is or a port's name, counts as allowed; so does a port that a task may reach of some other role.
     """
     by: dict[str, None] = {}
     lacking: dict[str, None] = {}

@@ -11,7 +11,7 @@ _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[\w./-]+)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
-# What the API server says -> what is wrong, what to do. {0} is what the pattern's group found.
+# Message of the API server -> what is wrong, what to do. {0} is what the pattern's group found.
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (r'namespaces "([\w.-]+)" not found', "there is no namespace {0}", "make it: kubectl create namespace {0}, or write another kubernetes.namespace"),
     (r"attempting to grant RBAC permissions not currently held",

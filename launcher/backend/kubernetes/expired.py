@@ -11,7 +11,7 @@ from launcher.render.kubernetes.objects import Run
 from launcher.runs import run_json
 from launcher.runs.status import RunStatus, State
 
-# What run.json says of a run that has ended. One that is `running` there was killed with all that could have said how it ended.
+# States in run.json of a run that has ended. One that is `running` there was killed with all that could have said how it ended.
 _STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "stopped": State.STOPPED}
 _COMPLETED = "Completed"
 # The reasons of a failed Job's event. https://pkg.go.dev/k8s.io/api/batch/v1 has them as those of its condition.

@@ -13,10 +13,10 @@ from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, amounts, metadata
 
-# What little it takes, said so that a quota admits it.
+# Its small needs, named so that a quota admits it.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 _WITHIN = 300.0  # seconds, an image that is pulled first and a node that is added for it included
-# What keeps a pod from starting that seldom mends itself, and for how many seconds it is waited for nevertheless.
+# Kind of trouble that seldom mends itself -> seconds that a pod with it is waited for nevertheless.
 _HOPE: dict[str, float] = {"image": 20.0, "config": 20.0}
 _PROBE_HOPE = {**_HOPE, "nodes": 60.0}  # a caller that only asks does not wait for what may come
 _LOOK_EVERY = 0.5

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError
 # https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/#directly-accessing-the-rest-api
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SCHEME = "https"
-# What a call takes as keywords -> what the API calls it.
+# Keyword of a call -> its name in the API.
 _QUERY = {
     "label_selector": "labelSelector",
     "field_selector": "fieldSelector",

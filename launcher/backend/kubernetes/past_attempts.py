@@ -13,7 +13,7 @@ from launcher.runs.status import Restart
 from launcher.timestamps import seconds
 
 _MADE = re.compile(r"Created pod: (\S+)")
-# What an event about a pod says of its end -> in words. `Killing` only says that it ends.
+# Reason in an event about a pod's end -> in words. `Killing` only says that it ends.
 _CAUSES = {
     "TaintManagerEviction": "its node is lost, or nothing is to run there",
     "NodeNotReady": "its node did not answer",

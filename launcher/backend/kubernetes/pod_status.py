@@ -33,7 +33,7 @@ _DIGEST = "tf-launcher/spec-digest"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 # Codes with which tasks end because another one did, or because the cluster asked them to.
 _AFTER_OTHERS = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
-# What to do about it is to read the log, whose end the launcher shows with such a failure.
+# The remedy is to read the log, whose end the launcher shows with such a failure.
 _SAID_ELSEWHERE = {"exit", "crash"}
 # How a Job says which pod its failure policy ended it for. Once kubernetes.ttl has passed, nothing else is left to tell.
 _ENDED_FOR = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"

@@ -141,7 +141,7 @@ def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) ->
 def belongings(cluster: Cluster, run: str) -> list[ObjectRef]:
     """Return what the cluster has of a run but its record, its pods and its data, in the order to delete it; a JobSet, not the Jobs it has made.
 
-    What has lost its labels is known by the record.
+    Objects that have lost their labels are known by the record.
     """
     found = [
         ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])

@@ -74,7 +74,7 @@ class Source:
     def seen(self, before: Collection[str] | None = None) -> ClusterSnapshot:
         """Return what there is now.
 
-        What tells more of Jobs and pods is asked for when one of them has changed, and with growing pauses while none does: claims and events
+        More about Jobs and pods is asked for when one of them has changed, and with growing pauses while none does: claims and events
         only where a pod does not run, and events only of what does not tell by itself what it waits for, and where other pods are there than `before`, their names.
         """
         there, pods = self._jobs.objects(), telling(self._pods.objects())

@@ -22,7 +22,7 @@ TENSORBOARD = "tensorboard"
 HOUSEKEEPING = "housekeeping"
 ATTENDANT = "attendant"
 
-# What a hardened container's security context has beside that of every container.
+# Added to every container's security context in a hardened one.
 NO_RIGHTS: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/

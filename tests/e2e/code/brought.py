@@ -6,7 +6,7 @@ from typing import Any
 from launcher.images import DEFAULT_IMAGE
 
 UNFINISHED = "3/10 [==>.......] - loss: 0.5"
-# What a Python program does that is killed in the middle of a progress bar, once: its parent tells of that behind the bar.
+# A Python program is killed in the middle of a progress bar, once: its parent tells of that behind the bar.
 KILLED_ONCE = f"os.environ['TRAINER_ATTEMPT'] != '1' or (sys.stdout.write({UNFINISHED!r}), sys.stdout.flush(), os.kill(os.getpid(), 9)); time.sleep(5)"
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -1,4 +1,4 @@
-"""What a test asks of an image that it has built, and a package to build one with."""
+"""Questions to an image that a test has built, and a package to build one with."""
 
 import json
 import zipfile

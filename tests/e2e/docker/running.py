@@ -174,7 +174,7 @@ class Run:
         """Return how often a task has told, or its leader of it, that it computed something: steps, or an evaluation."""
         if task == "evaluator":
             return len(self.events(task, "evaluated"))
-        # What a worker of parameter servers does its chief tells; a ps serves every step of the chief's.
+        # The chief tells what a worker of parameter servers does; a ps serves every step of the chief's.
         about = leader if task.startswith("ps") else task
         tellers = {leader, about}
         return sum(event["task"] == about for teller in tellers for event in self.events(teller, "progress"))

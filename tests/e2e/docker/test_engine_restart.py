@@ -53,7 +53,7 @@ class Engine:
         command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "engine", *engine]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        # Where one engine runs as root another can: that it does not start is no reason to leave the test out.
+        # If one engine runs as root, another can: that it does not start is no reason to leave the test out.
         until("the engine to answer", self._answers, within, told=lambda: (self.directory / "log").read_text()[-2000:])
 
     def _answers(self) -> bool:

@@ -101,7 +101,7 @@ def test_compose_alone_trains_it_and_the_launcher_finds_it(tmp_path: Path) -> No
         assert {line.split()[0] for line in run.launcher("logs", project).splitlines()} == set(tasks)
         assert status["tensorboard"] == f"http://127.0.0.1:{port}", get(f"http://127.0.0.1:{port}/data/environment")
         run.shown(port, "scalars", "train", "eval")
-        # What it stored stays when its containers go.
+        # Its data stays when its containers go.
         docker(*compose, "down", deadline=120)
         assert left(project) == NOTHING | {"volumes": [f"{project}_run"]}
         assert run.status()["state"] == "stopped"

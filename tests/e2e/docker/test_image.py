@@ -1,4 +1,4 @@
-"""What the trainer's image holds and promises, seen from containers: docs/images.md."""
+"""The trainer's image and its promises, seen from containers: docs/images.md."""
 
 import json
 import subprocess

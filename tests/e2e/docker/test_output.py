@@ -60,7 +60,7 @@ def test_what_was_written_can_be_read_again_and_from_anywhere(client: Engine, st
     times = [line.time for _, line in whole]
     assert times == sorted(times)
     assert abs(time.time() - times[-1]) < 60
-    # What ends without a line's end the engine may write down only when who follows has been told of the end.
+    # The engine may write down text without a line's end only when the follower has been told of the end.
     assert followed in (whole, whole[:-1])
     assert list(log_stream.read(client.client, container, "chief", tail=2)) == whole[-2:]
     for already, (stamp, _) in enumerate(whole, 1):

@@ -1,4 +1,4 @@
-"""What cannot work is refused with what to do, nothing is left of it, and a wrong configuration is tried once."""
+"""A run that cannot work is refused with what to do, nothing is left of it, and a wrong configuration is tried once."""
 
 import contextlib
 import json
@@ -105,7 +105,7 @@ def test_an_engine_that_one_may_not_talk_to() -> None:
     engine = Path(docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip().removeprefix("unix://"))
     if not engine.is_socket() or engine.stat().st_mode & stat.S_IWOTH:
         pytest.skip(f"the engine at {engine} lets everybody in")
-    # Who may read this checkout, wherever it is, and no more.
+    # A user who may read this checkout, wherever it is, and no more.
     reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *reads)
     command = [*user, sys.executable, "-m", "launcher", "ls", "--on", "docker"]
@@ -129,7 +129,7 @@ def test_no_docker_command(tmp_path: Path) -> None:
 
 
 def test_no_compose_plugin(tmp_path: Path) -> None:
-    # What the real command says of a plugin that it does not have.
+    # The real command's answer about a plugin that it does not have.
     shim = tmp_path / "docker"
     real = shutil.which("docker")
     shim.write_text(f'#!/bin/sh\n[ "$1" = compose ] && {{ shift; exec {real} composed "$@"; }}\nexec {real} "$@"\n')

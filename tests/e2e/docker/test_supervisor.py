@@ -1,4 +1,4 @@
-"""What the supervisor of a run of containers decides: when a run has failed, what is tried again, and how it leaves what it cannot see any more."""
+"""Decisions of the supervisor of a run of containers: when a run has failed, what is tried again, and how it leaves what it cannot see any more."""
 
 import contextlib
 import os

@@ -22,7 +22,7 @@ from tests.stand_in import stand_in
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
 
-# What Pod Security `restricted` asks of a pod, and nothing more.
+# Pod Security `restricted` asks this of a pod, and nothing more.
 _RESTRICTED = {
     "automountServiceAccountToken": False,
     "restartPolicy": "Never",

@@ -115,7 +115,7 @@ class Run:
 def going_on(runs: tuple[Run, ...], fault: str, *tasks: str) -> Iterator[None]:
     """Do something to `tasks` of runs in the block: then each of them works again, from the last checkpoint before or later.
 
-    What a task did before the fault may be told a moment after it: so it has to tell twice. Prints how long it took since the
+    Progress from before the fault may be told a moment after it: so a task has to tell twice. Prints how long it took since the
     fault, as the clocks of the pods have it.
     """
     for run in runs:

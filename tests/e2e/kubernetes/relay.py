@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Relay:
-    """Listens as long as it is up; what was connected is cut when it goes down. What is asked takes `slow` seconds more."""
+    """Listens as long as it is up; what was connected is cut when it goes down. A request takes `slow` seconds more."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port

@@ -120,7 +120,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
 
 
 def test_who_watches_ends_what_is_not_supervised(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    """Where the image says what its containers may do, their file system is not read-only. Pod Security `restricted` does not admit them."""
+    """Containers whose image says what they may do have a file system that is not read-only. Pod Security `restricted` does not admit them."""
     launcher.namespace.kubectl("label", "namespace", launcher.namespace.name, "pod-security.kubernetes.io/enforce=baseline", "--overwrite")
     roles = f"image: {image}\nsecurity: image\nsupervise: false\nroles: {{ps: {{}}, worker: {{replicas: 2}}, evaluator: {{}}}}\n"
     says = "time.sleep(5); print('over, read-only:', bool(os.statvfs('/').f_flag & os.ST_RDONLY))"

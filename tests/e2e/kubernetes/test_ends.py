@@ -39,7 +39,7 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     )
     told = launcher.status("failing")
     assert told["state"] == "failed"
-    # Who watches a busy machine may first see the Job when its pods have gone; then the Job alone tells, and knows of no attempt.
+    # On a busy machine the Job may first be seen when its pods have gone; then the Job alone tells, and knows of no attempt.
     assert re.match("worker-0(, attempt 1)?: exit code 2", told["reason"]), told["reason"]
     launcher("wait", "failing", code=1)
     launcher("down", "failing")

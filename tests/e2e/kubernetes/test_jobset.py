@@ -218,7 +218,7 @@ def running(namespace: Namespace, name: str) -> list[str]:
 @pytest.mark.parametrize("jobset", VERSIONS[-1:], indirect=True, scope="module")
 @pytest.mark.timeout(1500)
 class TestItsController:
-    """What becomes of the JobSets where JobSet's controller runs."""
+    """JobSets where JobSet's controller runs."""
 
     def test_a_run_trains_to_its_end_and_all_of_it_ends(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
         start(controlled, "trained", f"{SERVED}{standing_in(40, 0.05)}", tmp_path)

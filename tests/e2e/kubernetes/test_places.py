@@ -31,7 +31,7 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
         assert not_said not in log
         assert one.namespace.name in one.status("twin")["run_dir"]
 
-    # Where it was started last: also for `up` and `diff`, which then see the same spec.
+    # The place where it was started last: also for `up` and `diff`, which then see the same spec.
     anywhere = dataclasses.replace(places[1], said=False)
     assert other_namespace.name in anywhere.status("twin")["run_dir"]
     assert "is complete" in anywhere("up", str(file))

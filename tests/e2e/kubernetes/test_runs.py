@@ -49,7 +49,7 @@ LEFT = (
 # How a program ends -> what is told of it after the last attempt.
 LIMITED = {
     "limited": ("sys.exit(7)", "exit code 7: failed with exit code 7"),
-    # What a Job counts where a whole pod ends so.
+    # A Job counts these where a whole pod ends so.
     "limited-kills": ("os.kill(os.getpid(), 9)", "exit code 1: killed by SIGKILL (out of memory?), exit code 137"),
     "limited-peers": ("sys.exit(75)", "exit code 1: a peer was lost, exit code 75"),
 }

@@ -76,7 +76,7 @@ def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothi
     assert json.loads(record["data"]["spec.json"])["limits"]["deadline"] == f"{3 - second}h"
     assert "annotations" not in record["metadata"]  # nobody starts it any more
     until(lambda: launcher.namespace.runs(name), 120, "its start", lambda: launcher.namespace.describe(name))
-    # What the first run has stored was moved once, or not at all.
+    # The first run's data was moved once, or not at all.
     where = sorted(launcher.namespace.kubectl("exec", f"job/{name}-chief", "--", "find", "/runs", "-name", "first").split())
     assert len(where) == 1
     assert (where[0] == f"/runs/{name}/first") == (how == "--resume")

@@ -1,4 +1,4 @@
-"""What is wrong with a run is said in words: each kind of trouble made for real, at once, and read back from the cluster."""
+"""Trouble with a run is told in words: each kind of trouble made for real, at once, and read back from the cluster."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
 SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\n"
-# What is wrong -> the rest of the spec, the state of its one task, and what is said about it.
+# Trouble -> the rest of the spec, the state of its one task, and the reason given.
 TROUBLES: dict[str, tuple[str, State, str]] = {
     "gpus": ("roles: {chief: {gpus: 60}}\nimage: IMAGE\nsupervise: false\n" + SLEEP, State.PENDING, "insufficient nvidia.com/gpu"),
     "labels": (SLEEP + "kubernetes: {node_selector: {no-such: label}}\n", State.PENDING, "didn't match Pod's node affinity/selector"),

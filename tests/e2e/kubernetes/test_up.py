@@ -57,7 +57,7 @@ def test_up_follows_the_run_to_its_end(followed: str, spec: str, launcher: Launc
     assert {task["exit_code"] for task in told["tasks"]} == {0}
     assert launcher("wait", "done", "--timeout", "5s")
     assert [run["name"] for run in json.loads(launcher("ls", "--json"))] == ["done"]
-    # What it would have no use for any more goes too.
+    # An object that it has no more use for goes too.
     difference = launcher("diff", spec, "--set", "kubernetes.tensorboard=false", code=1).splitlines()
     deleted = {line.partition(" after ")[0] for line in difference if line.endswith("after up, which deletes it")}
     assert deleted == {f"+++ {kind}/done-tensorboard" for kind in ("Deployment", "Service", "NetworkPolicy")}
@@ -228,7 +228,7 @@ def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher
 
 
 class ClusterSnapshot:
-    """What a run in the foreground is shown on: it takes what comes, and goes away at a time of `time.monotonic`."""
+    """A display of a run in the foreground: it takes what comes, and goes away at a time of `time.monotonic`."""
 
     def __init__(self, until: float) -> None:
         self.until = until
@@ -293,7 +293,7 @@ def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Lau
     assert f"goes on from the checkpoint of step {told['checkpoint_step']:,}" in written
     assert f"going on from step {told['checkpoint_step']}" in written
     assert "long stopped after" in written
-    # What is written to the last is shown, and counts.
+    # Output up to the last is shown, and counts.
     assert f"checkpoint at step {launcher.status('long')['checkpoint_step']}:" in written
     assert launcher.namespace.pods("long") == []
 
@@ -373,7 +373,7 @@ def test_the_documented_roles_are_enough_and_a_lacking_right_is_named(launcher: 
     ada("down", "small", "--delete-data", "--yes")
     assert [name for name in left(namespace) if name.startswith("small")] == []
     _attended(ada, namespace, image, tmp_path)
-    # What the optional ClusterRole lets doctor see, under a name of this test's own.
+    # The optional ClusterRole of doctor, under a name of this test's own.
     role = yaml.safe_load((ROOT / "docs" / "kubernetes-clusterrole.yaml").read_text(encoding="utf-8"))
     role["metadata"]["name"] = bound = f"tf-launcher-doctor-{namespace.name}"
     kubectl("apply", "-f", "-", text=json.dumps(role))

@@ -19,7 +19,7 @@ ENDED = RunStatus("digits", "local", State.SUCCEEDED)
 
 
 class Shown:
-    """What a user sees: the lines of tasks, and the launcher's own."""
+    """The output that a user sees: the lines of tasks, and the launcher's own."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Where a reader of logs goes on after the last lines: tasks may be on machines whose clocks differ."""
+"""The point from which a reader of logs goes on after the last lines: tasks may be on machines whose clocks differ."""
 
 from launcher.cli.logs import Position
 from launcher.runs.status import LogLine

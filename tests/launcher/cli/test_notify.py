@@ -1,4 +1,4 @@
-"""Who is told how a run goes: a program and a server on loopback, by the supervisor of a real run."""
+"""Messages about a run to people: to a program and a server on loopback, by the supervisor of a real run."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Where a run is when its spec is in another directory, and when the project is copied: real runs of a small program."""
+"""The place of a run when its spec is in another directory, and when the project is copied: real runs of a small program."""
 
 import shutil
 import subprocess

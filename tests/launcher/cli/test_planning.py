@@ -1,4 +1,4 @@
-"""What identifies a spec is the same wherever its project is."""
+"""A spec's identity is the same wherever its project is."""
 
 from pathlib import Path
 

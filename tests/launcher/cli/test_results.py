@@ -1,4 +1,4 @@
-"""What a summary says of how a run ended, and what it suggests to type next."""
+"""The summary of a run that has ended, and the command that it suggests next."""
 
 import io
 from collections.abc import Iterator

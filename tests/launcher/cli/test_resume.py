@@ -1,4 +1,4 @@
-"""What a second `up` of the same name does."""
+"""A second `up` of the same name."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def test_of_a_run_on_a_cluster_another_data_set_or_code_is_a_change(
     old: tuple[str, str], new: tuple[str, str], found: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "toy" / "launcher").mkdir(parents=True)
-    # What a run of processes has noted is not of the cluster's.
+    # The notes of a run of processes are not of the cluster's.
     (tmp_path / "toy" / "launcher" / "plan.json").write_text(json.dumps({"spec_dir": str(tmp_path)}))
 
     def made(code: str, data: str) -> ClusterSpec:

@@ -1,4 +1,4 @@
-"""What `launcher status` tells, and when `--watch` shows a run again."""
+"""`launcher status`, and when `--watch` shows a run again."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is said when a run is asked to stop."""
+"""Messages when a run is asked to stop."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a task's row says of the time that it waits, and of what happened to it."""
+"""A task's row: the time that it waits, and what happened to it."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_how_many_restarts_there_were_and_are_left(known: dict[str, Any], cell: 
         ({"input_wait": 0.2, "peer_wait": 0.7}, "waits 20% for input, 70% for peers"),
         ({"restarts": (RESTART,)}, "restarted: a peer was lost"),
         ({"peer_wait": 0.5, "restarts": (RESTART,)}, "waits 50% for peers; restarted: a peer was lost"),
-        # What the backend says is told alone; and of a task that has ended, how it waited is of no interest.
+        # The backend's reason is told alone; and of a task that has ended, how it waited is of no interest.
         ({"reason": "no node has a free GPU", "input_wait": 0.9}, "no node has a free GPU"),
         ({"state": State.SUCCEEDED, "input_wait": 0.9, "restarts": (RESTART,)}, ""),
         ({"state": State.FAILED, "reason": "exit code 1", "input_wait": 0.9}, "exit code 1"),

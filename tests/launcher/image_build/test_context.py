@@ -1,4 +1,4 @@
-"""What the engine is sent: the same from a checkout, an installed wheel and a plain `docker build`."""
+"""The build context that the engine is sent: the same from a checkout, an installed wheel and a plain `docker build`."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""What is said of builds that fail; the outputs are the engine's and pip's own."""
+"""Messages about builds that fail; the outputs are the engine's and pip's own."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is made of BuildKit's lines; these were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
+"""Steps read from BuildKit's lines; these were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What people are told of a run, when a message is due, and that none is sent twice."""
+"""Messages to people about a run, when one is due, and that none is sent twice."""
 
 import dataclasses
 

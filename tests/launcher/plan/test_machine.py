@@ -1,4 +1,4 @@
-"""What is found out about this machine."""
+"""Facts about this machine."""
 
 import os
 from pathlib import Path

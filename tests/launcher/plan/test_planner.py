@@ -334,7 +334,7 @@ def test_tasks_that_exchange_gradients_all_have_gpus_or_none() -> None:
     assert visible(3) == (["0", "1", "2", ""], ())
     notice = "the spec asks for 3 GPUs, this machine has 2: without a GPU run worker-0, worker-1, worker-2"
     assert visible(2) == (["", "", "", ""], (notice,))
-    # What a program of one's own does with them is not known.
+    # A program of one's own may do anything with them.
     assert visible(2, command=["python"])[0] == ["0", "1", "", ""]
 
 

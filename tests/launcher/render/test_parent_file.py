@@ -23,7 +23,7 @@ from launcher.render import parent_file
 CHIEF = {"cluster": {"chief": ["127.0.0.1:2222"]}, "task": {"type": "chief", "index": 0}}
 WITHIN = 60.0  # seconds for what takes a tenth of one
 
-# What Python has since 3.9 and later, and a check of syntax does not see.
+# Names that Python has since 3.9 and later, and a check of syntax does not see.
 NEWER = {
     *("removeprefix", "removesuffix", "waitstatus_to_exitcode", "cache", "pidfd_open", "is_relative_to", "with_stem", "readlink", "bit_count"),
     *("hardlink_to", "pairwise", "batched", "unparse", "randbytes", "to_thread", "StrEnum", "EnumType", "TypeAlias", "ParamSpec"),

@@ -1,4 +1,4 @@
-"""What is kept of runs on clusters: the same name in several places is not mixed up."""
+"""Copies that are kept of runs on clusters: the same name in several places is not mixed up."""
 
 import dataclasses
 import os

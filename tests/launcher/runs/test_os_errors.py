@@ -1,4 +1,4 @@
-"""What the operating system refuses, said with a remedy."""
+"""Refusals of the operating system, said with a remedy."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a run has reached, from its events."""
+"""A run's progress, from its events."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is said of a task for its events, whatever a program may have written into them."""
+"""Reasons read from a task's events, whatever a program may have written into them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a supervisor decides about the tasks of a run, whatever runs them."""
+"""A supervisor's decisions about the tasks of a run, whatever runs them."""
 
 import signal
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Placed(ControlledTask):
 
 
 class Script(Runtime):
-    """What happens to a run, step by step."""
+    """A run, driven step by step."""
 
     backend = "local"
 

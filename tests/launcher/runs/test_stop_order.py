@@ -1,4 +1,4 @@
-"""Who is asked to leave when."""
+"""The order in which tasks are asked to leave."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What parsing sees of a module, and what it leaves alone: the golden cases in tests/invalid have the problems."""
+"""Names that parsing sees in a module, and modules that it leaves alone: the golden cases in tests/invalid have the problems."""
 
 from pathlib import Path
 

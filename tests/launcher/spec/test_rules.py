@@ -1,4 +1,4 @@
-"""Rules between sections, where they let a spec pass. What they refuse is in tests/invalid."""
+"""Rules between sections, where they let a spec pass. Refused specs are in tests/invalid."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the models know about paths."""
+"""Paths of a spec, looked up in the models."""
 
 from launcher.spec import schema_lookup
 from launcher.spec.kubernetes import Toleration

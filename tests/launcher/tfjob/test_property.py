@@ -1,4 +1,4 @@
-"""Whatever a TFJob says, the pods of the spec that it becomes have its image, words, variables, resources and mounts."""
+"""The pods of the spec that any TFJob becomes have its image, words, variables, resources and mounts."""
 
 import json
 from pathlib import Path
@@ -170,7 +170,7 @@ def test_the_pods_are_the_tfjobs(tfjob: dict[str, Any], directory: Path) -> None
         made = convert(data, "tfjob.yaml", directory=directory, output="cluster.yaml")
     except SpecError as error:
         problems = error.problems
-    # What no spec can say, of all that stands here: values of the launcher's own that only the cluster would know.
+    # Values that no spec can say, of all that stand here: those of the launcher's own that only the cluster would know.
     assert [problem for problem in problems if not problem.message.startswith(("PYTHONPATH has a value", "OMP_NUM_THREADS has"))] == []
     assume(not problems)
     (directory / "cluster.yaml").write_text(made.text, encoding="utf-8")

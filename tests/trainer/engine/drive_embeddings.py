@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"model": "few", "optimizer": "AdamW", "arguments": {"weight_decay": 0.1}},
 }
 
-# Whose steps are unrolled, as a small model's are: the loop is the same for each model, and takes seconds to trace.
+# Cases with unrolled steps, as a small model's are: the loop is the same for each model, and takes seconds to trace.
 UNROLLED = ("functional", "adagrad from nothing", "global clipnorm")
 
 

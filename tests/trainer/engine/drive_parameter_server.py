@@ -34,10 +34,10 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"optimizer": "SGD"},
 }
 
-# Whose steps are unrolled, as a small model's are: the loop is the same for each optimizer, and takes a second to trace.
+# Cases with unrolled steps, as a small model's are: the loop is the same for each optimizer, and takes a second to trace.
 UNROLLED = ("adam", "adam-averages, clipnorm", "compiled")
 
-# What is set in `train` for some of them.
+# Settings of `train` for some of them.
 SETTINGS: dict[str, dict[str, Any]] = {
     "compiled": {"jit_compile": True, "gradients": {"accumulate": 2}},
     "bfloat16": {"precision": "mixed_bfloat16"},

@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 alive: list[Any] = []  # sessions must not be torn down while their servers are gone
-# What is set in `train`.
+# Settings of `train`.
 KINDS: dict[str, dict[str, Any]] = {"asynchronous": {}, "synchronous": {"sync": {"replicas_to_aggregate": 1}}}
 
 

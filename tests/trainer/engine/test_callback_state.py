@@ -1,4 +1,4 @@
-"""What callbacks remember, as bytes, and what they get back."""
+"""The state of callbacks, as bytes and restored."""
 
 import math
 from collections import Counter, OrderedDict, defaultdict

@@ -1,4 +1,4 @@
-"""What a callback changes on the chief holds on every task from the same step on; test_mirrored.py has devices."""
+"""A callback's change on the chief holds on every task from the same step on; test_mirrored.py has devices."""
 
 from typing import Any
 

@@ -116,7 +116,7 @@ def test_ones_own_model_is_exported_compiled_for_plain_keras(tmp_path: Path) -> 
     assert float(read.optimizer.learning_rate) == pytest.approx(0.02)
     assert int(read.optimizer.iterations) == 0
     read.fit(inputs, targets, verbose=0)
-    # What trains is as it was: the next start goes on from the checkpoint.
+    # The training model is as it was: the next start goes on from the checkpoint.
     assert [event["step"] for event in run(tmp_path, compiled, 40).events("restored")] == [30]
 
 

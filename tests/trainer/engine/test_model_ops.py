@@ -1,4 +1,4 @@
-"""What every strategy computes the same way."""
+"""Computations that every strategy does the same way."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the train settings change: learning rates, gradients, precision; each seen in what a real session does."""
+"""Effects of the train settings: learning rates, gradients, precision; each seen in what a real session does."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whom a task waits for before TensorFlow connects, with real sockets."""
+"""The peers that a task waits for before TensorFlow connects, with real sockets."""
 
 import functools
 import re

@@ -101,7 +101,7 @@ def test_matmul_on_every_task(report: Report) -> None:
     products = {task for operation, name, _, task, _, _ in told["rows"] if name == "product"}
     assert products == {"chief", "worker-0", "worker-1", "worker-2"}
     assert "1500x1500" in told["files"]["matmul.txt"]
-    # What is timed as a move is one, each time: there and back, once before and three times to be timed.
+    # A move that is timed is one, each time: there and back, once before and three times to be timed.
     assert told["received"] > WORKERS * 2 * 4 * matrix.astype(np.float32).nbytes
 
 

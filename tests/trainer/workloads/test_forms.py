@@ -29,7 +29,7 @@ TOLD = {
 
 
 class Reports:
-    """What each strategy's tasks reported, run when first asked for."""
+    """Reports of each strategy's tasks, run when first asked for."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

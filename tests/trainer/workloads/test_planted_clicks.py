@@ -56,7 +56,7 @@ def test_the_best_auc_is_that_of_the_true_probability() -> None:
     features, labels = planted_clicks.drawn(tf.range(20_000, dtype=tf.int64) + planted_clicks.HELD_OUT, ROWS, EXPONENT)
     odds = planted_clicks.log_odds(features).numpy()
     assert planted_clicks.auc(odds, labels.numpy()) == pytest.approx(best, abs=1e-9)
-    # What knows less reaches less.
+    # A guess that knows less reaches less.
     noise = np.random.default_rng(0).normal(0, 0.3, len(odds))
     assert 0.75 < planted_clicks.auc(odds + noise, labels.numpy()) < best - 0.001
 

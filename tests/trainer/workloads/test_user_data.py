@@ -1,4 +1,4 @@
-"""What `train_data` and `eval_data` may be, and each way in which they can be wrong."""
+"""The forms of `train_data` and `eval_data`, and each way in which they can be wrong."""
 
 from itertools import islice
 from typing import Any

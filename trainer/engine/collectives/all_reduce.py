@@ -26,7 +26,7 @@ _MEETING = 15.0  # seconds for all tasks to connect to each other
 
 _VERSION_BITS = 48  # fits in an int64 with room beside it
 
-# What TensorFlow raises when a peer is gone; see tensorflow/core/distributed_runtime.
+# TensorFlow's errors when a peer is gone; see tensorflow/core/distributed_runtime.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 
 

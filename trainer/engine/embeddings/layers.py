@@ -23,7 +23,7 @@ Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 _NAMED = 4  # layers in a message
 GIVEN = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
 _WEIGHTS = 6  # place of `weights` among the arguments of Keras's layer
-# What Keras's layer may do with its matrix, and rows that live elsewhere cannot.
+# Options of Keras's layer for its matrix that rows which live elsewhere cannot have.
 _WHOLE_ONLY = {
     "embeddings_regularizer": "a regularizer reads every row in every step",
     "embeddings_constraint": "a constraint changes every row in every step",

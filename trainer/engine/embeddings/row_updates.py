@@ -110,7 +110,7 @@ _RULES: dict[type[keras.optimizers.Optimizer], Rule] = {
     keras.optimizers.Adam: _ADAM,
     keras.optimizers.AdamW: _ADAM,
 }
-# What an optimizer may do beyond its formula that rows do not get.
+# Options of an optimizer beyond its formula that rows do not get.
 _NOT = {
     "use_ema": "moving averages (use_ema) read every row in every step",
     "gradient_accumulation_steps": "it accumulates gradients of its own (gradient_accumulation_steps)",

@@ -39,7 +39,7 @@ from trainer.workloads.errors import WorkloadError
 RESULTS = "results"
 _DEVICES = "devices"  # the table of which device ran what, in results/
 
-# What TensorFlow says of a server that is gone. One that came back in its place does not know the chief's context.
+# TensorFlow's errors for a server that is gone. One that came back in its place does not know the chief's context.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 _FORGOTTEN = "context_id"
 _ENDING = 2.0  # seconds after its connections in which a server that was killed still listens

@@ -16,7 +16,7 @@ from trainer.tf_config import TaskConfig
 
 _LOOK_EVERY = 0.1  # seconds between looks at the stop file
 _DELIVERED_WITHIN = 10.0  # seconds; a server that has not heard by then ends by its orphan timeout
-# What a stop file says: the run is done; or its chief has saved, and needs this server, which was asked to stop, no longer.
+# Texts of a stop file: the run is done; or its chief has saved, and needs this server, which was asked to stop, no longer.
 _DONE, _SAVED = "done", "saved"
 # Seconds that a server serves on when it was asked to stop: a worker holds nothing of the run, but a chief that is asked at the same
 # time ends its calls first; a ps waits for its chief, as long as its parent lets it.

@@ -45,7 +45,7 @@ class Server:
             self._requests = tf.queue.FIFOQueue(-1, [tf.uint8] * len(self._sent))
             self._replies = [tf.queue.FIFOQueue(-1, self._replied) for _ in range(workers)]
 
-    # What workers run.
+    # Run by workers
 
     def hello(self, worker: tf.Tensor) -> None:
         """Ask for the current values without a gradient; replies to an earlier process in this place are thrown away."""
@@ -75,7 +75,7 @@ class Server:
         with tf.device(self._device):
             self._requests.enqueue([tf.identity(part) for part in parts])
 
-    # What the chief runs.
+    # Run by the chief
 
     def interrupt(self) -> None:
         """Let `rounds` return before it has done all of them, and `answering` at once."""

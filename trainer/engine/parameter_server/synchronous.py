@@ -36,7 +36,7 @@ _GONE = 10.0  # seconds after which a server that does not answer an interruptio
 class SynchronousSession(ServerSession):
     """The chief's session. Servers gather gradients and update, see sync_server.py; workers answer them with gradients.
 
-    What is read between calls of `run` is the state after exactly `step` rounds: servers move in `run` alone.
+    The state between calls of `run` is that after exactly `step` rounds: servers move in `run` alone.
     """
 
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:

@@ -30,7 +30,7 @@ _ENDING = 1.0  # seconds after its connections in which a worker that was killed
 _ASK_EVERY = 0.5  # seconds between questions whether a worker is back
 _PATIENCE = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
-# What TensorFlow says of a call on a worker that came back and is not connected again yet, or does not have what the one before had.
+# TensorFlow's messages for a call on a worker that came back and is not connected again yet, or lacks what the one before had.
 _NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant tensor remote_handle")
 
 # Of Python numbers, as tf.constant has them.
@@ -39,7 +39,7 @@ _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
 # A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
-# What the coordinator logs of each worker's error, several times over: the error itself is raised, or told as a notice.
+# The coordinator's logs of each worker's error, several times over: the error itself is raised, or told as a notice.
 _REPEATED = (
     "Remote function on worker",
     "encountered the following error when processing closure",

@@ -1,4 +1,4 @@
-"""Where a container that a task waits for has failed, its last line ends the message. Starting containers is tried on a real engine."""
+"""The last line of a failed container that a task waits for ends the message. Starting containers is tried on a real engine."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What containers and volumes tell of a run, as the engine describes them."""
+"""The status of a run, from its containers and volumes as the engine describes them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether a container runs, and how long its next start waits. What is done to containers is tried on a real engine."""
+"""Whether a container runs, and how long its next start waits. Actions on containers are tried on a real engine."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What a task in a container is said to be, from the engine's words and its own."""
+"""The status of a task in a container, from the engine's words and its own."""
 
 import json
 from typing import Any
@@ -110,7 +110,7 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     tracker.starts()  # and the engine cannot
     tracker.look(container("exited", 7), 2)
     assert len(tracker.restarts) == 3
-    # Who starts it beside the engine makes the engine count again.
+    # A start by another than the engine makes the engine count again.
     tracker.starts()
     tracker.started_again()
     tracker.look(container("running"), 0)

@@ -1,4 +1,4 @@
-"""What is said when the engine cannot be asked: why not, and what to do about it."""
+"""Messages when the engine cannot be asked: why not, and what to do about it."""
 
 import errno
 import os

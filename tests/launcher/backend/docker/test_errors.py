@@ -1,4 +1,4 @@
-"""What engines say when they refuse, as they say it, and what is made of it."""
+"""Refusals of engines, as they say them, and our messages."""
 
 import pytest
 

@@ -14,7 +14,7 @@ from launcher.backend.docker.event_stream import Watch, _Answers
 
 
 class Answer:
-    """What is closed to end who reads it; it may be closed already."""
+    """A connection that is closed to end its reader; it may be closed already."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.closed = 0
@@ -38,7 +38,7 @@ def test_only_those_that_are_silent_are_closed_and_once() -> None:
     for _ in range(2):
         answers.close(silent_for=0.2)
         assert (silent.closed, talks.closed, broken.closed) == (1, 0, 1)
-    # Who reads it asks again, and is heard of again.
+    # Its reader asks again, and is heard of again.
     again = Answer()
     answers.opened("silent", again)
     answers.close(silent_for=0.2)

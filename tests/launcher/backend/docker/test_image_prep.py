@@ -1,4 +1,4 @@
-"""What a start refuses before anything is started, and when an image of ours is not what it should be."""
+"""Refusals before anything is started, and images of ours that are not what they should be."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is seen of containers and done about tasks that have ended. What is done to containers is tried on a real engine."""
+"""Containers as the engine shows them, and the reaction to tasks that have ended. Actions on containers are tried on a real engine."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What is read of a run's volume, from an engine that is busy, fails, or has lost the container meanwhile: an HTTP server that answers as one."""
+"""Reading a run's volume, from an engine that is busy, fails, or has lost the container meanwhile: an HTTP server that answers as one."""
 
 import http.server
 import json

@@ -1,4 +1,4 @@
-"""What keeps the pods of a run out of a namespace, and for what they have to wait there, as its API server answers."""
+"""Reasons that keep a run's pods out of a namespace, and for which they have to wait there, as its API server answers."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

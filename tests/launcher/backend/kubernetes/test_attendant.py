@@ -1,4 +1,4 @@
-"""What an attendant does of itself: it ends what failed or never starts, keeps what is lost with pods, and knows when nothing is left to do."""
+"""An attendant by itself: it ends what failed or never starts, keeps what is lost with pods, and knows when nothing is left to do."""
 
 import time
 from pathlib import Path
@@ -26,7 +26,7 @@ NAME = "digits-attendant"
 
 
 class There:
-    """A namespace with one run and its attendant's Job. What is patched is merged, and remembered."""
+    """A namespace with one run and its attendant's Job. Patches are merged, and remembered."""
 
     namespace = "n"
 

@@ -1,4 +1,4 @@
-"""What an API server tells, as the launcher takes it."""
+"""An API server's answers, as the launcher takes them."""
 
 import json
 import threading

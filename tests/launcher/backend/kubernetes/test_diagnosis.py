@@ -1,4 +1,4 @@
-"""What keeps a pod from running, in words: messages as Kubernetes 1.34 wrote them."""
+"""Reasons that keep a pod from running, in words: messages as Kubernetes 1.34 wrote them."""
 
 from typing import Any
 

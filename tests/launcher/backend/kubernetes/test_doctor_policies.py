@@ -1,4 +1,4 @@
-"""What NetworkPolicies of a namespace keep a run's tasks from sending."""
+"""Traffic of a run's tasks that NetworkPolicies of a namespace forbid."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `doctor` asks for is what the documented Role gives."""
+"""`doctor` asks for the rights that the documented Role gives."""
 
 from pathlib import Path
 from typing import Any, cast

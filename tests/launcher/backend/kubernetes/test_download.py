@@ -1,4 +1,4 @@
-"""What is read of a run's volume on a cluster, up to the pod: the rest takes a cluster, see tests/e2e/kubernetes."""
+"""Reading a run's volume on a cluster, up to the pod: the rest takes a cluster, see tests/e2e/kubernetes."""
 
 import http.server
 import json

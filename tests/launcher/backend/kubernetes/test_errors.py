@@ -1,4 +1,4 @@
-"""What a cluster refuses, in words with a remedy."""
+"""Refusals of a cluster, in words with a remedy."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is listed once and watched from then on, against a server of the tests' own that answers like an API server."""
+"""Lists that are read once and watched from then on, against a server of the tests' own that answers like an API server."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ RULE = 'pods is forbidden: User "ada" cannot watch resource "pods" in API group 
 
 
 class State:
-    """What the server has, and what it was asked."""
+    """The server's objects, and the requests it got."""
 
     def __init__(self) -> None:
         self.there: dict[str, list[dict[str, Any]]] = {"pods": [], "jobs": []}

@@ -1,4 +1,4 @@
-"""What pods wrote is read once, and kept for when they are gone. The API server is stood in for by its answers."""
+"""The output of pods is read once, and kept for when they are gone. The API server is stood in for by its answers."""
 
 import queue
 import time

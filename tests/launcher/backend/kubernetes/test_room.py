@@ -1,4 +1,4 @@
-"""What no node of a cluster could give a pod, however long it waits."""
+"""Requests of a pod that no node of a cluster could meet, however long it waits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is refused before any of a run's objects is made."""
+"""Refusals before any of a run's objects is made."""
 
 from types import SimpleNamespace
 from typing import Any, cast

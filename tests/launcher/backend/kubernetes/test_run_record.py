@@ -1,4 +1,4 @@
-"""Who starts a run, as its record in the cluster tells."""
+"""The launcher that starts a run, as the run's record in the cluster tells."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What tasks tell of themselves is part of a run's status."""
+"""Tasks' own events are part of a run's status."""
 
 import json
 from typing import Any

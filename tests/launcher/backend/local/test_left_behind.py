@@ -1,4 +1,4 @@
-"""What is left when a supervisor, a launcher or a task is killed, and how a run goes on after it."""
+"""Leftovers when a supervisor, a launcher or a task is killed, and how a run goes on after it."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""What runs on this machine tell: their status, logs, data, and what was wrong about a command."""
+"""Reports of runs on this machine: their status, logs, data, and what was wrong about a command."""
 
 import dataclasses
 import json

@@ -148,7 +148,7 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
         return [(rule["action"], rule.get("onExitCodes", {}).get("values") or rule["onPodConditions"][0]["type"]) for rule in rules]
 
     failed = ("FailJob", [75, 128, 137, 143, 255])
-    # Who follows a chief that stayed away has nothing to wait for, nor has a chief whose followers did.
+    # The followers of a chief that stayed away have nothing to wait for, nor has a chief whose followers did.
     assert (
         actions("chief")
         == actions("ps")

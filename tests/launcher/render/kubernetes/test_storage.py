@@ -1,4 +1,4 @@
-"""Who mounts the run's volume, what its claim asks for, and where its pods go."""
+"""The run's volume: the tasks that mount it, its claim's request, and the nodes of its pods."""
 
 import dataclasses
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_a_claim_that_is_there_keeps_its_mode(made: Callable[[str], Run]) -> Non
         storage.sharing(narrow)
     assert "set storage.mount to one" in refused.value.remedy
     assert "a claim of ReadWriteMany" in refused.value.remedy
-    # What a spec says of somebody else's claim holds: such as of an NFS share whose claim says less.
+    # The spec's access of somebody else's claim holds: such as of an NFS share whose claim says less.
     said = made("storage: {access: ReadWriteMany}\n" + CLUSTER + "kubernetes: {claim: team}\n")
     assert dataclasses.replace(said, claim_access="ReadWriteOnce").access == "ReadWriteMany"
     assert dataclasses.replace(made(CLUSTER + "kubernetes: {claim: team}\n"), claim_access="ReadWriteMany").access == "ReadWriteMany"

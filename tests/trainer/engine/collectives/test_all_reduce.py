@@ -1,4 +1,4 @@
-"""What two tasks exchange; whole runs are in tests/integration."""
+"""The exchange between two tasks; whole runs are in tests/integration."""
 
 from typing import Any
 

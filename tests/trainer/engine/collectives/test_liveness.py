@@ -61,5 +61,5 @@ def test_a_task_stopped_for_20_seconds_is_waited_for_and_one_stopped_for_good_gi
         gave_up, left = told(chief), told(first)
         assert "does not answer any more; this one waited for worker-1" in gave_up["lost"]
         assert GIVEN_UP[0] < gave_up["after"] < GIVEN_UP[1]
-        # Who waits for the chief's sum sees that it has left.
+        # A task that waits for the chief's sum sees that it has left.
         assert "chief is gone" in left["lost"]

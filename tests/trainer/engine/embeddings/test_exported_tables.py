@@ -1,4 +1,4 @@
-"""What is told of formats that a model with spread tables is not exported in; test_embeddings.py has the exports."""
+"""The notice of formats that a model with spread tables is not exported in; test_embeddings.py has the exports."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What ends a program that the chief runs, and what does not."""
+"""Events that end a program that the chief runs, and others that do not."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ SAY_EVERY = 0.3  # seconds
 
 @dataclass
 class Left:
-    """What the watch said when it wanted to end this process."""
+    """The watch's reasons when it wanted to end this process."""
 
     said: list[tuple[ExitCode, str]] = field(default_factory=list)
     told: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,4 @@
-"""What the chief's watch over its ps tells, and when it ends the process."""
+"""The chief's watch over its ps: its notices, and when it ends the process."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What the chief tells of calls that workers have ended, or have not yet."""
+"""The chief's progress from calls that workers have ended, or have not yet."""
 
 import socket
 from dataclasses import dataclass
@@ -63,5 +63,5 @@ def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
     assert not_finite([result(0, 4, 0.0, 0.0)]) is None
     assert not_finite([spoilt(0, 122, inherited=True), spoilt(1, 130)]) == NotFinite(130, "worker-1")
     assert not_finite([spoilt(1, 61), spoilt(0, 62)]) == NotFinite(61, "worker-1")
-    # Where that worker's call was lost with it.
+    # That worker's call was lost with it.
     assert not_finite([spoilt(0, 122, inherited=True), spoilt(2, 120, inherited=True)]) == NotFinite(120, "worker-2")
