@@ -21,7 +21,9 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
     counts = {role: len(task.cluster.get(role, ())) for role in ("chief", "worker", "ps")}
     problems = [message for wrong, message in _misfits(settings.strategy, counts) if wrong]
     if not STRATEGIES[settings.strategy].trains and task.role == "evaluator":
-        problems.append("strategy manual saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out")
+        problems.append(
+            f"strategy {settings.strategy} saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out"
+        )
     sync = settings.train.sync
     if sync is not None and STRATEGIES[settings.strategy].trains and not STRATEGIES[settings.strategy].served:
         problems.append(f"train.sync is for parameter_server; the strategy is {settings.strategy}; remove train.sync")
@@ -41,19 +43,19 @@ def _misfits(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str
     total = sum(counts.values())
     if STRATEGIES[strategy].on_servers:
         return [
-            (not counts[role], f"strategy parameter_server needs {what} in TF_CONFIG.cluster; there is none; add its address")
+            (not counts[role], f"strategy {strategy} needs {what} in TF_CONFIG.cluster; there is none; add its address")
             for role, what in (("chief", "a chief"), ("worker", "at least one worker"), ("ps", "at least one ps"))
         ]
     if STRATEGIES[strategy].served:
         return [
-            (not counts["chief"], "strategy manual needs a chief in TF_CONFIG.cluster; there is none; add its address"),
+            (not counts["chief"], f"strategy {strategy} needs a chief in TF_CONFIG.cluster; there is none; add its address"),
             (
                 total == counts["chief"],
-                "strategy manual needs at least one worker or ps in TF_CONFIG.cluster; there is none; add its address",
+                f"strategy {strategy} needs at least one worker or ps in TF_CONFIG.cluster; there is none; add its address",
             ),
         ]
     if STRATEGIES[strategy].in_step:
-        return [(counts["ps"] > 0, f"strategy multi_worker_mirrored has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them")]
+        return [(counts["ps"] > 0, f"strategy {strategy} has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them")]
     return [(total > 1, f"strategy {strategy} is one task; TF_CONFIG.cluster has {total}; use multi_worker_mirrored or parameter_server")]
 
 

@@ -10,6 +10,7 @@ from tests.golden_messages import Golden
 from trainer.command_settings import VARIABLE, document_of, given
 from trainer.configuration import check_fit, validated
 from trainer.settings import TrainerSettings
+from trainer.strategies import STRATEGIES, Strategy
 from trainer.tf_config import ConfigurationError, TaskConfig
 
 RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/a", "train": {"workload": "mnist"}}
@@ -124,3 +125,13 @@ def test_settings_that_do_not_fit_the_cluster(
     found = check_fit(TaskConfig(cluster=cluster), settings)
     assert len(found) == count, found
     golden(*found)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_misfit_names_the_strategy_that_was_given_and_not_the_one_of_its_kind(kind: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "another", STRATEGIES[kind])  # type: ignore[misc] # none that a spec can name
+    settings = TrainerSettings.model_validate(RIGHT).model_copy(update={"strategy": "another"})
+    cluster: dict[str, tuple[str, ...]] = {"ps": ("p:1", "p:2")} if STRATEGIES[kind].trains else {}
+    found = check_fit(TaskConfig(cluster=cluster), settings)
+    assert found
+    assert [problem for problem in found if not problem.startswith("strategy another ")] == []
