@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Optional
 
 from trainer.reactor import Reactor, Timer
-from trainer.strategies import SERVED, STRATEGIES, Strategy
+from trainer.strategies import SERVED, STRATEGIES, Strategy, is_server
 from trainer.tf_config import TaskConfig, split_address
 
 Answer = Optional[str]  # why an address gave no connection; None: it gave one
@@ -54,8 +54,7 @@ def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
 
 def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:
     """Return the chief's address where a task is of no use without the chief: on ps and workers that serve it."""
-    serves = strategy in SERVED and task.role in {"ps", "worker"} and not task.is_chief
-    return task.chief_address if serves else None
+    return task.chief_address if is_server(strategy, task.role) and not task.is_chief else None
 
 
 def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.socket_filter import closed_to_others
-from trainer.strategies import STRATEGIES
+from trainer.strategies import STRATEGIES, is_server
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Agent, Workload
 
@@ -42,7 +42,7 @@ class Context:
 
 def import_for(strategy: str, role: str) -> None:
     """Import what a role needs of TensorFlow: all of it, or for servers the little that serves."""
-    if _ROLES.get((strategy, role)) is _serve:
+    if is_server(strategy, role):
         server_class()
     else:
         import keras  # noqa: F401
@@ -51,8 +51,12 @@ def import_for(strategy: str, role: str) -> None:
 
 def run(context: Context) -> ExitCode:
     """Do the task's work and return how it ended."""
-    role = _ROLES.get((context.job.strategy, context.task.role), _ROLES.get(("*", context.task.role), _train))
-    return role(context)
+    strategy, role = context.job.strategy, context.task.role
+    if is_server(strategy, role):
+        return _serve(context)
+    if role == "evaluator":
+        return _evaluate(context)
+    return _train(context) if STRATEGIES[strategy].trains else _drive(context)
 
 
 # Keeps what talks to servers from being torn down, with errors in the log, once they are gone.
@@ -251,14 +255,3 @@ def _evaluate(context: Context) -> ExitCode:
 def _done(context: Context, step: int | None, metrics: dict[str, float], ended_early: str | None = None) -> None:
     early = {"ended_early": ended_early} if ended_early else {}
     context.report("done", step=step, seconds=time.time() - context.began, metrics=metrics, **early)
-
-
-# (strategy, role) -> what the task does; every other task trains.
-_ROLES: dict[tuple[str, str], Callable[[Context], ExitCode]] = {
-    ("parameter_server", "ps"): _serve,
-    ("parameter_server", "worker"): _serve,
-    ("manual", "ps"): _serve,
-    ("manual", "worker"): _serve,
-    ("manual", "chief"): _drive,
-    ("*", "evaluator"): _evaluate,
-}

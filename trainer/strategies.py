@@ -56,6 +56,11 @@ TRAINING: Tuple[Strategy, ...] = tuple(name for name, kind in STRATEGIES.items()
 SERVED = frozenset(name for name, kind in STRATEGIES.items() if kind.served)
 
 
+def is_server(strategy: str, role: str) -> bool:
+    """Return whether a task is a TensorFlow server, which runs its chief's operations."""
+    return strategy in SERVED and role in {"ps", "worker"}
+
+
 def likely(tasks: int, *, has_ps: bool) -> Strategy:
     """Guess from a cluster how a user's program works, when no settings say it: from the number of its tasks, and whether there is a ps."""
     if has_ps:

@@ -27,7 +27,7 @@ from launcher.spec.names import RUN_VOLUME, TMP
 from launcher.spec.quantities import parse_memory
 from launcher.spec.role_programs import has_init_containers, has_sidecars, has_tensorboard, secrets_beside, storage_of
 from launcher.spec.rules import is_directory_name
-from trainer.strategies import SERVED, TRAINING
+from trainer.strategies import TRAINING, is_server
 
 # How often the engine starts a container again. It cannot distinguish exit codes, and what can be mended by trying again the
 # trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
@@ -236,8 +236,7 @@ def _health(task: Task) -> list[str]:
 
 
 def _grace(plan: Plan, task: Task) -> float:
-    serves = plan.strategy in SERVED and task.role in {"ps", "worker"}
-    return plan.grace_period + (_SERVERS_LEAVE if serves else 0)
+    return plan.grace_period + (_SERVERS_LEAVE if is_server(plan.strategy, task.role) else 0)
 
 
 def _shared_environment(plan: Plan) -> dict[str, str | None]:

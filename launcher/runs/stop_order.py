@@ -1,4 +1,4 @@
-"""The order in which tasks are asked to stop once a run ends: tables by strategy and role. Pure.
+"""The order in which tasks are asked to stop once a run ends, by strategy and role. Pure.
 
 A run that is done leaves its other tasks time to end by themselves: the trainer's servers do, a user's servers never.
 A run that is stopped asks those first that save a checkpoint, and the servers that hold what is saved after them.
@@ -7,9 +7,8 @@ A run that is stopped asks those first that save a checkpoint, and the servers t
 import json
 
 from launcher.plan.models import Plan, Task
-from trainer.strategies import SERVED
+from trainer.strategies import is_server
 
-_SERVER_ROLES = frozenset({"ps", "worker"})
 # A run that never got to train has nothing to save.
 NOTHING_TO_SAVE = 5.0
 
@@ -31,7 +30,5 @@ def own_time(plan: Plan, task: Task) -> float:
 def waves(plan: Plan) -> list[frozenset[str]]:
     """Return the tasks in the order they are asked to stop; a later group only once the one before has ended."""
     everyone = frozenset(task.name for task in plan.tasks)
-    if plan.strategy not in SERVED:
-        return [everyone]
-    servers = frozenset(task.name for task in plan.tasks if task.role in _SERVER_ROLES)
-    return [everyone - servers, servers]
+    servers = frozenset(task.name for task in plan.tasks if is_server(plan.strategy, task.role))
+    return [everyone - servers, servers] if servers else [everyone]

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from trainer.engine.job import Job
 from trainer.engine.schedules import constant, described, schedule
+from trainer.strategies import STRATEGIES
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Workload
 
@@ -12,10 +13,10 @@ from trainer.workloads.protocol import Agent, Workload
 _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
 
 
-# Option of an optimizer for some steps alone -> the strategies on which TensorFlow cannot, and what to do instead.
+# Option of an optimizer for some steps alone -> the kinds of strategies on which TensorFlow cannot, and what to do instead.
 _SOMETIMES = {
-    "gradient_accumulation_steps": (("mirrored", "parameter_server"), "leave it out and set train.gradients.accumulate"),
-    "ema_overwrite_frequency": (("mirrored",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
+    "gradient_accumulation_steps": (("on_devices", "on_servers"), "leave it out and set train.gradients.accumulate"),
+    "ema_overwrite_frequency": (("on_devices",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
 }
 
 
@@ -40,8 +41,9 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     made = scheduled(examples_per_step) if scheduled else workload.optimizer()
     if job.train.precision == "mixed_float16":
         made = getattr(made, "inner_optimizer", made)  # Keras's compile may have wrapped it already
-    for setting, (strategies, remedy) in _SOMETIMES.items():
-        if job.strategy in strategies and (value := getattr(getattr(made, "inner_optimizer", made), setting)):
+    for setting, (kinds, remedy) in _SOMETIMES.items():
+        cannot = any(getattr(STRATEGIES[job.strategy], kind) for kind in kinds)
+        if cannot and (value := getattr(getattr(made, "inner_optimizer", made), setting)):
             raise WorkloadError(
                 f"the optimizer of {job.train.workload} has {setting}={value}, by which it does other things in some steps than in others, and "
                 f"TensorFlow cannot do that on {job.strategy}; {remedy}"

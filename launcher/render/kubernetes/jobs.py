@@ -9,7 +9,7 @@ from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import OF_SIGNALS, ExitCode
-from trainer.strategies import SERVED
+from trainer.strategies import SERVED, is_server
 
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -88,7 +88,7 @@ def _follows_the_chief(run: Run, group: Group) -> bool:
     """Return whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
         return role_rules.supervised(group.task) and role_rules.tells_its_end(run.plan) and not _leads(run, group)
-    return group.role in ({"ps", "worker", "evaluator"} if run.plan.strategy in SERVED else {"evaluator"})
+    return group.role == "evaluator" or is_server(run.plan.strategy, group.role)
 
 
 def _leads(run: Run, group: Group) -> bool:
