@@ -66,6 +66,11 @@ def test_every_example_is_run_here() -> None:
     assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted([*here, *elsewhere])
 
 
+def test_every_example_is_in_the_readme() -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    assert [file.name for file in EXAMPLES.glob("*.yaml") if f"(examples/{file.name})" not in readme] == []
+
+
 @pytest.mark.timeout(330)
 def test_mnist_ps(tmp_path: Path) -> None:
     done = up("mnist-ps", tmp_path, FEWER)

@@ -15,6 +15,7 @@ from trainer.workloads.catalog import CATALOG
 from trainer.workloads.loading import load_workload
 
 DOCS = Path(__file__).parents[3] / "docs"
+README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 PAGE = (DOCS / "workloads.md").read_text(encoding="utf-8")
 PAGES = PAGE + (DOCS / "programs.md").read_text(encoding="utf-8")
 
@@ -71,3 +72,4 @@ def test_the_tables_are_the_catalogs(name: str) -> None:
     fields = CATALOG[name].params.model_fields
     assert documented == [(field, str(info.default), info.description) for field, info in fields.items()]
     assert f" {CATALOG[name].summary} |" in PAGE
+    assert f"| `{name}` |" in README
