@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer import error_file, tracebacks
+from trainer.event_loop import EventLoop
 from trainer.events import EVENTS_FD
 from trainer.exit_codes import ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.process_group import kill_group, reap, spawn
-from trainer.reactor import Reactor
 from trainer.stacks import PLACE, Stacks
 
 
@@ -22,9 +22,9 @@ class Child:
     """The training process, or a user's program. `resists(pid)` is called when it does not end, not even by SIGKILL."""
 
     def __init__(
-        self, job: ParentJob, reactor: Reactor, output: Output, stacks: Stacks, directory: Path | None, resists: Callable[[int], None]
+        self, job: ParentJob, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None, resists: Callable[[int], None]
     ) -> None:
-        self._job, self._reactor, self._output, self._stacks, self._resists = job, reactor, output, stacks, resists
+        self._job, self._loop, self._output, self._stacks, self._resists = job, loop, output, stacks, resists
         # Without a directory the last error line is missing from events, no more.
         self._error_file = directory / "error" if directory else None
         self.pid: int | None = None  # and the id of its process group; None where it does not run
@@ -80,7 +80,7 @@ class Child:
         # TensorFlow's collective runtime takes signals over while it starts, and forgets them. A user's program may
         # take a second one for more than the first.
         if self._job.built_in:
-            self._reactor.call_later(self._job.patience.again, self.terminate)
+            self._loop.call_later(self._job.patience.again, self.terminate)
 
     def kill(self, reason: str) -> None:
         """End it, and what it has in its process group."""
@@ -88,7 +88,7 @@ class Child:
             return
         self.killed_for = reason
         kill_group(self.pid)
-        self._reactor.call_later(self._job.patience.killed, self._look)
+        self._loop.call_later(self._job.patience.killed, self._look)
 
     def _look(self) -> None:
         if self.pid is not None:

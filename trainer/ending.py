@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from trainer.reactor import Reactor
+from trainer.event_loop import EventLoop
 from trainer.tf_config import TaskConfig, split_address
 
 RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"  # how a run is, and a task that asks
@@ -118,8 +118,8 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool
 class Leading:
     """The leader's part: its parent answers all who ask, and leaves last."""
 
-    def __init__(self, mine: Part, reactor: Reactor) -> None:
-        self._mine, self._reactor = mine, reactor
+    def __init__(self, mine: Part, loop: EventLoop) -> None:
+        self._mine, self._loop = mine, loop
         self._news = News()
         self._done: set[str] = set()
         self._told: set[str] = set()
@@ -153,7 +153,7 @@ class Leading:
             self._told |= gone  # nobody waits for them any more
             self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._mine.orphan:g} s", leave)
         elif missing:
-            self._reactor.call_later(_LOOKS, lambda: self.succeed(leave))
+            self._loop.call_later(_LOOKS, lambda: self.succeed(leave))
         else:
             self._end(News(SUCCEEDED), _STAYS, leave)
 
@@ -178,7 +178,7 @@ class Leading:
         if not missing or time.monotonic() > until or not self.answers:
             leave(self._news)
         else:
-            self._reactor.call_later(_LOOKS, lambda: self._look(leave))
+            self._loop.call_later(_LOOKS, lambda: self._look(leave))
 
     def _answer(self, question: Any) -> tuple[News, Callable[[], None]] | None:
         """Return what to answer a task, and what to call once it has the answer; None for one of another run. In a thread of the server's."""
@@ -197,7 +197,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Hears:
-    """Calls that another task's parent gets, in the reactor's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to show."""
+    """Calls that another task's parent gets, in the loop's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to show."""
 
     ended: Callable[[News], None]
     gone: Callable[[str], None]
@@ -207,8 +207,8 @@ class Hears:
 class Following:
     """Another task's part: its parent asks the leader's until it knows that the run has ended."""
 
-    def __init__(self, mine: Part, reactor: Reactor, hears: Hears) -> None:
-        self._mine, self._reactor, self._hears = mine, reactor, hears
+    def __init__(self, mine: Part, loop: EventLoop, hears: Hears) -> None:
+        self._mine, self._loop, self._hears = mine, loop, hears
         self._state = RUNNING
         self._at_once = threading.Event()
         self._waiting: queue.SimpleQueue[Callable[[News | None], None]] = queue.SimpleQueue()
@@ -219,7 +219,7 @@ class Following:
         self._state = state
 
     def ask_now(self, then: Callable[[News | None], None]) -> None:
-        """Call `then`, in the reactor's thread, with the news of this moment; None where the leader does not answer."""
+        """Call `then`, in the loop's thread, with the news of this moment; None where the leader does not answer."""
         self._waiting.put(then)
         self._at_once.set()
 
@@ -256,7 +256,7 @@ class Following:
                 self._call(partial(self._hears.notice, message=message))
 
     def _call(self, callback: Callable[[], None]) -> None:
-        self._reactor.call_from_thread(callback)
+        self._loop.call_from_thread(callback)
 
 
 def ask(mine: Part, state: str = RUNNING) -> News | None:

@@ -16,8 +16,8 @@ import stat
 import time
 from collections.abc import Callable
 
+from trainer.event_loop import EventLoop
 from trainer.events import MARK, Event, parse
-from trainer.reactor import Reactor
 
 _READ = 64 * 1024
 _FULL = 64 * 1024  # bytes that wait, with which no more is read
@@ -93,7 +93,7 @@ class Output:
         self._sink = _Sink(STDOUT)
         self._escaping = Escaping()
         self._begun = b""  # of an event of the training process
-        self._reactor: Reactor | None = None
+        self._loop: EventLoop | None = None
         self._reads = False
         self.tail = b""  # the attempt's last output, of stderr alone where that goes elsewhere
 
@@ -129,7 +129,7 @@ class Output:
 
     def flush(self) -> None:
         """Write what can be written at once; all where nothing does so later."""
-        if self._reactor is None:
+        if self._loop is None:
             self._sink.drain()
         else:
             self._sink.push()
@@ -137,20 +137,20 @@ class Output:
 
     # For the supervisor
 
-    def attach(self, reactor: Reactor) -> None:
-        """Pass output on while `reactor` runs."""
-        self._reactor = reactor
+    def attach(self, loop: EventLoop) -> None:
+        """Pass output on while `loop` runs."""
+        self._loop = loop
         self._arrange()
 
     def detach(self) -> None:
-        """Write what is left, in bounded time, and leave the reactor."""
+        """Write what is left, in bounded time, and leave the loop."""
         self.take()
         self._sink.add(self._escaping.release())
-        if self._reactor is not None:
+        if self._loop is not None:
             self._stop_reading()
             for sink in self._sinks():
-                sink.wait_no_more(self._reactor)
-        self._reactor = None
+                sink.wait_no_more(self._loop)
+        self._loop = None
         for sink in self._sinks():
             sink.drain()
 
@@ -201,22 +201,22 @@ class Output:
 
     def _arrange(self) -> None:
         """Wait for room where something waits to be written, and for more where little does."""
-        if self._reactor is None:
+        if self._loop is None:
             return
         waiting = max(sink.waiting for sink in self._sinks())
         for sink in self._sinks():
-            sink.wait(self._reactor, self._ready)
+            sink.wait(self._loop, self._ready)
         if waiting >= _FULL:
             self._stop_reading()
         elif not self._reads:
             self._reads = True
             for pipe in self._pipes():
-                self._reactor.on_ready(pipe.reading, selectors.EVENT_READ, self._ready)
+                self._loop.on_ready(pipe.reading, selectors.EVENT_READ, self._ready)
 
     def _stop_reading(self) -> None:
-        if self._reads and self._reactor is not None:
+        if self._reads and self._loop is not None:
             for pipe in self._pipes():
-                self._reactor.forget(pipe.reading)
+                self._loop.forget(pipe.reading)
         self._reads = False
 
 
@@ -282,18 +282,18 @@ class _Sink:
         """Write all that waits."""
         self.push(_STUCK)
 
-    def wait(self, reactor: Reactor, ready: Callable[[], None]) -> None:
+    def wait(self, loop: EventLoop, ready: Callable[[], None]) -> None:
         """Call `ready` once there is room, where something waits."""
         if not self._waiting:
-            self.wait_no_more(reactor)
+            self.wait_no_more(loop)
         elif not self._registered:
-            reactor.on_ready(self._fd, selectors.EVENT_WRITE, ready)
+            loop.on_ready(self._fd, selectors.EVENT_WRITE, ready)
             self._registered = True
 
-    def wait_no_more(self, reactor: Reactor) -> None:
+    def wait_no_more(self, loop: EventLoop) -> None:
         """Wait for room no longer."""
         if self._registered:
-            reactor.forget(self._fd)
+            loop.forget(self._fd)
         self._registered = False
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional
 
-from trainer.reactor import Reactor, Timer
+from trainer.event_loop import EventLoop, Timer
 from trainer.strategies import SERVED, STRATEGIES, Strategy, is_server
 from trainer.tf_config import TaskConfig, split_address
 
@@ -67,17 +67,17 @@ def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:
 class Prober:
     """Asks addresses for TCP connections, many at once, and says of each what came of it."""
 
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
         self._waiting: deque[_Probe] = deque()
         self._open: set[_Probe] = set()
         self._names: queue.SimpleQueue[_Probe] = queue.SimpleQueue()
         self._threads = 0
-        self._names_from = reactor.now() + _NO_NAMES_YET
+        self._names_from = loop.now() + _NO_NAMES_YET
         self._filling = False
 
     def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
-        """Call `tell`, in the reactor's thread, with why `address` gives no connection, or None when it gave one."""
+        """Call `tell`, in the loop's thread, with why `address` gives no connection, or None when it gave one."""
         self._waiting.append(_Probe(address, tell))
         self._fill()
 
@@ -95,8 +95,8 @@ class Prober:
         self._filling = False
 
     def _look_up(self, probe: _Probe) -> None:
-        if (early := self._names_from - self._reactor.now()) > 0:
-            self._reactor.call_later(early, lambda: self._look_up(probe))
+        if (early := self._names_from - self._loop.now()) > 0:
+            self._loop.call_later(early, lambda: self._look_up(probe))
             return
         self._names.put(probe)
         if self._threads < min(_RESOLVERS, len(self._open)):
@@ -110,7 +110,7 @@ class Prober:
             found: list[Any] = []
             with contextlib.suppress(OSError, UnicodeError):
                 found = socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_STREAM)
-            self._reactor.call_from_thread(partial(self._connect, probe, found))
+            self._loop.call_from_thread(partial(self._connect, probe, found))
 
     def _connect(self, probe: _Probe, found: list[Any], reason: str = "name not known yet") -> None:
         """Try the next of the addresses `found`; `reason` is why the one before gave nothing."""
@@ -133,15 +133,15 @@ class Prober:
 
         def settle(reason: Answer) -> None:
             timer.cancel()
-            self._reactor.forget(connection)
+            self._loop.forget(connection)
             connection.close()
             if reason is None:
                 self._finish(probe, None)
             else:
                 self._connect(probe, found[1:], reason)
 
-        timer = self._reactor.call_later(_CONNECT_TIMEOUT, lambda: settle("no answer"))
-        self._reactor.on_ready(connection, selectors.EVENT_WRITE, lambda: settle(outcome(connection)))
+        timer = self._loop.call_later(_CONNECT_TIMEOUT, lambda: settle("no answer"))
+        self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: settle(outcome(connection)))
 
     def _finish(self, probe: _Probe, answer: Answer) -> None:
         self._open.discard(probe)
@@ -184,7 +184,7 @@ class PeerWait:
 
     def __init__(
         self,
-        reactor: Reactor,
+        loop: EventLoop,
         prober: Prober,
         peers: Mapping[str, str],
         *,
@@ -196,18 +196,18 @@ class PeerWait:
         every: float = 10.0,
         stalled: float | None = None,
     ) -> None:
-        self._reactor, self._prober = reactor, prober
+        self._loop, self._prober = loop, prober
         self._missing = dict(peers)
         self._reasons = dict.fromkeys(peers, "not asked yet")
         self._waiting, self._complete, self._timed_out = waiting, complete, timed_out
         self._every, self._stalled = every, stalled
-        self._started = self._reactor.now()
+        self._started = self._loop.now()
         self._told: set[str] = set()
         self._next_report = self._started + first
         self._over = not peers
         self._timers: list[Timer] = []
         if peers:
-            self._timers = [reactor.call_later(timeout, self._time_out), reactor.call_later(min(first, _RETRY), self._look)]
+            self._timers = [loop.call_later(timeout, self._time_out), loop.call_later(min(first, _RETRY), self._look)]
             for name in peers:
                 self._ask(name)
 
@@ -238,30 +238,30 @@ class PeerWait:
         if reason is not None:
             self._reasons[name] = reason
             # Many missing peers are asked more slowly: each of a thousand tasks asks all the others.
-            self._reactor.call_later(max(_RETRY, len(self._missing) / _AT_A_TIME), partial(self._ask, name))
+            self._loop.call_later(max(_RETRY, len(self._missing) / _AT_A_TIME), partial(self._ask, name))
             return
         del self._missing[name]
         if not self._missing:
             self.cancel()
-            self._complete(self._reactor.now() - self._started)
-            self._expect_a_step(self._reactor.now())
+            self._complete(self._loop.now() - self._started)
+            self._expect_a_step(self._loop.now())
 
     def _expect_a_step(self, since: float) -> None:
         if self._stalled is not None:
-            self._timers = [self._reactor.call_later(self._stalled, partial(self._no_step, since))]
+            self._timers = [self._loop.call_later(self._stalled, partial(self._no_step, since))]
 
     def _no_step(self, since: float) -> None:
-        self._waiting([], self._reactor.now() - since)
+        self._waiting([], self._loop.now() - since)
         self._expect_a_step(since)
 
     def _look(self) -> None:
-        now = self._reactor.now()
+        now = self._loop.now()
         changed = bool(self._told) and set(self._missing) != self._told
         if now >= self._next_report or changed:
             self._told = set(self._missing)
             self._next_report = now + self._every
             self._waiting(self.missing, now - self._started)
-        self._timers[1] = self._reactor.call_later(min(_RETRY, max(0.01, self._next_report - now)), self._look)
+        self._timers[1] = self._loop.call_later(min(_RETRY, max(0.01, self._next_report - now)), self._look)
 
     def _time_out(self) -> None:
         self.cancel()
@@ -277,7 +277,7 @@ class Watch:
 
     def __init__(
         self,
-        reactor: Reactor,
+        loop: EventLoop,
         prober: Prober,
         addresses: Iterable[str],
         *,
@@ -286,12 +286,12 @@ class Watch:
         lost: Callable[[str], None] = lambda _reason: None,
         back: Callable[[], None] = lambda: None,
     ) -> None:
-        self._reactor, self._prober = reactor, prober
+        self._loop, self._prober = loop, prober
         self._addresses = list(addresses)  # the one that answered last comes first
         self._timeout = timeout
         self._interval = min(5.0, timeout / 5)
         self._lost, self._back, self._gone = lost, back, gone
-        self._seen = self._reactor.now()
+        self._seen = self._loop.now()
         self._silent = False
         self._over = False
         self._ask()
@@ -335,7 +335,7 @@ class Watch:
     def _heard(self, reason: Answer) -> None:
         if self._over:
             return
-        now = self._reactor.now()
+        now = self._loop.now()
         silence = now - self._seen
         if reason is None:
             self._seen = now
@@ -348,4 +348,4 @@ class Watch:
         elif silence >= self._timeout / 10 and not self._silent:
             self._silent = True
             self._lost(reason)
-        self._reactor.call_later(self._interval, self._ask)
+        self._loop.call_later(self._interval, self._ask)

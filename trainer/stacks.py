@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer import stack_signal
+from trainer.event_loop import EventLoop, Timer
 from trainer.process_group import is_gone, is_stopped, process_stat
-from trainer.reactor import Reactor, Timer
 
 PLACE = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
 PORT = 2225
@@ -47,8 +47,8 @@ class ProcessStacks:
 class Stacks:
     """Asks the Python processes of a task for their stacks, one at a time, and answers those who ask."""
 
-    def __init__(self, reactor: Reactor, directory: Path | None) -> None:
-        self._reactor = reactor
+    def __init__(self, loop: EventLoop, directory: Path | None) -> None:
+        self._loop = loop
         self._directory: Path | None = None
         self._registered: dict[
             int, tuple[str, int]
@@ -65,15 +65,15 @@ class Stacks:
                 self._make_pipes(directory)
         with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: nobody gets a connection
             self._server = _listen(os.environ.get(PLACE, ""))
-            reactor.on_ready(self._server, selectors.EVENT_READ, self._accept)
+            loop.on_ready(self._server, selectors.EVENT_READ, self._accept)
 
     def _make_pipes(self, directory: Path) -> None:
         for name in (stack_signal.REGISTERED, stack_signal.STACKS):
             os.mkfifo(directory / name, 0o600)
             # Open for writing too: it then has no end when the last process that writes to it does.
             self._pipes.append(os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        self._reactor.on_ready(self._pipes[0], selectors.EVENT_READ, self._note)
-        self._reactor.on_ready(self._pipes[1], selectors.EVENT_READ, self._take)
+        self._loop.on_ready(self._pipes[0], selectors.EVENT_READ, self._note)
+        self._loop.on_ready(self._pipes[1], selectors.EVENT_READ, self._take)
         self._directory = directory
 
     def environment(self, *, built_in: bool) -> dict[str, str]:
@@ -92,14 +92,14 @@ class Stacks:
     def close(self) -> None:
         """Listen no more."""
         if self._server is not None:
-            self._reactor.forget(self._server)
+            self._loop.forget(self._server)
             self._server.close()
             if place := os.environ.get(PLACE):
                 with contextlib.suppress(OSError):
                     Path(place).unlink()
 
     def ask(self, told: Callable[[list[ProcessStacks]], None]) -> None:
-        """Call `told`, in the reactor's thread, with the stacks of every process that registered and lives."""
+        """Call `told`, in the loop's thread, with the stacks of every process that registered and lives."""
         self._waiting.append(told)
         if not self._asks:
             self._asks, self._until = True, time.monotonic() + _ALL
@@ -141,7 +141,7 @@ class Stacks:
         if problem := self._ask_by_signal(left[0]):
             go_on(problem)
         else:
-            self._reading = _Reading(self._reactor, ended)
+            self._reading = _Reading(self._loop, ended)
 
     def _ask_by_signal(self, pid: int) -> str:
         """Send the signal; return why it was not sent, empty where it was."""
@@ -188,7 +188,7 @@ class Stacks:
     def _send(self, connection: socket.socket, left: bytes) -> None:
         def end() -> None:
             deadline.cancel()
-            self._reactor.forget(connection)
+            self._loop.forget(connection)
             connection.close()
 
         def push() -> None:
@@ -202,23 +202,23 @@ class Stacks:
             if not left:
                 end()
 
-        deadline = self._reactor.call_later(_SEND, end)
-        self._reactor.on_ready(connection, selectors.EVENT_WRITE, push)
+        deadline = self._loop.call_later(_SEND, end)
+        self._loop.on_ready(connection, selectors.EVENT_WRITE, push)
 
 
 class _Reading:
     """Output of one process, until it has written nothing for a moment."""
 
-    def __init__(self, reactor: Reactor, ended: Callable[[bytes], None]) -> None:
-        self._reactor, self._ended = reactor, ended
+    def __init__(self, loop: EventLoop, ended: Callable[[bytes], None]) -> None:
+        self._loop, self._ended = loop, ended
         self._read = b""
-        self._timer: Timer = reactor.call_later(_FIRST, self._end)
+        self._timer: Timer = loop.call_later(_FIRST, self._end)
 
     def add(self, read: bytes) -> None:
         """Take in more."""
         self._read = (self._read + read)[:_MOST]
         self._timer.cancel()
-        self._timer = self._reactor.call_later(_QUIET, self._end)
+        self._timer = self._loop.call_later(_QUIET, self._end)
 
     def _end(self) -> None:
         self._ended(self._read)

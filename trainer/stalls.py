@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trainer.event_loop import EventLoop, Timer
 from trainer.output import STDOUT
 from trainer.process_group import is_stopped
-from trainer.reactor import Reactor, Timer
 from trainer.stack_reading import Activity, activity, no_progress
 from trainer.tf_config import split_address
 
@@ -46,9 +46,9 @@ class StallWatch:
     """
 
     def __init__(
-        self, job: ParentJob, report: Callable[..., None], reactor: Reactor, stacks: Stacks, prober: Prober, end: Callable[[str], None]
+        self, job: ParentJob, report: Callable[..., None], loop: EventLoop, stacks: Stacks, prober: Prober, end: Callable[[str], None]
     ) -> None:
-        self._job, self._report, self._reactor, self._stacks, self._prober, self._end = job, report, reactor, stacks, prober, end
+        self._job, self._report, self._loop, self._stacks, self._prober, self._end = job, report, loop, stacks, prober, end
         self._limit = job.stalls.timeout
         self._by_output = not job.built_in
         self._pid: int | None = None
@@ -71,7 +71,7 @@ class StallWatch:
         self._looked = time.monotonic()
         self._asked, self._doing = 0, Activity("unknown")
         self._progress("program" if self._by_output else "")
-        self._timer = self._reactor.call_later(self._pause(), self._look)
+        self._timer = self._loop.call_later(self._pause(), self._look)
 
     def cancel(self) -> None:
         """Watch nothing until `begin`."""
@@ -134,7 +134,7 @@ class StallWatch:
         return min(_LOOKS, (self._limit or LEAST) / 5)
 
     def _look(self) -> None:
-        self._timer = self._reactor.call_later(self._pause(), self._look)
+        self._timer = self._loop.call_later(self._pause(), self._look)
         now = time.monotonic()
         looked, self._looked = self._looked, now
         if self._pid is None or self._asks:
@@ -193,7 +193,7 @@ class StallWatch:
     def _ask_servers(self, last: float) -> None:
         silent = [name for name, address in self._job.awaited.items() if not _greets(address)]
         doing = Activity("servers", ", ".join(silent)) if silent else Activity("peers")
-        self._reactor.call_from_thread(partial(self._judge, doing, last))
+        self._loop.call_from_thread(partial(self._judge, doing, last))
 
     def _judge(self, doing: Activity, last: float) -> None:
         self._asks = False

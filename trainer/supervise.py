@@ -16,12 +16,12 @@ from typing import Any, Callable
 from trainer import scratch
 from trainer.child import Child
 from trainer.ending import FAILED, RUNNING, SUCCEEDED, Following, Hears, Leading, News, Part
+from trainer.event_loop import EventLoop, Timer
 from trainer.events import TOLD, Event, listed
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.peers import LISTED, PeerWait, Prober, Watch
-from trainer.reactor import Reactor, Timer
 from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
 from trainer.stacks import Stacks
 from trainer.stalls import StallWatch
@@ -45,10 +45,10 @@ def supervise(job: ParentJob, report: Report, output: Output) -> int:
     Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
     process and its process group are gone, and what it wrote is written.
     """
-    with scratch.directory() as own, Reactor() as reactor:
+    with scratch.directory() as own, EventLoop() as loop:
         try:
-            with contextlib.closing(Stacks(reactor, own)) as stacks:
-                return _Supervisor(job, _unbreakable(report), reactor, output, stacks, own).run()
+            with contextlib.closing(Stacks(loop, own)) as stacks:
+                return _Supervisor(job, _unbreakable(report), loop, output, stacks, own).run()
         finally:
             output.detach()
 
@@ -64,10 +64,10 @@ def _unbreakable(report: Report) -> Report:
 class _Supervisor:
     """The state of one supervised task."""
 
-    def __init__(self, job: ParentJob, report: Report, reactor: Reactor, output: Output, stacks: Stacks, directory: Path | None) -> None:
-        self._job, self._report, self._reactor, self._output = job, report, reactor, output
-        self._child = Child(job, reactor, output, stacks, directory, self._abandon)
-        self._prober = Prober(reactor)
+    def __init__(self, job: ParentJob, report: Report, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None) -> None:
+        self._job, self._report, self._loop, self._output = job, report, loop, output
+        self._child = Child(job, loop, output, stacks, directory, self._abandon)
+        self._prober = Prober(loop)
         self._attempt = 0
         self._began = 0.0
         self._history = History()
@@ -82,7 +82,7 @@ class _Supervisor:
         self._stopping = False
         self._signals = 0
         self._verdict: tuple[str, str] | None = None  # cause and detail, when the parent itself has ended the task
-        self._stalls = StallWatch(job, report, reactor, stacks, self._prober, self._kill_stalled)
+        self._stalls = StallWatch(job, report, loop, stacks, self._prober, self._kill_stalled)
         self._stall = ""  # over which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
         self._leading: Leading | None = None
@@ -92,22 +92,22 @@ class _Supervisor:
 
     def run(self) -> int:
         """Run until the task has ended."""
-        reactor = self._reactor
+        loop = self._loop
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # started with nohup
-            reactor.on_signal(number, lambda number=number: self._signalled(signal.Signals(number)))  # type: ignore[misc]
-        reactor.on_signal(signal.SIGCHLD, self._reap)
+            loop.on_signal(number, lambda number=number: self._signalled(signal.Signals(number)))  # type: ignore[misc]
+        loop.on_signal(signal.SIGCHLD, self._reap)
         if self._job.lifeline is not None:
             os.set_inheritable(self._job.lifeline, False)
-            reactor.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
+            loop.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
         if self._job.part is not None:
             self._take_part(self._job.part)
         self._output.heard, self._output.wrote = self._heard, self._stalls.wrote
-        self._output.attach(reactor)
+        self._output.attach(loop)
         try:
-            reactor.call_later(0, self._start)
-            reactor.run()
+            loop.call_later(0, self._start)
+            loop.run()
         finally:
             self._child.close()
         return self._exit_code
@@ -125,14 +125,14 @@ class _Supervisor:
         if self._job.built_in:
             from trainer.unreaped import Unreaped
 
-            Unreaped(self._child, self._reactor, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
+            Unreaped(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
         self._peers_missing = bool(self._job.awaited)
         self._together = None
         if self._job.policy.recovers_after < math.inf:
-            self._recovery = self._reactor.call_later(self._job.policy.recovers_after, self._recover)
+            self._recovery = self._loop.call_later(self._job.policy.recovers_after, self._recover)
         patience = self._job.patience
         self._wait = PeerWait(
-            self._reactor,
+            self._loop,
             self._prober,
             self._job.awaited,
             timeout=patience.start,
@@ -234,7 +234,7 @@ class _Supervisor:
             detail=detail,
             delay=decision.delay,
         )
-        self._backoff = self._reactor.call_later(decision.delay, self._start)
+        self._backoff = self._loop.call_later(decision.delay, self._start)
 
     def _fail(self, code: int, cause: str, detail: str, process: int | None = None) -> None:
         def fail() -> None:
@@ -255,7 +255,7 @@ class _Supervisor:
             if self._leaving:
                 return
             if news is not None and news.state == RUNNING and time.monotonic() < until:
-                self._reactor.call_later(_ASK_AGAIN, lambda: None if self._leaving else self._unless_over(fail, until))
+                self._loop.call_later(_ASK_AGAIN, lambda: None if self._leaving else self._unless_over(fail, until))
             elif news is None or news.state != SUCCEEDED:
                 fail()
 
@@ -277,7 +277,7 @@ class _Supervisor:
             if code or not self._part.waits or self._stopping:
                 self._following.ask_now(self._told)
         else:
-            self._reactor.stop()
+            self._loop.stop()
 
     # The end of the run
 
@@ -288,13 +288,13 @@ class _Supervisor:
 
     def _take_part(self, part: Part) -> None:
         if part.leads:
-            self._leading = Leading(part, self._reactor)
+            self._leading = Leading(part, self._loop)
             if not self._leading.answers:
                 message = f"port {part.address.rpartition(':')[2]} is another's: the other tasks cannot ask when the run has ended"
                 self._report("notice", message=message)
             return
         hears = Hears(self._run_has_ended, self._leader_is_gone, partial(self._report, "notice"))
-        self._following = Following(part, self._reactor, hears)
+        self._following = Following(part, self._loop, hears)
 
     def _tell_all(self, leading: Leading, why: str) -> None:
         """Inform the others how the run has ended: this is the task that leads."""
@@ -302,7 +302,7 @@ class _Supervisor:
         def leave(news: News) -> None:
             if news.state == FAILED and self._exit_code == ExitCode.DONE:  # a worker that it needs
                 self._lose(news.reason, "", ExitCode.FAILURE)
-            self._reactor.stop()
+            self._loop.stop()
 
         if self._exit_code != ExitCode.DONE:
             leading.fail(why, leave)
@@ -317,7 +317,7 @@ class _Supervisor:
         """Leave: the task that leads knows that this one has ended, or does not answer."""
         if (news is None or news.state == RUNNING) and self._part.waits and self._exit_code == ExitCode.DONE:
             self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
-        self._reactor.stop()
+        self._loop.stop()
 
     def _run_has_ended(self, news: News) -> None:
         """Follow the task that leads: it was done, or has failed for good."""
@@ -326,11 +326,11 @@ class _Supervisor:
         if self._leaving:
             if not self._over and self._part.waits and self._exit_code == ExitCode.DONE:
                 self._lose(f"{part.leader} has failed", news.reason)
-            self._reactor.stop()
+            self._loop.stop()
         elif not self._over:
             self._end_task(f"{part.leader} has failed", news.reason, self._job.patience.ending)
         elif self._child.pid is not None:
-            self._reactor.call_later(part.grace, self._dismiss)
+            self._loop.call_later(part.grace, self._dismiss)
         else:
             if self._backoff is not None:
                 self._backoff.cancel()
@@ -348,13 +348,13 @@ class _Supervisor:
         """Fail where the program is done, and the run is not."""
         self._report("failed", exit_code=int(code), cause=cause, detail=detail)
         self._exit_code = int(code)
-        self._reactor.stop()
+        self._loop.stop()
 
     def _dismiss(self) -> None:
         if self._child.pid is not None and not self._stopping:
             self._report("notice", message="the run has succeeded; this task is ended")
             self._child.terminate()
-            self._reactor.call_later(self._job.patience.dismissed, lambda: self._child.kill("the run has succeeded"))
+            self._loop.call_later(self._job.patience.dismissed, lambda: self._child.kill("the run has succeeded"))
 
     def _hurry(self) -> None:
         """Stay no longer than others need to hear of the end: it is asked to stop when it has ended."""
@@ -362,14 +362,14 @@ class _Supervisor:
         if self._exit_code == ExitCode.DONE and unfinished and not self._over:
             self._stop_leaving()
         elif self._leading is None or self._signals > 1:
-            self._reactor.stop()
+            self._loop.stop()
         else:
             self._leading.hurry()
 
     def _stop_leaving(self) -> None:
         """Leave as one that comes back: others are not done, and have to find it, or to hear of it."""
         self._exit_code = int(ExitCode.STOPPED)
-        self._reactor.stop()
+        self._loop.stop()
 
     # Stopping
 
@@ -385,9 +385,9 @@ class _Supervisor:
         with contextlib.suppress(OSError):
             if os.read(self._job.lifeline, 4096):
                 return
-        self._reactor.forget(self._job.lifeline)
+        self._loop.forget(self._job.lifeline)
         self._stop("the launcher is gone")
-        self._reactor.call_later(
+        self._loop.call_later(
             self._job.patience.launcher_gone, lambda: self._child.kill("the launcher is gone, and the time to stop is over")
         )
 
@@ -411,13 +411,13 @@ class _Supervisor:
             return
         self._child.terminate()
         if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait inside, deaf to signals
-            self._reactor.call_later(self._job.patience.ending, self._kill_unless_training)
+            self._loop.call_later(self._job.patience.ending, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.warn()
-        self._reactor.call_later(self._job.patience.serve_on, self._child.terminate)
-        Watch(self._reactor, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._child.terminate())
+        self._loop.call_later(self._job.patience.serve_on, self._child.terminate)
+        Watch(self._loop, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
@@ -435,7 +435,7 @@ class _Supervisor:
             return
         self._verdict = (cause, detail)
         self._child.terminate()
-        self._reactor.call_later(within, lambda: self._child.kill(cause))
+        self._loop.call_later(within, lambda: self._child.kill(cause))
 
     def _abandon(self, pid: int) -> None:
         self._fail(exit_code_of(-signal.SIGKILL), "the training process does not end, not even by SIGKILL", f"process {pid}")
@@ -475,7 +475,7 @@ class _Supervisor:
             self._report("notice", message=f"{who} ({place}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")
 
         return Watch(
-            self._reactor,
+            self._loop,
             self._prober,
             addresses,
             timeout=orphan,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.child import Child
+from trainer.event_loop import EventLoop
 from trainer.exit_codes import ExitCode
-from trainer.reactor import Reactor
 
 _LOOK_EVERY = 0.5  # seconds
 _LOOKS = 2  # in a row: threads end one after the other
@@ -23,7 +23,7 @@ class Unreaped:
     """
 
     child: Child
-    reactor: Reactor
+    loop: EventLoop
     report: Callable[..., None]
     ended: Callable[[int], None]
     abandon: Callable[[int], None]
@@ -34,7 +34,7 @@ class Unreaped:
             self._look_later(self.child.pid, 0, stopping)
 
     def _look_later(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
-        self.reactor.call_later(_LOOK_EVERY, lambda: self._look(pid, seen, stopping))
+        self.loop.call_later(_LOOK_EVERY, lambda: self._look(pid, seen, stopping))
 
     def _look(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
         if self.child.pid != pid:

@@ -1,13 +1,13 @@
-"""A reactor whose time the test lets pass, and addresses that answer as the test says: nothing is waited for."""
+"""A loop whose time the test lets pass, and addresses that answer as the test says: nothing is waited for."""
 
 from collections.abc import Callable
 from functools import partial
 
+from trainer.event_loop import EventLoop
 from trainer.peers import Answer, Prober
-from trainer.reactor import Reactor
 
 
-class Clocked(Reactor):
+class Clocked(EventLoop):
     """Timers are called when the test has let their time pass."""
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class Clocked(Reactor):
         self._now = 1000.0
 
     def now(self) -> float:
-        """See Reactor.now."""
+        """See EventLoop.now."""
         return self._now
 
     def pass_time(self, seconds: float) -> None:
@@ -31,12 +31,12 @@ class Clocked(Reactor):
 class Answers(Prober):
     """Every address refuses connections but those in `there`."""
 
-    def __init__(self, reactor: Reactor) -> None:
-        super().__init__(reactor)
+    def __init__(self, loop: EventLoop) -> None:
+        super().__init__(loop)
         self.there: set[str] = set()
         self.asked: list[str] = []
 
     def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
         """See Prober.ask."""
         self.asked.append(address)
-        self._reactor.call_later(0, partial(tell, None if address in self.there else "connection refused"))
+        self._loop.call_later(0, partial(tell, None if address in self.there else "connection refused"))

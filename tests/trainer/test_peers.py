@@ -10,8 +10,8 @@ import pytest
 
 from tests.trainer.clocked import Answers, Clocked
 from trainer import peers
+from trainer.event_loop import EventLoop
 from trainer.peers import PeerWait, Prober, Watch, awaited, outcome, watched_chief, watched_workers
-from trainer.reactor import Reactor
 from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, parse
 
@@ -62,43 +62,43 @@ def test_the_chief_that_drives_them_watches_its_workers() -> None:
 
 
 @pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    with Reactor() as made:
+def loop() -> Iterator[EventLoop]:
+    with EventLoop() as made:
         made.call_later(60, made.stop)
         yield made
 
 
-def answers(reactor: Reactor, addresses: list[str]) -> dict[str, str | None]:
+def answers(loop: EventLoop, addresses: list[str]) -> dict[str, str | None]:
     """Ask each address once."""
     found: dict[str, str | None] = {}
 
     def tell(address: str, answer: str | None) -> None:
         found[address] = answer
         if len(found) == len(addresses):
-            reactor.stop()
+            loop.stop()
 
-    prober = Prober(reactor)
+    prober = Prober(loop)
     for address in addresses:
         prober.ask(address, lambda answer, address=address: tell(address, answer))  # type: ignore[misc]
-    reactor.run()
+    loop.run()
     return found
 
 
-def test_answers_say_in_words_what_is_wrong(reactor: Reactor, ports: Any) -> None:
+def test_answers_say_in_words_what_is_wrong(loop: EventLoop, ports: Any) -> None:
     there, refusing = ports.address(), ports.address()
     ports.listen(there)
     unknown = "worker-7.nowhere.invalid:2222"
-    assert answers(reactor, [there, refusing, unknown]) == {there: None, refusing: "connection refused", unknown: "name not known yet"}
+    assert answers(loop, [there, refusing, unknown]) == {there: None, refusing: "connection refused", unknown: "name not known yet"}
 
 
-def test_a_name_with_several_addresses_is_there_when_one_answers(reactor: Reactor, ports: Any) -> None:
+def test_a_name_with_several_addresses_is_there_when_one_answers(loop: EventLoop, ports: Any) -> None:
     address = ports.address()
     ports.listen(address)
     name = address.replace("127.0.0.1", "localhost")  # ::1, where nobody listens, comes first on most machines
-    assert answers(reactor, [name]) == {name: None}
+    assert answers(loop, [name]) == {name: None}
 
 
-def test_no_name_is_looked_up_before_peers_may_have_one(reactor: Reactor, ports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_name_is_looked_up_before_peers_may_have_one(loop: EventLoop, ports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     address = ports.address()
     ports.listen(address)
     looked: list[float] = []
@@ -114,14 +114,14 @@ def test_no_name_is_looked_up_before_peers_may_have_one(reactor: Reactor, ports:
     # An address in numbers asks nobody, so it does not wait.
     with monkeypatch.context() as patched:
         patched.setattr(peers, "_NO_NAMES_YET", 1000.0)
-        assert answers(reactor, [address]) == {address: None}
+        assert answers(loop, [address]) == {address: None}
     assert not looked
     began = time.monotonic()
-    assert answers(reactor, [name]) == {name: None}
+    assert answers(loop, [name]) == {name: None}
     assert looked[0] - began > 1.4
 
 
-def test_a_server_that_takes_no_connection_gives_no_answer(reactor: Reactor) -> None:
+def test_a_server_that_takes_no_connection_gives_no_answer(loop: EventLoop) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -131,7 +131,7 @@ def test_a_server_that_takes_no_connection_gives_no_answer(reactor: Reactor) -> 
             connection.setblocking(False)
             connection.connect_ex(place)
         address = f"127.0.0.1:{place[1]}"
-        found = answers(reactor, [address])
+        found = answers(loop, [address])
         for connection in held:
             connection.close()
     assert found == {address: "no answer"}
@@ -144,7 +144,7 @@ def test_a_port_is_not_there_because_it_reached_itself() -> None:
         assert outcome(connection) == "connection refused"
 
 
-def test_peers_need_not_be_there_at_the_same_time(reactor: Reactor, ports: Any) -> None:
+def test_peers_need_not_be_there_at_the_same_time(loop: EventLoop, ports: Any) -> None:
     first, second = ports.address(), ports.address()
     ports.listen(first)
     told: list[list[dict[str, str]]] = []
@@ -158,35 +158,35 @@ def test_peers_need_not_be_there_at_the_same_time(reactor: Reactor, ports: Any) 
 
     def complete(seconds: float) -> None:
         completed.append(seconds)
-        reactor.stop()
+        loop.stop()
 
     def timed_out(_missing: list[dict[str, str]]) -> None:
         pytest.fail("the time has not passed")
 
     peers = {"ps-0": first, "ps-1": second}
-    PeerWait(reactor, Prober(reactor), peers, timeout=15, waiting=waiting, complete=complete, timed_out=timed_out, first=0.3)
-    reactor.run()
+    PeerWait(loop, Prober(loop), peers, timeout=15, waiting=waiting, complete=complete, timed_out=timed_out, first=0.3)
+    loop.run()
     assert told == [[{"task": "ps-1", "address": second, "reason": "connection refused"}]]
     assert len(completed) == 1
 
 
-def test_with_nobody_to_wait_for_nothing_is_told(reactor: Reactor) -> None:
+def test_with_nobody_to_wait_for_nothing_is_told(loop: EventLoop) -> None:
     def never(*_: Any) -> None:
         pytest.fail("nobody was waited for")
 
-    PeerWait(reactor, Prober(reactor), {}, timeout=0.1, waiting=never, complete=never, timed_out=never, first=0.05)
-    reactor.call_later(0.4, reactor.stop)
-    reactor.run()
+    PeerWait(loop, Prober(loop), {}, timeout=0.1, waiting=never, complete=never, timed_out=never, first=0.05)
+    loop.call_later(0.4, loop.stop)
+    loop.run()
 
 
 class Watched:
     """Addresses that are watched, and what the watch told."""
 
-    def __init__(self, reactor: Clocked, addresses: list[str], timeout: float) -> None:
-        self.prober, self.told = Answers(reactor), list[str]()
+    def __init__(self, loop: Clocked, addresses: list[str], timeout: float) -> None:
+        self.prober, self.told = Answers(loop), list[str]()
         self.prober.there |= set(addresses)
         self.watch = Watch(
-            reactor,
+            loop,
             self.prober,
             addresses,
             timeout=timeout,

@@ -9,80 +9,80 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.reactor import Reactor
+from trainer.event_loop import EventLoop
 
 
 @pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    with Reactor() as made:
+def loop() -> Iterator[EventLoop]:
+    with EventLoop() as made:
         made.call_later(60, made.stop)
         yield made
 
 
-def test_timers_run_in_order_and_can_be_cancelled(reactor: Reactor) -> None:
+def test_timers_run_in_order_and_can_be_cancelled(loop: EventLoop) -> None:
     seen: list[str] = []
-    reactor.call_later(0.10, lambda: seen.append("second"))
-    reactor.call_later(0.05, lambda: seen.append("first"))
-    reactor.call_later(0.07, lambda: seen.append("never")).cancel()
-    reactor.call_later(0.15, reactor.stop)
-    reactor.run()
+    loop.call_later(0.10, lambda: seen.append("second"))
+    loop.call_later(0.05, lambda: seen.append("first"))
+    loop.call_later(0.07, lambda: seen.append("never")).cancel()
+    loop.call_later(0.15, loop.stop)
+    loop.run()
     assert seen == ["first", "second"]
 
 
 def test_signals_are_handled_in_the_loop_and_given_back() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     seen: list[str] = []
-    with Reactor() as reactor:
+    with EventLoop() as loop:
 
         def note(name: str) -> None:
             seen.append(name)
-            reactor.stop()
+            loop.stop()
 
-        reactor.on_signal(signal.SIGUSR1, lambda: note("usr1"))
-        reactor.call_later(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        reactor.call_later(60, reactor.stop)
+        loop.on_signal(signal.SIGUSR1, lambda: note("usr1"))
+        loop.call_later(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        loop.call_later(60, loop.stop)
         began = time.monotonic()
-        reactor.run()
+        loop.run()
     assert seen == ["usr1"]
     assert time.monotonic() - began < 30  # woken, not by the timer above
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-def test_a_thread_wakes_it(reactor: Reactor) -> None:
+def test_a_thread_wakes_it(loop: EventLoop) -> None:
     where: list[int] = []
 
     def note() -> None:
         where.append(threading.get_ident())
-        reactor.stop()
+        loop.stop()
 
-    thread = threading.Thread(target=lambda: reactor.call_from_thread(note))
+    thread = threading.Thread(target=lambda: loop.call_from_thread(note))
     thread.start()
     began = time.monotonic()
-    reactor.run()
+    loop.run()
     thread.join()
     assert where == [threading.get_ident()]
     assert time.monotonic() - began < 30  # woken, not by the timer above
 
 
-def test_a_forgotten_file_is_not_called(reactor: Reactor) -> None:
+def test_a_forgotten_file_is_not_called(loop: EventLoop) -> None:
     reading, writing = os.pipe()
     calls: list[bytes] = []
 
     def read() -> None:
         calls.append(os.read(reading, 1))
-        reactor.forget(reading)
+        loop.forget(reading)
 
-    reactor.on_ready(reading, selectors.EVENT_READ, read)
+    loop.on_ready(reading, selectors.EVENT_READ, read)
     os.write(writing, b"ab")
-    reactor.call_later(0.2, reactor.stop)
-    reactor.run()
+    loop.call_later(0.2, loop.stop)
+    loop.run()
     os.close(reading)
     os.close(writing)
     assert calls == [b"a"]
 
 
-def test_waiting_costs_no_processor_time(reactor: Reactor) -> None:
-    reactor.call_later(1, reactor.stop)
+def test_waiting_costs_no_processor_time(loop: EventLoop) -> None:
+    loop.call_later(1, loop.stop)
     began = time.process_time()
-    reactor.run()
+    loop.run()
     assert time.process_time() - began < 0.1

@@ -33,7 +33,7 @@ class Timer:
         self.callback = None
 
 
-class Reactor:
+class EventLoop:
     """Runs callbacks in the thread that calls `run`. Only `call_from_thread` may be called from other threads.
 
     A context manager: it takes over the signals it is asked to handle, and gives them back.
