@@ -272,7 +272,7 @@ def _stop_seconds(problems: list[str]) -> float:
 
 def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None, lifeline: int | None) -> ParentJob:
     from trainer.command_settings import CommandSettings
-    from trainer.parent_job import TRAINING, ParentJob, Patience, Stalls
+    from trainer.parent_job import TRAINING, ParentJob, Stalls, Timeouts
     from trainer.peers import awaited, watched_chief, watched_workers
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
@@ -293,7 +293,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         part=_part(task, settings) if command and settings else None,
         lifeline=lifeline,
         policy=_policy(task, settings, command),
-        patience=Patience(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Patience(),
+        timeouts=Timeouts(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Timeouts(),
         stalls=Stalls(settings.stall_timeout, settings.on_stall or "tell") if settings else Stalls(),
     )
 

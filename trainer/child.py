@@ -80,7 +80,7 @@ class Child:
         # TensorFlow's collective runtime takes signals over while it starts, and forgets them. A user's program may
         # take a second one for more than the first.
         if self._job.built_in:
-            self._loop.call_later(self._job.patience.again, self.terminate)
+            self._loop.call_later(self._job.timeouts.again, self.terminate)
 
     def kill(self, reason: str) -> None:
         """End it, and what it has in its process group."""
@@ -88,7 +88,7 @@ class Child:
             return
         self.killed_for = reason
         kill_group(self.pid)
-        self._loop.call_later(self._job.patience.killed, self._look)
+        self._loop.call_later(self._job.timeouts.killed, self._look)
 
     def _look(self) -> None:
         if self.pid is not None:

@@ -245,14 +245,14 @@ class Following:
                     silent = False
                     self._call(partial(self._hears.notice, message=f"{self._mine.leader} answers again"))
                 continue
-            patience = self._mine.orphan if answered else max(self._mine.first, self._mine.orphan)
+            limit = self._mine.orphan if answered else max(self._mine.first, self._mine.orphan)
             silence = time.monotonic() - seen
-            if silence >= patience:
+            if silence >= limit:
                 told = True
-                self._call(partial(self._hears.gone, f"no answer for {patience:g} s"))
-            elif silence >= patience / 10 and not silent and answered:
+                self._call(partial(self._hears.gone, f"no answer for {limit:g} s"))
+            elif silence >= limit / 10 and not silent and answered:
                 silent = True
-                message = f"{self._mine.leader} ({self._mine.address}) does not answer; this task ends when that lasts {patience:g} s"
+                message = f"{self._mine.leader} ({self._mine.address}) does not answer; this task ends when that lasts {limit:g} s"
                 self._call(partial(self._hears.notice, message=message))
 
     def _call(self, callback: Callable[[], None]) -> None:

@@ -256,10 +256,10 @@ class _Sink:
         if not self._gone:
             self._waiting += output
 
-    def push(self, patience: float = 0.0) -> None:
-        """Write until nothing waits, or there is no room for `patience` seconds."""
+    def push(self, timeout: float = 0.0) -> None:
+        """Write until nothing waits, or there is no room for `timeout` seconds."""
         written = 0
-        while written < len(self._waiting) and self._poll.poll(1000 * patience):
+        while written < len(self._waiting) and self._poll.poll(1000 * timeout):
             try:
                 if self._lost:
                     note = b"\n%d lines could not be written here since %s\n" % (self._lost, self._since)

@@ -13,7 +13,7 @@ TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the wo
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """The time limits of the parent, in seconds."""
 
     start: float = 600.0  # for peers to be there
@@ -53,5 +53,5 @@ class ParentJob:
     part: Part | None = None  # in the end of the run, where the tasks of a program learn of that from each other
     lifeline: int | None = None
     policy: Policy = field(default_factory=Policy)
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     stalls: Stalls = field(default_factory=Stalls)

@@ -130,21 +130,21 @@ class _Supervisor:
         self._together = None
         if self._job.policy.recovers_after < math.inf:
             self._recovery = self._loop.call_later(self._job.policy.recovers_after, self._recover)
-        patience = self._job.patience
+        timeouts = self._job.timeouts
         self._wait = PeerWait(
             self._loop,
             self._prober,
             self._job.awaited,
-            timeout=patience.start,
-            first=patience.first_waiting,
-            every=patience.waiting_every,
-            stalled=patience.stalled if self._job.makes_steps else None,
+            timeout=timeouts.start,
+            first=timeouts.first_waiting,
+            every=timeouts.waiting_every,
+            stalled=timeouts.stalled if self._job.makes_steps else None,
             waiting=self._tell_waiting,
             complete=self._peers_there,
             timed_out=self._peers_not_there,
         )
         if self._watch is None and self._job.watched_chief is not None:
-            self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", patience.ending)
+            self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.ending)
 
     def _reap(self) -> None:
         code = self._child.reap()
@@ -328,7 +328,7 @@ class _Supervisor:
                 self._lose(f"{part.leader} has failed", news.reason)
             self._loop.stop()
         elif not self._over:
-            self._end_task(f"{part.leader} has failed", news.reason, self._job.patience.ending)
+            self._end_task(f"{part.leader} has failed", news.reason, self._job.timeouts.ending)
         elif self._child.pid is not None:
             self._loop.call_later(part.grace, self._dismiss)
         else:
@@ -342,7 +342,7 @@ class _Supervisor:
         if self._leaving:
             self._lose(cause, reason)
         else:
-            self._end_task(cause, f"{part.address}: {reason}", self._job.patience.ending)
+            self._end_task(cause, f"{part.address}: {reason}", self._job.timeouts.ending)
 
     def _lose(self, cause: str, detail: str, code: int = ExitCode.PEER_LOST) -> None:
         """Fail where the program is done, and the run is not."""
@@ -354,7 +354,7 @@ class _Supervisor:
         if self._child.pid is not None and not self._stopping:
             self._report("notice", message="the run has succeeded; this task is ended")
             self._child.terminate()
-            self._loop.call_later(self._job.patience.dismissed, lambda: self._child.kill("the run has succeeded"))
+            self._loop.call_later(self._job.timeouts.dismissed, lambda: self._child.kill("the run has succeeded"))
 
     def _hurry(self) -> None:
         """Stay no longer than others need to hear of the end: it is asked to stop when it has ended."""
@@ -388,7 +388,7 @@ class _Supervisor:
         self._loop.forget(self._job.lifeline)
         self._stop("the launcher is gone")
         self._loop.call_later(
-            self._job.patience.launcher_gone, lambda: self._child.kill("the launcher is gone, and the time to stop is over")
+            self._job.timeouts.launcher_gone, lambda: self._child.kill("the launcher is gone, and the time to stop is over")
         )
 
     def _stop(self, reason: str) -> None:
@@ -411,12 +411,12 @@ class _Supervisor:
             return
         self._child.terminate()
         if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait inside, deaf to signals
-            self._loop.call_later(self._job.patience.ending, self._kill_unless_training)
+            self._loop.call_later(self._job.timeouts.ending, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.warn()
-        self._loop.call_later(self._job.patience.serve_on, self._child.terminate)
+        self._loop.call_later(self._job.timeouts.serve_on, self._child.terminate)
         Watch(self._loop, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
@@ -446,7 +446,7 @@ class _Supervisor:
         first = missing[:LISTED]
         tell = partial(self._report, "waiting", missing=first, more=len(missing) - len(first), seconds=round(seconds, 1))
         if missing:
-            tell(timeout=self._job.patience.start)
+            tell(timeout=self._job.timeouts.start)
         else:
             self._stalls.ask(lambda doing: tell(doing=doing.kind, place=doing.place))
 
@@ -454,21 +454,21 @@ class _Supervisor:
         self._peers_missing = False
         self._together = time.monotonic()
         if self._job.watched_workers:
-            within = max(self._job.patience.saving, self._job.patience.orphan)
+            within = max(self._job.timeouts.saving, self._job.timeouts.orphan)
             self._workers = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
-        if seconds >= self._job.patience.first_waiting:
+        if seconds >= self._job.timeouts.first_waiting:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
             if not self._job.built_in:  # a training process of ours says so itself, when its model is built
                 self._report("ready", seconds=round(seconds, 1))
 
     def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
-        patience = self._job.patience
+        timeouts = self._job.timeouts
         named = listed([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
-        self._end_task(f"peers were not there after {patience.start:g} s", f"missing: {named}", patience.ending)
+        self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.ending)
 
     def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
         """End the task, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
-        orphan = self._job.patience.orphan
+        orphan = self._job.timeouts.orphan
         place = listed(addresses, LISTED)
 
         def lost(reason: str) -> None:

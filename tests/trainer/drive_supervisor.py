@@ -1,4 +1,4 @@
-"""Runs trainer.supervise on a job given as JSON in argv[1], so that tests choose its patience; not a test itself."""
+"""Runs trainer.supervise on a job given as JSON in argv[1], so that tests choose its timeouts; not a test itself."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 
 from trainer.events import Reporter
 from trainer.output import Output
-from trainer.parent_job import ParentJob, Patience, Stalls
+from trainer.parent_job import ParentJob, Stalls, Timeouts
 from trainer.restarts import Policy
 from trainer.supervise import supervise
 
@@ -14,7 +14,7 @@ job = json.loads(sys.argv[1])
 job["command"] = tuple(job["command"])
 job["watched_workers"] = tuple(job.get("watched_workers", ()))
 job["policy"] = Policy(**{"first_delay": 0.1, "longest_delay": 0.4, **job.get("policy", {})})
-job["patience"] = Patience(**job.get("patience", {}))
+job["timeouts"] = Timeouts(**job.get("timeouts", {}))
 job["stalls"] = Stalls(**job.get("stalls", {}))
 output = Output()
 code = supervise(ParentJob(**job), Reporter(os.environ.get("TASK", "chief"), output), output)

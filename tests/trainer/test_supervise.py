@@ -214,7 +214,7 @@ class TestStops:
         assert len(run.events("started")) == 1
 
     def test_it_stops_soon_while_peers_are_missing(self, trainers: Any, ports: Any) -> None:
-        run = trainers.supervise(*DEAF, awaited={"ps-0": ports.address()}, patience={"ending": 0.3})
+        run = trainers.supervise(*DEAF, awaited={"ps-0": ports.address()}, timeouts={"ending": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -244,7 +244,7 @@ class TestLifelines:
 
     def test_without_the_launcher_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
-        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), patience={"launcher_gone": 0.3})
+        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"launcher_gone": 0.3})
         run.line("ready")
         os.close(writing)
         assert run.code() == 137

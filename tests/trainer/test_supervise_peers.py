@@ -30,7 +30,7 @@ class TestPeers:
         late, there = ports.address(), ports.address()
         ports.listen(there)
         run = trainers.supervise(
-            *GRACEFUL, awaited={"worker-1": late, "ps-0": there}, patience={"first_waiting": 0.2, "waiting_every": 0.3}
+            *GRACEFUL, awaited={"worker-1": late, "ps-0": there}, timeouts={"first_waiting": 0.2, "waiting_every": 0.3}
         )
         waiting = run.event("waiting")
         assert waiting["missing"] == [{"task": "worker-1", "address": late, "reason": "connection refused"}]
@@ -50,7 +50,7 @@ class TestPeers:
     def test_a_task_whose_peers_are_all_there_says_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
         there = ports.address()
         ports.listen(there)
-        run = trainers.supervise(*GRACEFUL, awaited={"ps-0": there}, makes_steps=True, patience={"stalled": 0.2})
+        run = trainers.supervise(*GRACEFUL, awaited={"ps-0": there}, makes_steps=True, timeouts={"stalled": 0.2})
         told = run.event("waiting", 2)
         assert told["missing"] == []
         assert told["seconds"] >= 0.4
@@ -58,7 +58,7 @@ class TestPeers:
 
     def test_a_program_of_ones_own_is_ready_once_the_peers_that_it_waited_for_are_there(self, trainers: Any, ports: Any) -> None:
         late = ports.address()
-        run = trainers.supervise(*GRACEFUL, built_in=False, awaited={"worker-1": late}, patience={"first_waiting": 0.2})
+        run = trainers.supervise(*GRACEFUL, built_in=False, awaited={"worker-1": late}, timeouts={"first_waiting": 0.2})
         run.event("waiting")
         assert not run.events("ready")
         ports.listen(late)
@@ -68,7 +68,7 @@ class TestPeers:
 
     def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, alive: Any, golden: Golden) -> None:
         address = ports.address()
-        run = trainers.supervise(*DEAF, awaited={"ps-1": address}, patience={"start": 0.5, "ending": 0.2})
+        run = trainers.supervise(*DEAF, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
         child = int(run.line("ready"))
         assert run.code() == 75
         failed = run.event("failed")
@@ -85,7 +85,7 @@ class TestPeers:
     def test_hundreds_of_missing_peers_fit_in_a_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         awaited = {f"worker-{index}": address for index in range(400)}
-        run = trainers.supervise(*GRACEFUL, awaited=awaited, patience={"first_waiting": 0.5})
+        run = trainers.supervise(*GRACEFUL, awaited=awaited, timeouts={"first_waiting": 0.5})
         waiting = run.event("waiting")
         assert len(waiting["missing"]) + waiting["more"] == 400
         assert all(peer["reason"] == "connection refused" for peer in waiting["missing"])
@@ -98,7 +98,7 @@ class TestPeers:
     def test_a_server_ends_when_its_chief_is_gone(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
         ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", patience={"orphan": 1})
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", timeouts={"orphan": 1})
         run.line("ready")
         ports.close(address)
         assert run.code() == 75
@@ -135,14 +135,14 @@ class TestPeers:
     def test_a_server_that_stops_alone_serves_on_for_a_while_only(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", patience={"serve_on": 0.3})
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", timeouts={"serve_on": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
     def test_a_chief_that_comes_back_in_time_is_no_loss(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="worker", patience={"orphan": 8, "serve_on": 0.1})
+        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="worker", timeouts={"orphan": 8, "serve_on": 0.1})
         run.event("notice")
         ports.listen(address)
         assert run.event("notice", 2)["message"] == "the chief answers again"
@@ -153,8 +153,8 @@ class TestPeers:
         ports.listen(first)
         ports.listen(second)
         workers = {"worker-0": first, "worker-1": second}
-        patience = {"orphan": 2, "first_waiting": 0}
-        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), patience=patience)
+        timeouts = {"orphan": 2, "first_waiting": 0}
+        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
@@ -171,8 +171,8 @@ class TestPeers:
         first, second = ports.address(), ports.address()
         ports.listen(first)
         workers = {"worker-0": first, "worker-1": second}
-        patience = {"orphan": 8, "first_waiting": 0}
-        run = trainers.supervise(*GRACEFUL, awaited={"worker-0": first}, watched_workers=list(workers.values()), patience=patience)
+        timeouts = {"orphan": 8, "first_waiting": 0}
+        run = trainers.supervise(*GRACEFUL, awaited={"worker-0": first}, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
@@ -184,8 +184,8 @@ class TestPeers:
     def test_workers_that_come_late_are_waited_for_as_at_any_start(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         workers = {"worker-0": address}
-        patience = {"orphan": 0.2, "start": 60, "first_waiting": 0.1, "waiting_every": 0.2}
-        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), patience=patience)
+        timeouts = {"orphan": 0.2, "start": 60, "first_waiting": 0.1, "waiting_every": 0.2}
+        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         waits_for_longer_than(run, 0.8)
         ports.listen(address)
@@ -210,8 +210,8 @@ class TestPeers:
         ports.listen(address)
         workers = {"worker-0": address}
         program = 'trap "exit 143" TERM; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'
-        patience = {"orphan": 2, "first_waiting": 0, "waiting_every": 0.2}
-        run = trainers.supervise(*shell(program), awaited=workers, watched_workers=list(workers.values()), patience=patience)
+        timeouts = {"orphan": 2, "first_waiting": 0, "waiting_every": 0.2}
+        run = trainers.supervise(*shell(program), awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.event("notice")
         ports.close(address)
         run.line("ready")

@@ -20,7 +20,7 @@ from trainer.engine.export import BestModel, clear_last, write_last
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
 from trainer.engine.run_state import Record, RunState
-from trainer.engine.saving import Patience, Saver
+from trainer.engine.saving import Saver, Timeouts
 from trainer.engine.session import Progress, SaveError, Session, StopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
@@ -147,8 +147,8 @@ class _Chief:
             **({"epochs": job.train.epochs} if job.train.epochs else {}),
             spec_digest=job.spec_digest,
         )
-        self._patience = Patience(job.save_timeout, job.grace_period)
-        self.saver = Saver(self._checkpoints, report, self._patience, self._note_checkpoint)
+        self._timeouts = Timeouts(job.save_timeout, job.grace_period)
+        self.saver = Saver(self._checkpoints, report, self._timeouts, self._note_checkpoint)
         self.early_stop = EarlyStop(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
@@ -286,13 +286,13 @@ class _Chief:
 
     def _export_until(self, hurried: Callable[[], bool], asked: float | None) -> Callable[[], float]:
         """Return what tells until when exports are waited for: as a save is, also when the task is `hurried` meanwhile, or was `asked` to stop."""
-        end = time.monotonic() + self._patience.timeout if asked is None else asked + self._patience.stop
+        end = time.monotonic() + self._timeouts.timeout if asked is None else asked + self._timeouts.stop
 
         def until() -> float:
             nonlocal asked, end
             if asked is None and hurried():
                 asked = time.monotonic()
-                end = min(end, asked + self._patience.stop)
+                end = min(end, asked + self._timeouts.stop)
             return end
 
         return until

@@ -26,7 +26,7 @@ _MARGIN = 5.0  # seconds of the grace period, at most half of it, that are left 
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Times in seconds: `timeout` for which training goes on unsaved, `grace` for a stop, `silent` after which a volume is taken to hang."""
 
     timeout: float = 1800.0
@@ -49,8 +49,8 @@ def let_end() -> None:
 class Saver:
     """Writes the checkpoints of one run. `saved` is called, in another thread, with the step and path of each."""
 
-    def __init__(self, checkpoints: Checkpoints, report: Reporter, patience: Patience, saved: Callable[[int, str], None]) -> None:
-        self._checkpoints, self._report, self._patience, self._saved = checkpoints, report, patience, saved
+    def __init__(self, checkpoints: Checkpoints, report: Reporter, timeouts: Timeouts, saved: Callable[[int, str], None]) -> None:
+        self._checkpoints, self._report, self._timeouts, self._saved = checkpoints, report, timeouts, saved
         self._changed = threading.Condition()
         self._captured: Captured | None = None  # what is to be written, or being written
         self._began: float | None = None  # when that was begun
@@ -70,7 +70,7 @@ class Saver:
     def wait(self) -> None:
         """Wait until what was handed over is written, also where training has failed meanwhile; not for a volume that does not take it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._captured is None or self._failing_since is not None, self._patience.silent)
+            self._changed.wait_for(lambda: self._captured is None or self._failing_since is not None, self._timeouts.silent)
 
     # For the training thread
 
@@ -109,8 +109,8 @@ class Saver:
             return
         # It is tried again between steps alone: an evaluation may have taken longer than the volume was full.
         tried = self._failed_at if self._began is None else time.monotonic()
-        if tried - since >= self._patience.timeout:
-            raise SaveError(f"{self._lost()} for {self._patience.timeout:g} s")
+        if tried - since >= self._timeouts.timeout:
+            raise SaveError(f"{self._lost()} for {self._timeouts.timeout:g} s")
 
     def _lost(self) -> str:
         last = "there is no checkpoint" if self.last is None else f"the last checkpoint is of step {self.last}"
@@ -123,7 +123,7 @@ class Saver:
             SaveError: nothing could be saved for the timeout.
             StopError: nor for the grace period of a task that is to stop.
         """
-        grace = self._patience.stop
+        grace = self._timeouts.stop
         until = math.inf
         while self._captured is not None:
             if until == math.inf and (stopping or stopped()):
@@ -174,7 +174,7 @@ class Saver:
 
     def _failed(self, captured: Captured, error: Exception, began: float) -> None:
         self._failed_at = time.monotonic()
-        self._delay = min(2 * self._delay or self._patience.first_delay, _LAST_DELAY if self._keeps else _DELAY[1])
+        self._delay = min(2 * self._delay or self._timeouts.first_delay, _LAST_DELAY if self._keeps else _DELAY[1])
         self._retry_at = self._failed_at + self._delay
         free = None
         with suppress(OSError):
@@ -195,7 +195,7 @@ class Saver:
             path=str(self._checkpoints.directory),
             cause=cause,
             seconds=now - self._failing_since,
-            timeout=self._patience.timeout,
+            timeout=self._timeouts.timeout,
             size=captured.size,
             free=free,
             saved=self.last,
@@ -206,13 +206,13 @@ class Saver:
     def _watch(self) -> None:
         """Report a write that does not move on; the volume is not asked anything, as it would not answer."""
         while True:
-            time.sleep(min(1.0, self._patience.silent / 4))
+            time.sleep(min(1.0, self._timeouts.silent / 4))
             captured, began, now = self._captured, self._began, time.monotonic()
             if captured is None or began is None:
                 continue
             written, since = self._moved
             if written != self._checkpoints.written:
                 self._moved = (self._checkpoints.written, now)
-            elif now - since >= self._patience.silent:
+            elif now - since >= self._timeouts.silent:
                 clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - now + since))
                 self._tell(captured, f"it has not answered since {clock} UTC", since, None)

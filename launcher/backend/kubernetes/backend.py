@@ -55,7 +55,7 @@ from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
 
 # Seconds for which a cluster that has answered may be away, for example while its API server is replaced. The run goes on meanwhile.
-PATIENCE = 600.0
+AWAY_TIMEOUT = 600.0
 _TOLD_FOR = 60.0  # seconds for which a launcher tries to tell people: it does not end before
 
 
@@ -153,7 +153,7 @@ class KubernetesBackend:
                 if known.last.state in ENDED:
                     return known.last
                 away = time.monotonic() - known.answered
-                if away > PATIENCE:
+                if away > AWAY_TIMEOUT:
                     raise out_of_sight(name, error) from error
                 reason = f"the cluster {error.lacking} for {away:.0f} s; the run goes on"
                 return dataclasses.replace(known.last, reason=reason, reason_task="")
@@ -271,8 +271,8 @@ class KubernetesBackend:
             logs = PodLogs(known.cluster, self._kept(known.cluster, name))
             known.tender = reconcile.Reconciler(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.news)
         said.extend(known.tender.tend(seen, status))
-        patience = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = known.tender.late(seen, status, patience) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
+        start_timeout = parse_duration(self._limit(known, "start_timeout", "10m"))
+        late = known.tender.late(seen, status, start_timeout) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
         if late and known.watcher.is_as_seen():
             said.append(late)
             failed = dataclasses.replace(
@@ -317,7 +317,7 @@ class KubernetesBackend:
             chosen,
             functools.partial(self._pods, name),
             functools.partial(self._is_over, name),
-            PATIENCE,
+            AWAY_TIMEOUT,
             known.watcher.logs,
         )
 

@@ -59,10 +59,10 @@ def follow(
     chosen: LogSelection,
     there: Callable[[], list[Object]],
     ended: Callable[[], bool],
-    patience: float,
+    away_timeout: float,
     onward: PodLogs | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `patience` seconds.
+    """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `away_timeout` seconds.
 
     `there` gives the pods of its tasks as they are now. The reader `onward` goes on after the lines that were read.
     """
@@ -76,7 +76,7 @@ def follow(
             over = ended()
             pods = there()
         except UnreachableError as error:
-            if time.monotonic() - answered > patience:
+            if time.monotonic() - answered > away_timeout:
                 raise out_of_sight(run, error) from error
             time.sleep(_POLL)
             continue

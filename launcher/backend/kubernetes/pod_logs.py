@@ -184,9 +184,9 @@ class PodLogs:
             thread.start()
         try:
             yield
-            patience = time.monotonic() + _ANSWER
+            deadline = time.monotonic() + _ANSWER
             for thread in threads:
-                thread.join(max(0.0, patience - time.monotonic()))
+                thread.join(max(0.0, deadline - time.monotonic()))
         finally:
             over.set()
 

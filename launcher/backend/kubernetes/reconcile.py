@@ -17,8 +17,8 @@ _FIRST_WITHIN = 120.0  # seconds after a Job's start in which its first pods are
 RELEASE = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; released by the launcher"}}
 
 
-def lost(seen: ClusterSnapshot, now: float, patience: float) -> list[Object]:
-    """Return the pods that Kubernetes deleted `patience` seconds ago or more, because of their node, and that are there still. Pure.
+def lost(seen: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
+    """Return the pods that Kubernetes deleted `lost_after` seconds ago or more, because of their node, and that are there still. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
     All pods of an unresponsive node expire together. Pods that mount the run's volume come first, non-task pods before tasks; otherwise the
@@ -28,7 +28,7 @@ def lost(seen: ClusterSnapshot, now: float, patience: float) -> list[Object]:
         node_of(pod) for pod in seen.pods if pod_status.condition(pod, "Ready")
     }  # else the cluster takes it back, of every pod there
     pods = [pod for pod in seen.pods if node_of(pod) not in answering]
-    gone = [(pod, now - since >= patience) for pod in pods if (since := deleted_since(pod)) is not None]
+    gone = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
     silent = {node_of(pod) for pod, due in gone if due and diagnosis.is_silent(pod)}
     found = [pod for pod, due in gone if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
     return sorted(found, key=_turn)
@@ -113,8 +113,8 @@ def _is_first(pod: Object, started: float) -> bool:
 class Reconciler:
     """Does it for one run, and says what it does once."""
 
-    def __init__(self, cluster: Cluster, run: str, patience: float, keep_logs: Callable[[list[Object]], object] = list) -> None:
-        self._cluster, self._run, self._patience, self._keep_logs = cluster, run, patience, keep_logs
+    def __init__(self, cluster: Cluster, run: str, lost_after: float, keep_logs: Callable[[list[Object]], object] = list) -> None:
+        self._cluster, self._run, self._lost_after, self._keep_logs = cluster, run, lost_after, keep_logs
         self._done: set[str] = set()
         self._said: set[str] = set()
         self._pending_since: float | None = None  # of time.monotonic, without a break
@@ -136,7 +136,7 @@ class Reconciler:
     def tend(self, seen: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
         """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
         yield from self._trouble(status)
-        for pod in lost(seen, self._cluster.now(), self._patience):
+        for pod in lost(seen, self._cluster.now(), self._lost_after):
             if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
                 said = self._release(pod)
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again

@@ -197,8 +197,8 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
     return lost_ones
 
 
-def _lost(cluster: Cluster, pods: list[Object], patience: float) -> list[pod_status.Object]:
-    return lost(ClusterSnapshot("", (), pods), cluster.now(), patience)
+def _lost(cluster: Cluster, pods: list[Object], lost_after: float) -> list[pod_status.Object]:
+    return lost(ClusterSnapshot("", (), pods), cluster.now(), lost_after)
 
 
 def delete_claim(cluster: Cluster, run: str) -> None:

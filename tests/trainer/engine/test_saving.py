@@ -91,8 +91,8 @@ def summaries(log: Path) -> list[Any]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries come soon."""
-    usual = saving.Patience
-    monkeypatch.setattr(loop, "Patience", lambda timeout, grace: usual(timeout, grace, first_delay=0.05))
+    usual = saving.Timeouts
+    monkeypatch.setattr(loop, "Timeouts", lambda timeout, grace: usual(timeout, grace, first_delay=0.05))
 
 
 @pytest.mark.usefixtures("hurried")
@@ -133,8 +133,8 @@ def test_a_read_only_volume_keeps_the_last_checkpoint_and_the_last_state_is_save
 def test_a_volume_that_does_not_answer_holds_up_no_step(
     frozen: Volume, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual, output = saving.Patience, Output()
-    monkeypatch.setattr(loop, "Patience", lambda timeout, grace: usual(timeout, grace, silent=2.0))
+    usual, output = saving.Timeouts, Output()
+    monkeypatch.setattr(loop, "Timeouts", lambda timeout, grace: usual(timeout, grace, silent=2.0))
 
     def told() -> list[dict[str, Any]]:
         return [event for event in output.events("save_failed") if event["step"] == 20]
@@ -175,7 +175,7 @@ def test_a_task_that_a_lost_ps_ends_lets_its_save_end_and_one_that_hangs_is_neve
 
     state = model_ops.build(Small({}), small_job(1))
     checkpoints = Slow(tmp_path, state.model, state.optimizer, 3)
-    saver = saving.Saver(checkpoints, Reporter("chief"), saving.Patience(silent=60.0 if ends else 0.5), lambda *_: None)
+    saver = saving.Saver(checkpoints, Reporter("chief"), saving.Timeouts(silent=60.0 if ends else 0.5), lambda *_: None)
     monkeypatch.setattr(saving, "_savers", [saver])
     monkeypatch.setattr(os, "_exit", lambda code: left.append([str(code), *list_checkpoints(tmp_path)]))
     assert saver.save(7)

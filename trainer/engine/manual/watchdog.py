@@ -27,7 +27,7 @@ Leave = Callable[[ExitCode, str], None]
 
 @dataclass
 class Watch:
-    """A thread that watches from `start` to `stop`. A server is gone when it gave no connection for `patience` seconds.
+    """A thread that watches from `start` to `stop`. A server is gone when it gave no connection for `timeout` seconds.
 
     Before a server was there once, it is awaited, as long as it takes: somebody else sees to that.
     """
@@ -36,7 +36,7 @@ class Watch:
     stopped: Callable[[], bool]
     alive: Callable[[], None]  # called every few seconds, once all are there
     leave: Leave
-    patience: float = 20.0
+    timeout: float = 20.0
     ask_every: float = 2.0  # seconds between rounds of asking every server for a connection
     say_every: float = 5.0  # seconds after which run.json says again that the run is alive
     _seen: set[str] = field(default_factory=set)
@@ -102,8 +102,8 @@ class Watch:
             if reason is None:
                 silent.pop(name, None)
                 self._seen.add(name)
-            elif name in self._seen and now - silent.setdefault(name, now) >= self.patience:
-                return f"{name} ({address}) is gone: {reason} for {self.patience:g} s"
+            elif name in self._seen and now - silent.setdefault(name, now) >= self.timeout:
+                return f"{name} ({address}) is gone: {reason} for {self.timeout:g} s"
         return None
 
     def _hold(self, name: str, connection: socket.socket | None) -> None:

@@ -29,7 +29,7 @@ from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
 
 _LOOK_EVERY = 0.25  # seconds between looks at a stop, and at servers that may be gone, while rounds are under way
-_PATIENCE = 2.0  # seconds that rounds may go on after a stop; so long, too, until an interruption is repeated
+_STOP_TIMEOUT = 2.0  # seconds that rounds may go on after a stop; so long, too, until an interruption is repeated
 _GONE = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
 
 
@@ -122,7 +122,7 @@ class SynchronousSession(ServerSession):
         for one in under_way:
             one.add_done_callback(lambda _: self._workers.wake())
         answering: dict[int, Future[int]] = {}
-        patience, moving = math.inf, time.monotonic()
+        deadline, moving = math.inf, time.monotonic()
         while not all(one.done() for one in under_way):
             if not any(one.done() for one in under_way):
                 moving = time.monotonic()
@@ -138,7 +138,7 @@ class SynchronousSession(ServerSession):
             if any(one.done() and one.exception() for one in under_way):
                 break
             self._workers.look_for_errors()
-            patience = self._interrupted(under_way, patience)
+            deadline = self._interrupted(under_way, deadline)
         return self._done(under_way, answering)
 
     def _done(self, under_way: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
@@ -161,19 +161,19 @@ class SynchronousSession(ServerSession):
         done = [place for place, one in enumerate(under_way) if one.done()]
         return {place for place in done if self._needed < self._workers.count or counts[place] == 0}
 
-    def _interrupted(self, under_way: list[Future[tuple[int, int]]], patience: float) -> float:
-        """Interrupt rounds that lack workers, or that a stop has waited for until `patience`; return until when to wait now."""
+    def _interrupted(self, under_way: list[Future[tuple[int, int]]], deadline: float) -> float:
+        """Interrupt rounds that lack workers, or that a stop has waited for until `deadline`; return the deadline now."""
         if self._stopped():
-            patience = min(patience, time.monotonic() + _PATIENCE)
-        if self._workers.alive >= self._needed and time.monotonic() < patience:
-            return patience
+            deadline = min(deadline, time.monotonic() + _STOP_TIMEOUT)
+        if self._workers.alive >= self._needed and time.monotonic() < deadline:
+            return deadline
         if self._stopped():
             disable_blocking_enqueue()
         with watching():
             for server, one in zip(self._servers, under_way, strict=True):
                 if not one.done():
                     server.interrupt()
-        return time.monotonic() + _PATIENCE  # until it is repeated, should it not be heard
+        return time.monotonic() + _STOP_TIMEOUT  # until it is repeated, should it not be heard
 
     def _quiet(self) -> None:
         """Let every worker end its call, and greet the servers again with its next one."""

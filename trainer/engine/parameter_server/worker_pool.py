@@ -28,7 +28,7 @@ _SILENCE = 1.0  # seconds without a result before the chief looks whether a serv
 _ANSWER = 1.0  # seconds for a server to take a connection
 _ENDING = 1.0  # seconds after its connections in which a worker that was killed still listens
 _ASK_EVERY = 0.5  # seconds between questions whether a worker is back
-_PATIENCE = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
+_END_TIMEOUT = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
 # TensorFlow's messages for a call on a worker that came back and is not connected again yet, or lacks what the one before had.
 _NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant tensor remote_handle")
@@ -298,7 +298,7 @@ class Workers:
         while self.in_flight and (result := self.take()):
             results.append(result)
         self.drop_waiting()
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _END_TIMEOUT
         while self.in_flight and time.monotonic() < until:
             result = self._take_or_look()
             results += [result] if result else []
@@ -332,7 +332,7 @@ class Workers:
         self.drop_waiting()
         with watching():
             # The public `join` has no deadline, and what nobody is there to take stays in the queue.
-            self._coordinator._cluster.closure_queue.wait(timeout=_PATIENCE)  # noqa: SLF001
+            self._coordinator._cluster.closure_queue.wait(timeout=_END_TIMEOUT)  # noqa: SLF001
 
     def summarise(self, results: list[Result]) -> tuple[float | None, dict[str, float], list[WorkerProgress]]:
         """Return loss and metrics, means over the steps of `results`, and each worker's progress.

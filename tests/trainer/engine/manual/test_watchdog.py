@@ -31,7 +31,7 @@ class Left:
 @contextmanager
 def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
-    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, patience=0.5, ask_every=0.1, say_every=SAY_EVERY)
+    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, timeout=0.5, ask_every=0.1, say_every=SAY_EVERY)
     watch.start()
     if there:
         watch.all_there()
@@ -77,7 +77,7 @@ def test_servers_that_answer_are_left_alone(ports: Ports) -> None:
     ports.listen(here)
     with watched({"worker-0": here}, left) as alive:
         deadline = time.monotonic() + 30
-        while len(alive) < 3 and not left.said:  # twice as long as the patience with a silent one
+        while len(alive) < 3 and not left.said:  # twice as long as the timeout of a silent one
             assert time.monotonic() < deadline, f"run.json said {len(alive)} times that the run is alive"
             time.sleep(0.02)
     assert left.said == []
