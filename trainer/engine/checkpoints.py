@@ -60,7 +60,7 @@ class NoRoomError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Captured:
+class InMemoryCheckpoint:
     """A checkpoint in memory, in TensorFlow's file system of that kind, until it is discarded. `files` are the names and sizes of its files."""
 
     step: int
@@ -248,7 +248,7 @@ class Checkpoints:
         also = "" if fitting > 1 else "; a new one is written before the one before is removed, so that no second one can be saved"
         return f"{there}: there is room for {fitting} of the {self._keep} that train.checkpoint.keep asks for{also}"
 
-    def capture(self, step: int, callbacks: bytes = b"") -> Captured:
+    def capture(self, step: int, callbacks: bytes = b"") -> InMemoryCheckpoint:
         """Return the checkpoint of global step `step`, made of the state as it is now."""
         self._step.assign(step)
         self._callbacks.assign(callbacks)
@@ -258,10 +258,10 @@ class Checkpoints:
             self._rows.mark()
         self._saved.write(f"{place}/{name}")
         names = sorted(n for n in tf.io.gfile.listdir(place) if n.startswith(f"{name}."))  # the data before the index
-        captured = Captured(step, place, [(n, tf.io.gfile.stat(f"{place}/{n}").length) for n in names])
-        return self._rows.streamed(captured, self._saved) if self._rows else captured
+        checkpoint = InMemoryCheckpoint(step, place, [(n, tf.io.gfile.stat(f"{place}/{n}").length) for n in names])
+        return self._rows.streamed(checkpoint, self._saved) if self._rows else checkpoint
 
-    def write(self, captured: Captured) -> str:
+    def write(self, checkpoint: InMemoryCheckpoint) -> str:
         """Write a checkpoint to the disk, delete those beyond `keep`, and return its path.
 
         Where there is no room beside `keep` others, the oldest goes before instead of afterwards, never the last one.
@@ -269,10 +269,10 @@ class Checkpoints:
         Raises:
             OSError: the disk does not take it. The checkpoints before are there, and nothing of this one.
         """
-        path = str(self._directory / f"ckpt-{captured.step}")
+        path = str(self._directory / f"ckpt-{checkpoint.step}")
         others = [one for one in self._paths if one != path and _files_of(one)]  # somebody may have made room
         try:
-            self._write(captured)
+            self._write(checkpoint)
         except OSError as error:
             if error.errno not in _NO_ROOM or len(others) < max(2, self._keep):
                 raise
@@ -280,7 +280,7 @@ class Checkpoints:
             gone, others = others[:-spared], others[-spared:]
             self._paths = others
             _delete(gone)
-            self._write(captured)
+            self._write(checkpoint)
         kept = [*others, path][-self._keep :]
         try:
             _write_names(self._directory, kept)
@@ -292,12 +292,12 @@ class Checkpoints:
         _delete(gone)
         return path
 
-    def _write(self, captured: Captured) -> None:
+    def _write(self, checkpoint: InMemoryCheckpoint) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        parts = [(self._directory / f"{name}{_PART}", self._directory / name) for name, _ in captured.files]
+        parts = [(self._directory / f"{name}{_PART}", self._directory / name) for name, _ in checkpoint.files]
         try:
             for part, whole in parts:
-                for size in captured.write(whole.name, part):
+                for size in checkpoint.write(whole.name, part):
                     self.written += size
             for part, whole in parts:  # the index last: with it the checkpoint is complete
                 part.replace(whole)
@@ -309,11 +309,11 @@ class Checkpoints:
 
     def save(self, step: int, callbacks: bytes = b"") -> str:
         """Do both: `capture` and `write`."""
-        captured = self.capture(step, callbacks)
+        checkpoint = self.capture(step, callbacks)
         try:
-            return self.write(captured)
+            return self.write(checkpoint)
         finally:
-            captured.discard()
+            checkpoint.discard()
 
 
 def read_file(path: str) -> Iterator[bytes]:

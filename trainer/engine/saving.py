@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from trainer.engine.checkpoints import Captured, Checkpoints, step_of
+from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, step_of
 from trainer.engine.session import PeerLostError, SaveError, StopError
 from trainer.events import Reporter
 
@@ -52,7 +52,7 @@ class Saver:
     def __init__(self, checkpoints: Checkpoints, report: Reporter, timeouts: Timeouts, saved: Callable[[int, str], None]) -> None:
         self._checkpoints, self._report, self._timeouts, self._saved = checkpoints, report, timeouts, saved
         self._changed = threading.Condition()
-        self._captured: Captured | None = None  # what is to be written, or being written
+        self._unwritten: InMemoryCheckpoint | None = None  # what is to be written, or being written
         self._began: float | None = None  # when that was begun
         self._moved = (0, 0.0)  # bytes written by then, and when that was seen first
         self._keeps = False  # the last state of all: it is written again until it is there
@@ -70,28 +70,28 @@ class Saver:
     def wait(self) -> None:
         """Wait until what was handed over is written, also where training has failed meanwhile; not for a volume that does not take it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._captured is None or self._failing_since is not None, self._timeouts.silent)
+            self._changed.wait_for(lambda: self._unwritten is None or self._failing_since is not None, self._timeouts.silent)
 
     # For the training thread
 
     @property
     def is_due(self) -> bool:
         """Whether to save again what could not be saved when it was due."""
-        return self._captured is None and time.monotonic() >= self._retry_at
+        return self._unwritten is None and time.monotonic() >= self._retry_at
 
     def save(self, step: int, callbacks: bytes = b"", *, last: bool = False) -> bool:
         """Copy the state to memory, to be written; return whether: not while an earlier save does not end, after which it `is_due`."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._captured is None or (self._failing_since is not None and not last), None if last else _SLOW
+                lambda: self._unwritten is None or (self._failing_since is not None and not last), None if last else _SLOW
             )
-            if self._captured is not None:
+            if self._unwritten is not None:
                 self._retry_at = 0.0
                 return False
         self._retry_at = math.inf
-        captured = self._checkpoints.capture(step, callbacks)
+        checkpoint = self._checkpoints.capture(step, callbacks)
         with self._changed:
-            self._captured, self._keeps = captured, last
+            self._unwritten, self._keeps = checkpoint, last
             self._changed.notify_all()
         return True
 
@@ -125,14 +125,14 @@ class Saver:
         """
         grace = self._timeouts.stop
         until = math.inf
-        while self._captured is not None:
+        while self._unwritten is not None:
             if until == math.inf and (stopping or stopped()):
                 until = (since if stopping and since is not None else time.monotonic()) + grace
             if time.monotonic() >= until:
                 raise StopError(f"asked to stop, and {self._lost()} for {grace:g} s; later steps are lost")
             self.check()
             with self._changed:
-                self._changed.wait_for(lambda: self._captured is None, _LOOK_EVERY)
+                self._changed.wait_for(lambda: self._unwritten is None, _LOOK_EVERY)
         self.check()
 
     # In the thread that writes
@@ -140,48 +140,48 @@ class Saver:
     def _write_on(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._captured is not None)
-            captured = self._captured
-            assert captured is not None  # noqa: S101 - this thread alone takes it away
+                self._changed.wait_for(lambda: self._unwritten is not None)
+            checkpoint = self._unwritten
+            assert checkpoint is not None  # noqa: S101 - this thread alone takes it away
             self._moved, self._began = (self._checkpoints.written, time.monotonic()), time.monotonic()
             began = self._began
             try:
-                path = self._checkpoints.write(captured)
+                path = self._checkpoints.write(checkpoint)
             except PeerLostError as error:  # it held rows of what is saved, and no volume is to blame
                 self._lost_peer, self._keeps = error, False
             except Exception as error:  # noqa: BLE001 - whatever a volume's file system comes up with: training is to go on
-                self._failed(captured, error, began)
+                self._failed(checkpoint, error, began)
             else:
-                self._succeeded(captured, path, began)
+                self._succeeded(checkpoint, path, began)
             self._began = None
             if self._keeps and self._failing_since is not None:
                 time.sleep(max(0.0, self._retry_at - time.monotonic()))
                 continue
             with suppress(Exception):
-                captured.discard()
+                checkpoint.discard()
             with self._changed:
-                self._captured = None
+                self._unwritten = None
                 self._changed.notify_all()
 
-    def _succeeded(self, captured: Captured, path: str, began: float) -> None:
+    def _succeeded(self, checkpoint: InMemoryCheckpoint, path: str, began: float) -> None:
         since, self._failing_since, self._delay, self._told, self._cause = self._failing_since, None, 0.0, -math.inf, ""
-        self.last = captured.step
+        self.last = checkpoint.step
         now = time.monotonic()
         if since is not None:
             self._report("notice", message=f"checkpoints can be saved again, after {now - since:.0f} s")
-        self._saved(captured.step, path)
-        self._report("checkpoint", step=captured.step, path=path, seconds=now - began)
+        self._saved(checkpoint.step, path)
+        self._report("checkpoint", step=checkpoint.step, path=path, seconds=now - began)
 
-    def _failed(self, captured: Captured, error: Exception, began: float) -> None:
+    def _failed(self, checkpoint: InMemoryCheckpoint, error: Exception, began: float) -> None:
         self._failed_at = time.monotonic()
         self._delay = min(2 * self._delay or self._timeouts.first_delay, _LAST_DELAY if self._keeps else _DELAY[1])
         self._retry_at = self._failed_at + self._delay
         free = None
         with suppress(OSError):
             free = shutil.disk_usage(self._checkpoints.directory).free
-        self._tell(captured, getattr(error, "strerror", None) or str(error) or repr(error), began, free)
+        self._tell(checkpoint, getattr(error, "strerror", None) or str(error) or repr(error), began, free)
 
-    def _tell(self, captured: Captured, cause: str, began: float, free: int | None) -> None:
+    def _tell(self, checkpoint: InMemoryCheckpoint, cause: str, began: float, free: int | None) -> None:
         """Report a failure, where it is a new one or was not reported for long."""
         now = time.monotonic()
         if self._failing_since is None:
@@ -191,12 +191,12 @@ class Saver:
         self._cause, self._told = cause, now
         self._report(
             "save_failed",
-            step=captured.step,
+            step=checkpoint.step,
             path=str(self._checkpoints.directory),
             cause=cause,
             seconds=now - self._failing_since,
             timeout=self._timeouts.timeout,
-            size=captured.size,
+            size=checkpoint.size,
             free=free,
             saved=self.last,
         )
@@ -207,12 +207,12 @@ class Saver:
         """Report a write that does not move on; the volume is not asked anything, as it would not answer."""
         while True:
             time.sleep(min(1.0, self._timeouts.silent / 4))
-            captured, began, now = self._captured, self._began, time.monotonic()
-            if captured is None or began is None:
+            checkpoint, began, now = self._unwritten, self._began, time.monotonic()
+            if checkpoint is None or began is None:
                 continue
             written, since = self._moved
             if written != self._checkpoints.written:
                 self._moved = (self._checkpoints.written, now)
             elif now - since >= self._timeouts.silent:
                 clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - now + since))
-                self._tell(captured, f"it has not answered since {clock} UTC", since, None)
+                self._tell(checkpoint, f"it has not answered since {clock} UTC", since, None)

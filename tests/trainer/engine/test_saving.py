@@ -19,7 +19,7 @@ from tests.trainer.engine.small import Small, small_job
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.volumes import Volume, volume
 from trainer.engine import evaluations, loop, model_ops, saving
-from trainer.engine.checkpoints import Captured, Checkpoints, NoRoomError, list_checkpoints
+from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, NoRoomError, list_checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.export import BestModel
 from trainer.engine.parameter_server import server_watch
@@ -161,7 +161,7 @@ def test_a_task_that_a_lost_ps_ends_lets_its_save_end_and_one_that_hangs_is_neve
 ) -> None:
     begun, goes_on, left = threading.Event(), threading.Event(), list[list[str]]()
 
-    class Held(Captured):
+    class Held(InMemoryCheckpoint):
         def chunks(self, name: str) -> Iterator[bytes]:
             for chunk in super().chunks(name):
                 yield chunk[: len(chunk) // 2]
@@ -170,7 +170,7 @@ def test_a_task_that_a_lost_ps_ends_lets_its_save_end_and_one_that_hangs_is_neve
                 yield chunk[len(chunk) // 2 :]
 
     class Slow(Checkpoints):
-        def capture(self, *of: Any) -> Captured:
+        def capture(self, *of: Any) -> InMemoryCheckpoint:
             return Held(**vars(super().capture(*of)))
 
     state = model_ops.build(Small({}), small_job(1))

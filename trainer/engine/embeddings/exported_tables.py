@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from trainer.engine.checkpoints import Captured, read_file, write_file
+from trainer.engine.checkpoints import InMemoryCheckpoint, read_file, write_file
 from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.layers import Table, part_of
 from trainer.engine.embeddings.server_rows import Part, inside
@@ -96,7 +96,7 @@ class ExportedModel:
         parts = (part for table in used for part in tables.rows(table, _READ))
         files = [(name, tf.io.gfile.stat(f"{place}/{name}").length) for name in sorted(tf.io.gfile.listdir(place))]
         rows = {(table, ""): key for table, key in used.items()}
-        return Streamed.of(Captured(0, place, files), tables, by_file(parts), rows)
+        return Streamed.of(InMemoryCheckpoint(0, place, files), tables, by_file(parts), rows)
 
     @property
     def bytes(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from trainer.engine.checkpoints import Captured
+from trainer.engine.checkpoints import InMemoryCheckpoint
 from trainer.engine.embeddings.layers import RowsElsewhere, part_of
 from trainer.engine.embeddings.server_rows import Part
 from trainer.engine.embeddings.spread_tables import Tables
@@ -48,11 +48,11 @@ class TableFiles:
         for (index, slot), place in self._places.items():
             place.mark(self._tables.read(Part(self._tables.all[index], slot, 0, 1)))
 
-    def streamed(self, captured: Captured, saved: tf.train.Checkpoint) -> "Streamed":
-        """Return a checkpoint whose other parts are `captured`, of `saved`, with the rows."""
+    def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "Streamed":
+        """Return a checkpoint whose other parts are `checkpoint`, of `saved`, with the rows."""
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[place]) for (index, slot), place in self._places.items()}
-        return Streamed.of(captured, self._tables, by_file(self._tables.parts()), keys)
+        return Streamed.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
 
     def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
@@ -118,7 +118,7 @@ def _key(graph: Any, path: Sequence[Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Streamed(Captured):
+class Streamed(InMemoryCheckpoint):
     """A checkpoint of which all but the rows is in memory; these come from the servers while it is written, file by file."""
 
     skeleton: str = ""
@@ -127,13 +127,13 @@ class Streamed(Captured):
     keys: dict[Any, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, captured: Captured, tables: Tables, contents: Sequence[Sequence[Part]], keys: dict[Any, str]) -> "Streamed":
-        """Return `captured` with rows: `contents` are the parts of each file, `keys` the names of tensors by table and slot."""
-        (data, size), (index, index_size) = captured.files
+    def of(cls, checkpoint: InMemoryCheckpoint, tables: Tables, contents: Sequence[Sequence[Part]], keys: dict[Any, str]) -> "Streamed":
+        """Return `checkpoint` with rows: `contents` are the parts of each file, `keys` the names of tensors by table and slot."""
+        (data, size), (index, index_size) = checkpoint.files
         name, count = index.removesuffix(".index"), len(contents) + 1
         rows = [sum(p.count * p.table.dimension * p.table.dtype.size for p in parts) for parts in contents]
         files = [(f"{name}.data-{place:05d}-of-{count:05d}", bytes_) for place, bytes_ in enumerate([size, *rows])]
-        return cls(captured.step, captured.place, [*files, (index, index_size)], data, tables, contents, keys)
+        return cls(checkpoint.step, checkpoint.place, [*files, (index, index_size)], data, tables, contents, keys)
 
     def write(self, name: str, path: Path) -> Iterator[int]:
         """Write a file to `path`; the index when the others are written."""

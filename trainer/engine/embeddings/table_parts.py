@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from trainer.engine.checkpoints import Captured
+    from trainer.engine.checkpoints import InMemoryCheckpoint
 
 
 class RowFiles(Protocol):
@@ -16,8 +16,8 @@ class RowFiles(Protocol):
     def mark(self) -> None:
         """Prepare for a checkpoint of what is not rows."""
 
-    def streamed(self, captured: "Captured", saved: tf.train.Checkpoint) -> "Captured":
-        """Return `captured`, of `saved`, with rows, which are read while it is written."""
+    def streamed(self, checkpoint: "InMemoryCheckpoint", saved: tf.train.Checkpoint) -> "InMemoryCheckpoint":
+        """Return `checkpoint`, of `saved`, with rows, which are read while it is written."""
 
     def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return what rows a checkpoint of `saved` has that are not those wanted here; nothing where it fits."""
